@@ -112,7 +112,7 @@ def test_with_cluster_tls_a_reader_needs_a_certificate_that_says_so(tmp_path: Pa
             return Tls(certificates.cert(name), certificates.key(name), certificates.cert("ca"))
 
         assert served(split, tls=tls("reader"))[:2] == in_files(log, split)
-        with pytest.raises(ReadFailed, match=r"403 the certificate of .* is no reader's"):
+        with pytest.raises(ReadFailed, match=r"403 the certificate of .* is not a reader's"):
             served(split, tls=tls("other"))
         with pytest.raises(ReadFailed):
             served(split)

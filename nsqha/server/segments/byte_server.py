@@ -1,20 +1,21 @@
 """Bytes of the log over HTTP/1.1, in threads of their own: docs/segments.md has the protocol.
 
-    listener --watcher thread--> connection, a thread each (CONNECTIONS_MAX)
+    listener --watcher thread--> connections, each with a thread (`ReaderLimits.connections`)
         TLS handshake -> request head -> [turn: parse, look-up on the loop, plan] -> entries, frames -> next request
 
-The loop is asked once per request, for values that nobody changes any more (`ranges.found`); files are opened and read
-in the connection's thread, and a refusal there is the reader's business.
+The loop is asked once per request, for values that do not change any more (`ranges.found`); files are opened and read
+in the connection's thread, and a refusal there concerns only its reader.
 
-Threads share the interpreter with the loop. The loop waits behind every thread that wants to run Python, so with 64 of
-them it would stand still although each does little. `Turns` lets one request at a time be parsed, looked up and
-planned, in the order in which they came; whoever waits for a turn, a file or the network keeps nobody from running.
+Threads share the interpreter with the loop. The loop waits behind every thread that wants to run Python, so 64 threads
+would stop it although each does little. `Turns` lets one request at a time be parsed, looked up and planned, in the
+order in which they came; a thread that waits for a turn, a file or the network does not keep others from running.
 
-Strangers: there are CONNECTIONS_MAX connections. One more takes the place of the one that has waited longest for a
-request, or gets 503. A request that no reader sends ends its connection; who may not read learns it before anything of
-a request is parsed. The watcher shuts down what is past its time: a head that does not come, a reader that takes
-nothing. Sockets block without a time of their own, so that one rule covers handshakes, heads, TLS and sendfile. A
-request head has HEAD_BYTES_MAX, requests have no body, and nothing is allocated by what a request says.
+Unknown readers: there are at most `ReaderLimits.connections` connections. One more takes the place of the one that has
+waited longest for a request, or gets 503. A malformed request ends its connection; a peer that may not read is refused
+before its request is parsed. The watcher shuts connections down at their deadline: a head that does not arrive, a
+reader that takes nothing. Sockets block without a timeout of their own, so that one rule covers handshakes, heads, TLS
+and sendfile. A request head has at most HEAD_BYTES_MAX, requests have no body, and no number in a request decides how
+much memory is allocated.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ if TYPE_CHECKING:
     from nsqha.server.segments.log_source import LogSource
 
 WATCH_SECONDS = 0.5
-PROGRESS_SECONDS = 5  # a reader that takes nothing for so long is looked at
+PROGRESS_SECONDS = 5  # a blocking send of which the reader takes nothing returns after this time
 LOOK_UP_SECONDS = 5.0
-SAY_SECONDS = 10.0  # between two log lines about strangers
+SAY_SECONDS = 10.0  # between two log lines about refused readers
 STOP_SECONDS = 1.0
-ENDING = frozenset({400, 403, 404, 503})  # a reader that follows its snapshot gets none of them twice
+ENDING = frozenset({400, 403, 404, 503})  # end the connection: a correct reader gets none of them twice
 
 logger = Logger("segments")
 
@@ -69,17 +70,17 @@ Admit = Callable[[PeerIdentity], None]
 
 @dataclass(frozen=True, slots=True)
 class ReaderLimits:
-    """What one node lends to readers, and how long it waits for them."""
+    """How many readers one node serves, and how long it waits for them."""
 
     connections: int = 64
     head_seconds: float = 10.0  # for the TLS handshake, and for a request's head from its first byte on
     idle_seconds: float = 30.0  # between two requests
     stalled_seconds: float = 60.0  # a reader that takes nothing
-    answer_seconds: float = 900.0  # for all of an answer: whoever takes a byte a minute goes, too
+    answer_seconds: float = 900.0  # for a whole answer, also if the reader takes a byte from time to time
 
 
 class ByteServer:
-    """Owner of the listener, the watcher and the connections."""
+    """Owns the listener, the watcher thread and the connections."""
 
     def __init__(
         self,
@@ -91,8 +92,8 @@ class ByteServer:
         certificates: CertificateFiles | None = None,
         limits: ReaderLimits | None = None,
     ) -> None:
-        """`sock` listens already. `look_up` of each request, and `admit` of each certificate, are called on the loop
-        and may raise Refusal."""
+        """`sock` already listens. `look_up` (for each request) and `admit` (for each certificate) are called on the
+        loop and may raise Refusal."""
         self.limits = limits or ReaderLimits()
         self.address = listen.bound_address(sock)
         self._listener = sock
@@ -101,7 +102,7 @@ class ByteServer:
         self.turns = Turns()
         self._loop = loop
         self._certificates = certificates
-        self._context: tuple[int, ssl.SSLContext] | None = None  # of which generation of the files
+        self._context: tuple[int, ssl.SSLContext] | None = None  # with the generation of its files
         self._lock = threading.Lock()
         self._connections: set[ReaderConnection] = set()
         self._parting: list[tuple[float, socket.socket]] = []
@@ -124,7 +125,7 @@ class ByteServer:
 
         def admit(peer: PeerIdentity) -> None:
             if not source.may_read(peer):
-                raise Refusal(403, f"the certificate of {peer} is no reader's ({READER_URI}) or administrator's")
+                raise Refusal(403, f"the certificate of {peer} is not a reader's ({READER_URI}) or an administrator's")
 
         def look_up(ask: Ask, peer: PeerIdentity) -> LocatedRange:
             admit(peer)  # again: a connection may live longer than a node's membership
@@ -136,12 +137,12 @@ class ByteServer:
         return cls(sock, look_up, source.loop, admit=admit, certificates=certificates)
 
     def start(self) -> None:
-        """Serve from now on."""
+        """Start to serve."""
         self._watcher.start()
         logger.info("segments_listening", "segments: listening on %s", self.address, address="segments")
 
     async def close(self) -> None:
-        """Close the listener and all connections; no thread is left that is not waiting for a disk."""
+        """Close the listener and all connections; a thread may outlive it only while it waits for a disk."""
         self._stopping = True
         self._wake.send(b"x")
         await asyncio.to_thread(self._join)
@@ -156,7 +157,7 @@ class ByteServer:
 
     @property
     def figures(self) -> SegmentStats:
-        """From any thread."""
+        """The counters for /stats; may be read from any thread."""
         with self._lock:
             requests = tuple(sorted(self._requests.items()))
             return SegmentStats(bytes=self._bytes, requests=requests, connections=len(self._connections))
@@ -186,10 +187,10 @@ class ByteServer:
             return future.result(LOOK_UP_SECONDS)
         except (FutureTimeout, RuntimeError):
             future.cancel()
-            raise busy("this node is too busy, or stops; take another replica") from None
+            raise busy("this node is too busy or is stopping; take another replica") from None
 
     def context(self) -> ssl.SSLContext | None:
-        """For the next handshake, with the newest certificates; None: no TLS."""
+        """The context for the next handshake, with the newest certificates; None: no TLS."""
         files = self._certificates
         if files is None:
             return None
@@ -199,17 +200,17 @@ class ByteServer:
             return self._context[1]
 
     def served(self, n: int) -> None:
-        """So many bytes have left."""
+        """Count `n` bytes that were sent."""
         with self._lock:
             self._bytes += n
 
     def answered(self, status: int) -> None:
-        """One request has its answer."""
+        """Count one answered request."""
         with self._lock:
             self._requests[str(status)] += 1
 
     def stranger(self, who: str, why: str) -> None:
-        """Say it, unless something like it was said just now."""
+        """Log a refused reader, unless another one was logged within SAY_SECONDS."""
         now = time.monotonic()
         with self._lock:
             silent = now < self._said + SAY_SECONDS
@@ -218,7 +219,7 @@ class ByteServer:
             logger.warning("reader_refused", "%s: %s", who, why)
 
     def ended(self, connection: ReaderConnection) -> None:
-        """Its thread is at its end."""
+        """Forget a connection whose thread ends."""
         with self._lock:
             self._connections.discard(connection)
 
@@ -237,8 +238,8 @@ class ByteServer:
             try:
                 if any(fd == self._listener.fileno() for fd, _ in ready) and not self._stopping:
                     self._accept()
-            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, is to be had: look again later
-                self.stranger("a reader", f"can not be accepted: {listen.reason(error)}")
+            except (OSError, RuntimeError) as error:  # no descriptor or no thread is free: try again later
+                self.stranger("a reader", f"cannot be accepted: {listen.reason(error)}")
                 poll.unregister(self._listener)
                 poll.poll(WATCH_SECONDS * 1000)
                 poll.register(self._listener, select.POLLIN)
@@ -256,7 +257,7 @@ class ByteServer:
         try:
             sock, name = self._listener.accept()
         except BlockingIOError:
-            return  # it has gone again
+            return  # the peer has already closed it
         address = listen.address_text(name)
         there = self._now()
         if listen.is_spare(sock.fileno()):
@@ -279,7 +280,7 @@ class ByteServer:
             raise
 
     def _refuse(self, sock: socket.socket, address: str, why: str) -> None:
-        """503, and a moment to read it: closing at once would take it back."""
+        """Answer 503 and close later: closing at once could discard the answer before the reader has it."""
         self.stranger(address, why)
         self.answered(503)
         sock.setblocking(False)
@@ -312,10 +313,10 @@ class ReaderConnection:
     sock: socket.socket
     address: str
     deadline: float = field(init=False)  # monotonic; the watcher shuts it down after that
-    ends_at: float = field(init=False)  # the same, of the whole answer
+    ends_at: float = field(init=False)  # the deadline of the whole answer
     waiting_since: float | None = field(init=False)  # for a handshake or a request; None: it is being served
     peer: PeerIdentity = field(init=False)
-    refused: Refusal | None = None  # what its certificate gets, whatever it asks for
+    refused: Refusal | None = None  # the answer to any request, if its certificate may not read
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -325,12 +326,12 @@ class ReaderConnection:
         self.waits(self.server.limits.head_seconds)
 
     def waits(self, seconds: float) -> None:
-        """For a handshake or a request, and so long."""
+        """The connection waits for a handshake or a request, at most `seconds`."""
         self.waiting_since = time.monotonic()
         self.deadline = self.waiting_since + seconds
 
     def answers(self) -> None:
-        """A request is there."""
+        """A request has arrived and is answered from now on."""
         self.waiting_since = None
         self.ends_at = time.monotonic() + self.server.limits.answer_seconds
         self.progress()
@@ -340,9 +341,9 @@ class ReaderConnection:
         self.deadline = min(time.monotonic() + self.server.limits.stalled_seconds, self.ends_at)
 
     def shut(self) -> None:
-        """Its thread wakes up, and finds no connection. From another thread."""
+        """Shut the socket down from another thread, so that this connection's thread wakes up and ends."""
         with self._closing, suppress(OSError):
-            # Not SSLSocket's: that forgets its TLS first, and what its thread writes next would leave in clear.
+            # Not SSLSocket's: that drops its TLS first, and what its thread writes next would be sent unencrypted.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def _run(self) -> None:
@@ -360,12 +361,12 @@ class ReaderConnection:
             sock = self.sock
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
-                # A reader that does something else for a while has not vanished.
+                # A reader that takes nothing for a while may still be alive.
                 stalled_ms = int(self.server.limits.stalled_seconds * 1000)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stalled_ms)
             context = self.server.context()
             if context is None:
-                # So that a sendfile of which the reader takes a little counts as progress.
+                # So that a sendfile returns, and counts as progress, when the reader has taken only a part.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PROGRESS_SECONDS, 0))
             else:
                 self._shake_hands(context)
@@ -393,7 +394,7 @@ class ReaderConnection:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """HTTP/1.1 of one connection."""
+    """Speaks HTTP/1.1 on one connection."""
 
     protocol_version = "HTTP/1.1"
     server_version = "nsqha"
@@ -418,7 +419,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile = self._said = io.BytesIO()  # sent when the turn is over
 
     def handle_one_request(self) -> None:
-        """One request; `close_connection` says whether it was the last one."""
+        """Read and answer one request; `close_connection` says whether it was the last one."""
         connection = self._of
         self.close_connection = True
         connection.waits(self._limits.head_seconds if self._first else self._limits.idle_seconds)
@@ -434,7 +435,7 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 with self._server.turns.turn() as turn:
                     ready = self._prepared(turn, files)
-            except Refusal as refusal:  # no turn comes
+            except Refusal as refusal:  # no turn in time
                 ready = None
                 self._refuse(refusal)
             self._sender.write(self._said.getvalue())
@@ -447,7 +448,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._server.served(answer.size)
 
     def _prepared(self, turn: Turn, files: ExitStack) -> tuple[Answer, int] | None:
-        """What of which file is sent behind what has been said; None: no more than that. Refusal: the turn was lost."""
+        """The answer that is sent behind the head, and its segment file; None: a head alone. Refusal: no turn."""
         try:
             return self._parsed(turn, files)
         except Refusal as refusal:
@@ -457,7 +458,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
 
     def _parsed(self, turn: Turn, files: ExitStack) -> tuple[Answer, int] | None:
-        """The same. Refusal."""
+        """As `_prepared`, but raises each Refusal."""
         if self._of.refused is not None:
             raise self._of.refused
         try:
@@ -469,7 +470,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if self.request_version == "HTTP/0.9" or self.command != "GET":
             self.close_connection = True
-            self.send_error(405, "GET is served, by HTTP/1.1")
+            self.send_error(405, "only GET over HTTP/1.1 is served")
             return None
         if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
             raise Refusal(400, "a request has no body")
@@ -486,10 +487,10 @@ class _Handler(BaseHTTPRequestHandler):
                     size = os.fstat(segment).st_size
                 answer = planned(where, ask, _reads(commitlog, turn))
         except FileNotFoundError:
-            self._server.where(ask, self._of.peer)  # which says so if they have just been unlinked
-            raise busy("files of this replica are being exchanged, or missing; take another replica") from None
+            self._server.where(ask, self._of.peer)  # raises 404 or 410 if they have just been unlinked
+            raise busy("files of this replica are being replaced, or are missing; take another replica") from None
         except OSError as error:
-            raise busy(f"the files can not be read: {listen.reason(error)}") from None
+            raise busy(f"the files cannot be read: {listen.reason(error)}; take another replica") from None
         if answer.pieces and sum(answer.pieces[-1]) > size:
             raise Refusal(409, f"the segment of this replica ends before log id {answer.end}; take another replica")
         self.send_response(200)
@@ -518,11 +519,11 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(
         self, code: int, message: str | None = None, explain: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
-        """One line of text. The base class calls this too, for heads that it can not read."""
+        """Answer with one line of text. The base class also calls this, for heads that it cannot parse."""
         text = f"{message or explain or 'refused'}\n".encode("utf-8", "replace")
         if headers is None:
             self.close_connection = True
-        self.request_version = self.protocol_version  # of a head that can not be read it is 0.9, which has no heads
+        self.request_version = self.protocol_version  # after an unreadable head it is 0.9, which has no heads
         self._server.answered(code)
         self.send_response(code)
         for name, value in (headers or {}).items():
@@ -539,7 +540,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _reads(commitlog: int, turn: Turn) -> Callable[[int, int], bytes]:
-    """`read_once` of this file, while others have the turn."""
+    """A function that calls `read_once` on this file while other threads may have the turn."""
 
     def read(n: int, position: int) -> bytes:
         with turn.paused():

@@ -1,4 +1,4 @@
-"""What the segment service asks of its node; a node that is alone and one of a cluster answer differently."""
+"""What the segment service needs from its node; a single node and a node of a cluster implement it differently."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ class LogSource(Protocol):
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> object:
-        """Run it in a task that ends with the node."""
+        """Run `work` in a task that ends with the node."""
 
     def may_read(self, peer: PeerIdentity) -> bool:
-        """Whether segments are for this peer."""
+        """Whether this peer may read segments."""
 
     def log_of(self, topic_uid: int, number: int) -> PartitionLog:
-        """The log of a replica that is on this node's disk. Refusal (404): there is none."""
+        """The log of a replica on this node's disk. Refusal (404): there is none."""
 
     def led(self) -> Iterable[Partition]:
         """The partitions that are led here."""
 
     def followed(self) -> Iterable[PartitionState | None]:
-        """The states of the replicas that follow here; None: it has not come yet."""
+        """The states of the replicas that follow here; None for one whose state has not arrived yet."""
 
     def replicas_of(self, topic: Topic, number: int) -> list[ServingReplica]:
-        """Who serves the bytes of a partition: its replicas that are alive, the in-sync ones first."""
+        """The nodes that serve the bytes of a partition: its live replicas, the in-sync ones first."""
 
 
 def reachable(address: str, name: str) -> str:
-    """An address that listens on all interfaces, as others dial it."""
+    """The address that other hosts dial: a wildcard is replaced by `name`."""
     if not address:
         return ""
     host, port = split_host_port(address)

@@ -1,10 +1,11 @@
-"""What a leader says of its partitions to readers of the log: what is committed now, and where it may be divided.
+"""What a leader reports to readers of the log: what is committed now, and where it may be divided.
 
     applied state + log start ----on the loop---> ends, identity, floors, replicas
-    files of the log ------------in a thread----> borders, times    (`Effort`: as many as may be, while somebody waits)
+    files of the log ------------in a thread----> borders, times    (`Effort`: bounded, and only while the caller waits)
 
-Only what is committed and applied is named: (epoch, log_id, chain) of the last such entry stand for the whole log up to
-it, whoever leads later. A hold, where one is asked for, is committed first: what is pinned behind it stays.
+Only what is committed and applied is reported: (epoch, log_id, chain) of the last such entry identify the whole log up
+to it, whichever node leads later. A hold, if the reader wants one, is committed first: retention keeps what is pinned
+after it.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ if TYPE_CHECKING:
     from nsqha.server.partition.topic import Topic
     from nsqha.server.segments.log_source import LogSource
 
-BORDERS_MAX = 1 << 19  # that one request may have one node look for: 4 TiB of log
+BORDERS_MAX = 1 << 19  # that one node searches for one request: 4 TiB of log
 
 
 class TooManyBorders(LimitReached):
-    """A request asks for more than one node looks for."""
+    """A request needs more borders than one node searches for."""
 
 
 class SnapshotAbandoned(Exception):
-    """Nobody waits for the answer any more."""
+    """The caller does not wait for the answer any more."""
 
 
 class Effort:
-    """What one request costs this node so far. Counted in threads, one at a time; ended from the loop."""
+    """Counts what one request has cost this node: in threads, one at a time; the loop sets `ended`."""
 
     def __init__(self) -> None:
         self.ended = False
         self._borders = 0
 
     def border(self) -> None:
-        """One more is looked for. TooManyBorders, Ended."""
+        """Count one more border. TooManyBorders, SnapshotAbandoned."""
         if self.ended:
             raise SnapshotAbandoned
         self._borders += 1
         if self._borders > BORDERS_MAX:
             raise TooManyBorders(
-                f"more than {BORDERS_MAX} borders would have to be looked for: ask for fewer topics or ranges at once"
+                f"the request needs more than {BORDERS_MAX} borders of this node: ask for fewer topics or ranges"
             )
 
 
 @dataclass(frozen=True)
 class PinRequest:
-    """What a snapshot asks of each partition beside its ends."""
+    """What a snapshot asks for in each partition besides its start and end."""
 
     timestamps_ns: Sequence[int] = ()
     cut_points: bool = False
@@ -68,8 +69,9 @@ class PinRequest:
 async def pin(
     source: LogSource, topic: Topic, partition: Partition, wanted: PinRequest, files: Executor, effort: Effort
 ) -> Any:
-    """One `PartitionSnapshot` of a partition that is led here and serves; `files` reads its commitlog. LogCorrupt,
-    OSError: that can not be read. TooManyBorders, Ended."""
+    """The `PartitionSnapshot` of a partition that is led here and serves; its commitlog is read in `files`.
+
+    LogCorrupt or OSError if it cannot be read; TooManyBorders, SnapshotAbandoned."""
     state, log = partition.cursors.state, partition.log
     applied = state.applied
     end = Place(applied.log_id + 1, applied.end_offset, applied.end_position)
@@ -88,13 +90,13 @@ async def pin(
     if wanted.channel and wanted.channel in partition.cursors.channels:
         answer.channel_floor = partition.cursors.channels[wanted.channel].committed.floor
     part = log.snapshot()
-    # Shielded: it has to run, so that it lets go of the files, also if nobody waits any more.
+    # Shielded: it has to run to close the files, also if the caller does not wait any more.
     await asyncio.shield(source.loop.run_in_executor(files, _read, part, start, end, wanted, answer, effort))
     return answer
 
 
 def _start(log: LogReader, log_start: tuple[int, int], end: Place) -> Place:
-    """Where the log starts for readers: files below may still be there, and are about to go."""
+    """Where the log starts for readers: files below it may still exist and are about to be removed."""
     for pair in log.pairs:
         if pair.first.position >= log_start[1]:
             return min(pair.first, end)
@@ -102,7 +104,7 @@ def _start(log: LogReader, log_start: tuple[int, int], end: Place) -> Place:
 
 
 def _read(log: LogReader, start: Place, end: Place, wanted: PinRequest, answer: Any, effort: Effort) -> None:
-    """In a thread: what the files say."""
+    """Fill in what is read from the files; runs in a thread."""
     try:
         if effort.ended:
             raise SnapshotAbandoned

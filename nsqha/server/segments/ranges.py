@@ -1,17 +1,17 @@
 """What a reader of ranges asks for, which files have it, and which of their bytes are the answer.
 
-    path ?query --Ask.parse--> Ask --found, on the loop--> Found --planned, in a thread--> Answer | Refusal
+    path ?query --Ask.parse--> Ask --found, on the loop--> LocatedRange --planned, in a thread--> Answer | Refusal
 
-    Found    paths and borders of the file pair that holds `first`, and where the entry `at` stands; immutable, so that
-             a thread may use it whatever becomes of the log
-    Answer   entries [first, end) of that pair as they are in its commitlog, and the pieces of its segment that are
-             their frames: all but those of batches that are LOST or FAULTY
+    LocatedRange  paths and borders of the file pair that holds `first`, and where the entry `at` is; immutable, so that
+                  a thread may use it while the log changes
+    Answer        entries [first, end) of that pair as they are in its commitlog, and the pieces of its segment that are
+                  their frames: all but those of batches that are LOST or FAULTY
 
-An answer ends with its pair, with `max` bytes, or at ENTRIES_BYTES_MAX, always between two batches. What it costs does
-not grow with the number of batches: only entries whose flags say that frames are missing are looked at.
+An answer ends with its pair, with `max` bytes, or at ENTRIES_BYTES_MAX, always between two batches. Its cost in Python
+does not grow with the number of batches: only entries whose flags say that frames are missing are decoded.
 
-The entries at both ends of an answer verify (CRC, log id), and their positions lie in the pair; what is between them is
-sent as it is. So an answer never has bytes of anything but this pair's files, and its size is known before it leaves.
+The entries at both ends of an answer are verified (CRC, log id), and their positions are in the pair; what is between
+them is sent unverified. So an answer only has bytes of this pair's files, and its size is known before it is sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FRAMES_BYTES_MAX = 64 << 20  # of one answer, unless one batch is larger
 ENTRIES_BYTES_MAX = 4 << 20  # of one answer: 52,428 batches
-FIRST_SLOTS = 1024  # entries that are read at first: most answers have fewer, and a look at a file costs little
+FIRST_SLOTS = 1024  # entries in the first read: most answers have fewer, and one more read of a file costs little
 
 _U64 = (1 << 64) - 1
 _PATH = re.compile(r"/segments/([0-9a-f]{16})/(0|[1-9][0-9]{0,5})")
@@ -45,7 +45,7 @@ PreadAt = Callable[[int, int], bytes]  # (bytes, position): fewer only at the en
 
 
 class Refusal(Exception):
-    """Why there is no answer: an HTTP status and one line."""
+    """A request is refused with an HTTP status and one line of text."""
 
     def __init__(self, status: int, why: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(why)
@@ -69,29 +69,29 @@ class Ask:
 
     @classmethod
     def parse(cls, target: str) -> Ask:
-        """Of a request target. Refusal (404, 400) if it names nothing that could be here."""
+        """Parse a request target. Refusal (404, 400) if it is malformed."""
         try:
             parts = urlsplit(target)
         except ValueError:
-            raise Refusal(400, "the request target is no URL") from None
+            raise Refusal(400, "the request target is not a URL") from None
         path = _PATH.fullmatch(parts.path)
         if path is None:
             raise Refusal(404, "the path is /segments/<topic uid, 16 hex digits>/<partition>?first=..&end=..")
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True, max_num_fields=8)
         except ValueError:
-            raise Refusal(400, "the query is no list of at most 8 name=value") from None
+            raise Refusal(400, "the query has to be a list of at most 8 name=value") from None
         given = dict(pairs)
         unknown = sorted(given.keys() - {"first", "end", "at", "chain", "hold", "max"})
         if unknown or len(given) != len(pairs):
-            wrong = f"unknown: {unknown[0][:40]!r}" if unknown else "a parameter is there twice"
+            wrong = f"unknown: {unknown[0][:40]!r}" if unknown else "a parameter is given twice"
             raise Refusal(400, f"parameters are first, end, at, chain, hold, max; {wrong}")
         first, end, at = (_number(given, name) for name in ("first", "end", "at"))
         chain, hold = given.get("chain", ""), given.get("hold", "")
         if not _HEX.fullmatch(chain):
-            raise Refusal(400, "chain: 16 hex digits, of the entry `at`")
+            raise Refusal(400, "chain has to be 16 hex digits: the chain of the entry `at`")
         if hold and not _HEX.fullmatch(hold):
-            raise Refusal(400, "hold: 16 hex digits, as the snapshot gave them")
+            raise Refusal(400, "hold has to be 16 hex digits, as in the snapshot")
         if not 1 <= first < end or end > at + 1:
             raise Refusal(400, f"first={first} end={end} at={at}: it has to be 1 <= first < end <= at + 1")
         bytes_max = min(_number(given, "max"), FRAMES_BYTES_MAX) if "max" in given else FRAMES_BYTES_MAX
@@ -101,26 +101,26 @@ class Ask:
 def _number(given: Mapping[str, str], name: str) -> int:
     text = given.get(name, "")
     if not _NUMBER.fullmatch(text) or int(text) > _U64:
-        raise Refusal(400, f"{name}: a number from 0 to 2^64 - 1 is wanted")
+        raise Refusal(400, f"{name} has to be a number from 0 to 2^64 - 1")
     return int(text)
 
 
 class PairFiles(NamedTuple):
-    """One pair of files, as a thread opens it."""
+    """What a thread needs to open and read one pair of files."""
 
     segment: str  # paths
     commitlog: str
     position: int  # of the segment's first byte
     anchor_log_id: int  # of the entry in slot 0
-    end_log_id: int  # of what was in the pair when it was looked at
+    end_log_id: int  # of what the pair had at the look-up
 
     def slot(self, log_id: int) -> int:
-        """Byte address of an entry in the commitlog."""
+        """The byte address of an entry in the commitlog."""
         return (log_id - self.anchor_log_id) * ENTRY_BYTES
 
 
 class LocatedRange(NamedTuple):
-    """Where the answer is, as the loop knew it."""
+    """Where the answer was when the loop looked it up."""
 
     pair: PairFiles  # that holds `first`
     at: PairFiles  # that holds `at`
@@ -131,15 +131,15 @@ class LocatedRange(NamedTuple):
 
 
 def found(source: LogSource, ask: Ask) -> LocatedRange:
-    """Where this node has what is asked for: as leader, or as follower. Refusal (404, 409, 410)."""
+    """Locate what is asked for in this node's log, as leader or as follower. Refusal (404, 409, 410)."""
     return found_in(source.log_of(ask.topic_uid, ask.partition), ask)
 
 
 def found_in(log: LogReader, ask: Ask) -> LocatedRange:
-    """The same of this log. Refusal (409, 410)."""
+    """Locate what is asked for in `log`. Refusal (409, 410)."""
     start, end = log.start.log_id, log.end.log_id
     if ask.first < start:
-        why = f"retention took it: the log starts at log id {start}, offset {log.start.offset}"
+        why = f"retention has removed it: the log starts at log id {start}, offset {log.start.offset}"
         raise Refusal(410, why, {"Nsqha-Log-Start": str(start), "Nsqha-Start-Offset": str(log.start.offset)})
     if ask.at >= end:
         raise Refusal(409, f"this replica is behind: it ends before log id {end}, and {ask.at} is asked for")
@@ -158,7 +158,7 @@ def _files(part: LogReader, log_id: int) -> PairFiles:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What leaves: `entries`, then the pieces (address in the segment, bytes), back to back."""
+    """What is sent: `entries`, then the pieces (address in the segment, bytes), back to back."""
 
     first: int
     end: int
@@ -172,18 +172,18 @@ class Answer:
 
 
 def chain_at(found: LocatedRange, ask: Ask, pread: PreadAt) -> int:
-    """The chain of this replica's own entry `at`; `pread` is of the commitlog that has it. Refusal 409."""
+    """The chain of this replica's own entry `at`; `pread` reads the commitlog that has it. Refusal 409."""
     return _entry(pread(ENTRY_BYTES, found.at.slot(ask.at)), ask.at).chain
 
 
 def check_chain(chain: int, ask: Ask) -> None:
-    """Whether this is the log that the reader's snapshot was drawn of. Refusal 409."""
+    """Check that this is the log of the reader's snapshot. Refusal 409."""
     if chain != ask.chain:
         raise Refusal(409, f"entry {ask.at} of this replica has another chain: it is not the log of the snapshot")
 
 
 def planned(found: LocatedRange, ask: Ask, pread: PreadAt) -> Answer:
-    """What of the pair is sent; `pread` is of its commitlog. Refusal 409 if that is not what it should be."""
+    """Which bytes of the pair are sent; `pread` reads its commitlog. Refusal 409 if that does not verify."""
     pair = found.pair
     end = min(ask.end, pair.end_log_id, ask.first + ENTRIES_BYTES_MAX // ENTRY_BYTES)
     raw = b""
@@ -207,7 +207,7 @@ def planned(found: LocatedRange, ask: Ask, pread: PreadAt) -> Answer:
 
 
 def _entry(raw: bytes, log_id: int) -> Entry:
-    """An entry that something is concluded from: it has to verify."""
+    """Decode and verify an entry whose values are used. Refusal 409."""
     entry = decode(raw)
     if entry is None or entry.log_id != log_id:
         raise Refusal(409, f"entry {log_id} of this replica does not verify; take another replica")
@@ -215,12 +215,12 @@ def _entry(raw: bytes, log_id: int) -> Entry:
 
 
 def _end_position(raw: bytes, at: int) -> int:
-    """Of the entry at this byte, which nobody has verified."""
+    """The end position in the entry at this byte, unverified."""
     return int.from_bytes(raw[at + 24 : at + 32]) + int.from_bytes(raw[at + 44 : at + 48])
 
 
 def _batches_within(raw: bytes, end_position: int) -> int:
-    """How many batches end at or below this position; at least one. Entries rise, so that is a bisection."""
+    """The number of batches that end at or below this position, at least one. Positions rise: a binary search."""
     low, high = 1, len(raw) // ENTRY_BYTES
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,14 +1,14 @@
-"""One answer on its way to a reader: parts of a file through a socket, and the page cache as it was.
+"""Sends one answer to a reader: parts of a file through a socket, without a change of the page cache.
 
-    cached, no TLS      sendfile: the bytes never come up into the process
+    cached, no TLS      sendfile: the bytes never enter the process
     cached, TLS         read into a buffer, encrypted, sent
     not cached          the same, read around the page cache (O_DIRECT): half the CPU of reading through it and
-                        dropping again
+                        dropping the pages again
 
-What is to leave no trace can not leave by sendfile: a page stays cached while a socket refers to it, and it does until
-the reader has taken it. Nothing is read ahead or beyond the answer: it would pass for cached by others the next time.
+What shall not stay cached cannot be sent by sendfile: a page stays cached while a socket refers to it, until the reader
+has taken it. Nothing is read ahead or beyond the answer: the next time it would look as if others had cached it.
 
-Sockets block. Whoever owns the connection ends a send that stands still by shutting the socket down (`Progress`).
+Sockets block. The owner of the connection ends a send without progress by shutting the socket down (`Progress`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nsqha.commitlog.readonce import PAGE_BYTES, cached_pages
 
 SENDFILE_BYTES = 1 << 20  # at a time: the GIL is taken once for each
 BUFFER_BYTES = 512 << 10  # of each connection that needs one; read at a time
-TLS_BYTES = 64 << 10  # handed to TLS at a time: a reader has to take so many within the time for a block
+TLS_BYTES = 64 << 10  # passed to TLS at a time: a reader has to take this many before its stall deadline
 
 Progress = Callable[[], None]
 
@@ -33,22 +33,22 @@ _RUNS = re.compile(rb"\x00+|\x01+")
 
 
 class FileShortened(Exception):
-    """The file is shorter than it was: the log was cut. What has left of the answer can not be completed."""
+    """The file became shorter: the log was truncated. The answer that was begun cannot be completed."""
 
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """A file that is read here. OSError."""
+    """Open a file to read, without read-ahead. OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead of its own
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead by the kernel
         yield fd
     finally:
         os.close(fd)
 
 
 def read_once(fd: int, n: int, position: int) -> bytes:
-    """Bytes of an `opened` file, fewer only at its end, and the page cache as it was."""
+    """Read bytes of an `opened` file, fewer only at its end, without a change of the page cache."""
     parts = []
     with _Direct(fd) as direct:
         for cached, first, end in _runs(fd, position, min(position + n, os.fstat(fd).st_size)):
@@ -73,7 +73,7 @@ class Sender:
         self._buffer: memoryview | None = None
 
     def send(self, fd: int, pieces: tuple[tuple[int, int], ...]) -> None:
-        """These pieces (address, bytes) of an `opened` file, back to back. OSError: the reader has gone; Ended."""
+        """Send pieces (address, bytes) of an `opened` file, in order. OSError: the reader is gone; FileShortened."""
         with _Direct(fd) as direct:
             for position, size in pieces:
                 for cached, first, end in _runs(fd, position, position + size):
@@ -90,7 +90,7 @@ class Sender:
             try:
                 n = os.sendfile(out, fd, position, min(SENDFILE_BYTES, end - position))
             except BlockingIOError:
-                continue  # nothing within the socket's own time: whoever owns the connection decides
+                continue  # nothing was taken within SO_SNDTIMEO: the owner of the connection decides
             if not n:
                 raise FileShortened
             position += n
@@ -98,7 +98,7 @@ class Sender:
 
     def _copy(self, read: Callable[[memoryview, int], int], position: int, end: int) -> None:
         if self._buffer is None:
-            self._buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # which begins with a page
+            self._buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # page-aligned
         while position < end:
             skip = position % PAGE_BYTES
             size = min(BUFFER_BYTES, end - position + skip)
@@ -110,7 +110,7 @@ class Sender:
             position += n
 
     def write(self, data: bytes) -> None:
-        """All of it. OSError."""
+        """Send all of `data`. OSError."""
         self._write(memoryview(data))
 
     def _write(self, data: memoryview) -> None:
@@ -125,7 +125,7 @@ class Sender:
 
 
 class _Direct:
-    """Reads around the page cache; where the file system does not do that, through it, and drops what was read."""
+    """Reads around the page cache; if the file system cannot, through it, and drops what was read."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -140,7 +140,7 @@ class _Direct:
             os.close(self._direct)
 
     def read(self, buffer: memoryview, position: int) -> int:
-        """Bytes into the whole buffer, which has whole pages, from the start of a page."""
+        """Read into the buffer, which has whole pages, from the start of a page; returns the number of bytes."""
         if not self._tried:
             self._tried = True
             with suppress(OSError):
@@ -160,7 +160,7 @@ class _Direct:
 
 
 def _runs(fd: int, position: int, end: int) -> Iterator[tuple[bool, int, int]]:
-    """(whether it was cached, first, end) of the parts of a piece, as they are before any of it is read."""
+    """Yield (whether it is cached, first, end) for the parts of a piece, as found before any of it is read."""
     if position >= end:
         return
     first = position - position % PAGE_BYTES

@@ -1,4 +1,4 @@
-"""Turns: of all the threads that serve readers one at a time runs more than a few lines of Python.
+"""Turns: only one of the threads that serve readers runs more than a few lines of Python at a time.
 
 request --take--> parsed, looked up, planned --give--> sent
                       |  paused: a file is read
@@ -14,17 +14,17 @@ from contextlib import contextmanager
 
 from nsqha.server.segments.ranges import Refusal
 
-TURN_SECONDS = 10.0  # to wait for one; whoever has it waits for nothing but the loop
+TURN_SECONDS = 10.0  # to wait for a turn; the thread that has it waits for nothing but the loop
 RETRY_AFTER_SECONDS = 2
 
 
 def busy(why: str) -> Refusal:
-    """Later, or elsewhere."""
+    """A 503 that asks the reader to try later, or another replica."""
     return Refusal(503, why, {"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
 class Turns:
-    """One thread at a time, in the order in which they came. Each uses a `turn` of its own."""
+    """Admits one thread at a time, in the order in which they came. Each uses a `turn` of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,11 +32,11 @@ class Turns:
         self._waiting: deque[threading.Lock] = deque()  # each is released when its turn has come
 
     def turn(self) -> Turn:
-        """One that is not taken yet."""
+        """A turn that is not taken yet."""
         return Turn(self)
 
     def take(self) -> None:
-        """Wait for it. Refusal (503): it has not come for TURN_SECONDS."""
+        """Wait for a turn. Refusal (503): there was none within TURN_SECONDS."""
         with self._lock:
             if not self._taken:
                 self._taken = True
@@ -53,7 +53,7 @@ class Turns:
         raise busy("this node is too busy; take another replica")
 
     def give(self) -> None:
-        """To the next one."""
+        """Pass the turn to the next thread."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -62,7 +62,7 @@ class Turns:
 
 
 class Turn:
-    """`with` it the thread is the only one in its part; within, `paused` lets others go first while a file is read."""
+    """A context in which one thread runs at a time; `paused` lets others run while the thread reads a file."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -80,7 +80,7 @@ class Turn:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A slow disk keeps nobody else."""
+        """Give the turn up for the block: other threads do not wait for a slow disk."""
         self.__exit__()
         try:
             yield

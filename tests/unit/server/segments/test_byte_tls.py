@@ -44,7 +44,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 def admit(peer: PeerIdentity) -> None:
     if not may_read(VIEW, peer):
-        raise Refusal(403, f"the certificate of {peer} is no reader's")
+        raise Refusal(403, f"the certificate of {peer} is not a reader's")
 
 
 def only_readers(ask: Ask, peer: PeerIdentity) -> None:
@@ -90,7 +90,7 @@ def test_readers_administrators_and_nodes_may_read(rig: Rig, certificates: Certi
 def test_others_of_this_authority_are_told_that_they_may_not(rig: Rig, certificates: Certificates, name: str) -> None:
     with rig.connect(context_of(certificates, name)) as reader:
         response = reader.get(rig.target(1, 2))
-        assert response.status == 403 and "is no reader's" in response.text
+        assert response.status == 403 and "is not a reader's" in response.text
         assert reader.ended()
 
 
