@@ -4,9 +4,9 @@ Downwards:
 
     api         publishing, administration, statistics, options, health
     debug       /debug/pprof
-    server      NSQ's HTTP manners; aiohttp's server
+    server      NSQ's HTTP conventions; aiohttp's server
     metrics     /metrics for Prometheus
-    broker_api  what the HTTP side may ask of the broker
+    broker_api  what the HTTP side needs from the broker
     text        the text form of /stats
-    stats       immutable snapshots, and nsqd's /stats made of them
+    stats       immutable snapshots, and nsqd's /stats made from them
 """

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API: publishing, administration, statistics, options; and /metrics and the health endpoints of ours.
+"""nsqd's HTTP API: publishing, administration, statistics, options; and our own /metrics and health endpoints.
 
     POST /pub?topic=T[&defer=MS]       POST /mpub?topic=T[&binary=true][&defer=MS]
     POST /topic/{create,delete,empty,pause,unpause}?topic=T
@@ -6,12 +6,12 @@
     GET /ping   /info   /stats   /config/:opt          PUT /config/{nsqlookupd_tcp_addresses,log_level}
     GET /healthz   /readyz[?verbose]   /startupz   /metrics   /debug/pprof/...
 
-Manners (headers, error bodies, redirects) are `server`'s. The order of the checks is nsqd's, and visible: /pub
-looks at the body first and at the topic after, /mpub the other way round, and creates the topic before it reads.
+`server` has the conventions (headers, error bodies, redirects). The order of the checks is nsqd's, and visible: /pub
+checks the body first and then the topic, /mpub the topic first, and creates the topic before it reads the body.
 
-What nsqd does not know: 503 UNAVAILABLE (not stored, try again: disk low, queue full, too many large bodies), 504
-OUTCOME_UNKNOWN (may be stored), 500 INTERNAL_ERROR for a disk that refuses. All carry the reason beside `message`, as
-`detail`.
+nsqd does not have these: 503 UNAVAILABLE (not stored, try again: disk low, queue full, too many large bodies), 504
+OUTCOME_UNKNOWN (may be stored), 500 INTERNAL_ERROR if a write to the disk fails. All have the reason in `detail`,
+next to `message`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PIECE_BYTES = 16 * 1024
-"""A body of lines is made into frames in pieces: a message costs half a microsecond, and its line may be two bytes."""
+"""A body of lines becomes frames in pieces of this size: a message costs 0.5 us, and its line may have two bytes."""
 TOPICS_AT_ONCE = 100
-"""Statistics of more topics are written down in a thread; each takes about 50 us."""
+"""Statistics of more topics are encoded in a thread; each topic takes about 50 us."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 class NsqdHttp:
-    """The handlers; `api` is what they make together."""
+    """Has the handlers; `api` returns the routes to them."""
 
     def __init__(self, broker: BrokerApi) -> None:
         self._broker = broker
@@ -114,10 +114,10 @@ class NsqdHttp:
         return "OK"
 
     async def _frames_in_turn(self, body: bytes, binary: bool, until: float) -> bytes:
-        """One at a time, and with room for it: frames may be twelve times as large as the lines they come from.
+        """Build frames for one body at a time, when the budget has room: they may be 12 times as large as the lines.
 
-        Unavailable if that takes too long, counted for each from when it came: whoever waits for the same disk waits
-        beside the others, and has gone when it is over."""
+        Unavailable after `until`. It is set when a request arrives, so requests that wait for the same disk wait in
+        parallel and give up in parallel."""
         try:
             async with asyncio.timeout_at(until) as waiting, self._framing:
                 await self._broker.publishing.room(until)
@@ -130,7 +130,7 @@ class NsqdHttp:
         return self._counted(body) if binary else await frames_of_lines(body, self._broker.options.max_msg_size)
 
     def _counted(self, body: bytes) -> bytes:
-        """The body of an MPUB: count, then size and bytes of each message."""
+        """The frames of a binary MPUB body: a count, then size and bytes of each message."""
         options = self._broker.options
         count = int.from_bytes(body[:4], "big", signed=True)
         if len(body) < 4 or not 0 < count <= (options.max_body_size - 4) // 5:
@@ -213,7 +213,7 @@ class NsqdHttp:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
         return topic, channel
 
-    # ---- what it is and how it goes
+    # ---- the node and its health
 
     async def ping(self, _request: HttpRequest) -> object:
         health = self._broker.health()
@@ -249,15 +249,15 @@ class NsqdHttp:
             make = partial(stats_json, stats, wanted, memory, extra=query.flag("include_nsqha", False))
         else:
             make = partial(stats_text, stats, wanted, memory, self._broker.clock.wall_ns())
-        # The snapshot is of one moment; writing it down may take longer than a client should wait for its message.
+        # The snapshot is of one moment; encoding it may take longer than a client should wait for its message.
         return await asyncio.to_thread(make) if len(stats.topics) > TOPICS_AT_ONCE else make()
 
     async def healthz(self, _request: HttpRequest) -> object:
-        """Alive: this answer shows that the loop turns; what can not heal by itself is a check marked `live`."""
+        """Liveness: an answer shows that the loop runs; a check marked `live` finds what only a restart can repair."""
         return self._checked(live_only=True, verbose=False)
 
     async def startupz(self, _request: HttpRequest) -> object:
-        """Recovery is over before anything listens."""
+        """Always OK: nothing listens before the recovery has ended."""
         return "OK"
 
     async def readyz(self, request: HttpRequest) -> object:
@@ -274,7 +274,7 @@ class NsqdHttp:
         return HttpReply(text.encode(), http_envelope.TEXT, 200 if ok else 503)
 
     async def metrics(self, request: HttpRequest) -> object:
-        from nsqha.server.http import metrics  # not needed before somebody scrapes
+        from nsqha.server.http import metrics  # not needed before the first scrape
 
         stats = self._broker.snapshot(clients=False)
         accept = request.headers.get("Accept", "")
@@ -310,7 +310,9 @@ class NsqdHttp:
 
 
 async def frames_of_lines(body: bytes, size_max: int) -> bytes:
-    """One message per line; empty lines are none. 413 MSG_TOO_BIG; others have their turn after each piece."""
+    """The frames of a body with one message per line; empty lines are skipped. 413 MSG_TOO_BIG.
+
+    Other tasks run after each piece of PIECE_BYTES."""
     pieces: list[bytes] = []
     start = 0
     while start < len(body):
@@ -326,13 +328,13 @@ async def frames_of_lines(body: bytes, size_max: int) -> bytes:
 
 
 def announced_ports(broker: BrokerApi) -> tuple[int, int]:
-    """TCP and HTTP ports as others are told: what is bound, unless the flags say otherwise."""
+    """The TCP and HTTP ports that are announced: the bound ones, unless the flags set others."""
     options, ports = broker.options, broker.ports
     return options.broadcast_tcp_port or ports.tcp, options.broadcast_http_port or ports.http
 
 
 async def _done(change: Awaitable[T], broker: BrokerApi, not_found: str = "TOPIC_NOT_FOUND") -> T:
-    """Await a change; refuse in NSQ's words, with the reason beside them."""
+    """Await a change; an error becomes NSQ's code with the reason in `detail`."""
     try:
         return await change
     except NotFound:
@@ -350,7 +352,7 @@ async def _done(change: Awaitable[T], broker: BrokerApi, not_found: str = "TOPIC
 
 
 class _TlsOnly(HttpApi):
-    """What plain HTTP answers when TLS is required: always the same, whatever the path."""
+    """Answers every path over plain HTTP with 403 TLS_REQUIRED."""
 
     def __init__(self, https_port: int) -> None:
         super().__init__()
@@ -363,7 +365,7 @@ class _TlsOnly(HttpApi):
 
 
 class BrokerHttp:
-    """The HTTP and HTTPS listeners of one broker, on sockets that listen already; `broker.ports` must be known."""
+    """The HTTP and HTTPS listeners of one broker, on sockets that already listen; `broker.ports` must be set."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""What the HTTP side may ask of the broker: the contract between `server.node.broker` and everything that only watches
-or administers it (`api`, `statsd`, `metrics`, `registrar`).
+"""What the HTTP side needs from the broker: the contract between `server.node.broker` and everything that only
+observes or administers it (`api`, `statsd`, `metrics`, `registrar`).
 
 Calls that change something are coroutines: they return when the change is committed and raise `errors.NotFound`,
-`errors.Unavailable` (nothing was done), `errors.StorageError` or `errors.OutcomeUnknown`. Questions are plain calls and
-answer from memory, at once.
+`errors.Unavailable` (nothing was done), `errors.StorageError` or `errors.OutcomeUnknown`. Queries are plain calls and
+answer at once, from memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BoundPorts:
-    """The ports really bound; -1 for a Unix socket, 0 for a listener that is off."""
+    """The bound ports; -1 for a Unix socket, 0 for a listener that is off."""
 
     tcp: int = 0
     http: int = 0
@@ -41,35 +41,35 @@ class PublishingApi(Protocol):
     """Publishes that do not come from a V2 client."""
 
     def patience(self) -> float:
-        """Until when a publish that came just now waits for those that are under way; loop time."""
+        """Until when (loop time) a publish that arrives now may wait for those under way."""
 
     async def publish(
         self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None, until: float | None = None
     ) -> None:
-        """Store blank frames (as hot.frame or hot.mpub_body make them) as one unit; creates the topic."""
+        """Store blank frames (made by hot.frame or hot.mpub_body) as one unit; creates the topic."""
 
     async def room(self, until: float | None = None) -> None:
-        """Return when a publish would not have to wait for those that are under way."""
+        """Return when a publish would not have to wait for those under way."""
 
 
 class TopicsApi(Protocol):
-    """Which topics there are."""
+    """The topics of the broker."""
 
     async def create_topic(self, topic: str) -> None:
-        """Create it, if it is not there."""
+        """Create the topic, unless it exists."""
 
     async def delete_topic(self, topic: str) -> None: ...
 
-    # ---- questions
+    # ---- queries
 
     def __contains__(self, topic: object) -> bool: ...
 
 
 class ChannelsApi(Protocol):
-    """Channels, and what is done to all channels of a topic."""
+    """The channels, and operations on all channels of a topic."""
 
     async def create(self, topic: str, channel: str) -> None:
-        """Create it, if it is not there; the topic must be."""
+        """Create the channel, unless it exists; the topic must exist."""
 
     async def delete(self, topic: str, channel: str) -> None: ...
 
@@ -81,7 +81,7 @@ class ChannelsApi(Protocol):
 
     async def empty_topic(self, topic: str) -> None: ...
 
-    # ---- questions
+    # ---- queries
 
     def has(self, topic: str, channel: str) -> bool: ...
 
@@ -104,7 +104,7 @@ class BrokerApi(Protocol):
 
     @property
     def exiting(self) -> bool:
-        """A stop has begun: publishes are refused."""
+        """Whether the stop has begun: publishes are refused."""
 
     @property
     def topics(self) -> TopicsApi: ...
@@ -116,18 +116,18 @@ class BrokerApi(Protocol):
     def publishing(self) -> PublishingApi: ...
 
     def set_lookupds(self, addresses: Sequence[str]) -> None:
-        """Announce this node to these lookup daemons from now on, and to no others; `options` shows it afterwards."""
+        """Announce this node to these lookup daemons only, from now on; `options` then shows them."""
 
     def set_log_level(self, level: str) -> None:
-        """One of debug, info, warn, error, fatal; `options` shows it afterwards."""
+        """Set one of debug, info, warn, error, fatal; `options` then shows it."""
 
-    # ---- questions
+    # ---- queries
 
     def health(self) -> str:
-        """`OK`, or `NOK - ` and why the last write to disk failed."""
+        """`OK`, or `NOK - ` and the reason why the last write to disk failed."""
 
     def checks(self) -> Sequence[Check]:
         """What /healthz and /readyz report."""
 
     def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
-        """All statistics at this moment. With `topic`, others may be left out; without `clients`, all clients may."""
+        """All statistics at this moment. With `topic` other topics may be missing, without `clients` the clients."""

@@ -63,7 +63,7 @@ async def _tasks(_request: HttpRequest) -> object:
 
 
 def _awaiting(coro: Any) -> Iterator[FrameType]:
-    """Where a suspended coroutine stands, outermost call first."""
+    """The frames of a suspended coroutine, outermost call first."""
     while coro is not None:
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None) or getattr(coro, "ag_frame", None)
         if frame is None:
@@ -109,13 +109,13 @@ async def _profile(request: HttpRequest) -> object:
     if not 0 < seconds <= PROFILE_SECONDS_MAX:
         raise ApiError(400, "INVALID_REQUEST")
     if not _profiling.acquire(blocking=False):
-        raise ApiError(503, "a profile is being taken already")
+        raise ApiError(503, "another profile is being taken; try again when it has ended")
     stacks = await _in_thread(lambda: _sample_and_release(seconds))
     return "".join(f"{stack} {count}\n" for stack, count in stacks.most_common())
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """As asyncio.to_thread, but the end of the process does not wait for it."""
+    """As asyncio.to_thread, but the process does not wait for it when it ends."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 
@@ -140,7 +140,7 @@ def _sample_and_release(seconds: float) -> Counter[str]:
 
 
 def sample(seconds: float) -> Counter[str]:
-    """Where all other threads were, PROFILE_HZ times a second."""
+    """Count the stacks of all other threads, PROFILE_HZ times a second."""
     me = threading.get_ident()
     found: Counter[str] = Counter()
     until = time.monotonic() + seconds

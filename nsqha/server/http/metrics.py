@@ -1,9 +1,9 @@
 """/metrics for Prometheus: one snapshot of the broker, written in the format the scraper asks for.
 
-Base units (seconds, bytes), counters end in `_total`, every metric says in its HELP what it means. Nothing is counted
+Units are seconds and bytes, counters end in `_total`, the HELP of every metric says what it means. Nothing is counted
 here: the figures are those of /stats. With more than SERIES_MAX channel cursors the label `partition` becomes `all` and
 the figures of a channel are summed over its partitions (the age is that of the oldest), so that a scrape stays small;
-`nsqha_metrics_cursors_merged` says how many were put together.
+`nsqha_metrics_cursors_merged` says how many were merged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _NodeMetrics(Collector):
         self._stats = stats
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # a registry asks to find double names; there is only this collector
+        return ()  # a registry looks for duplicate names with it; there is only this collector
 
     def collect(self) -> Iterator[Metric]:
         yield from _process(self._stats)
@@ -106,8 +106,8 @@ def _process(stats: BrokerStats) -> Iterator[Metric]:
 
 def _storage(stats: BrokerStats) -> Iterator[Metric]:
     node = stats.node
-    yield _gauge("disk_free_bytes", "Free space where the data folder is.", node.disk_free_bytes)
-    yield _gauge("disk_total_bytes", "Size of the file system where the data folder is.", node.disk_total_bytes)
+    yield _gauge("disk_free_bytes", "Free space of the data folder's file system.", node.disk_free_bytes)
+    yield _gauge("disk_total_bytes", "Size of the data folder's file system.", node.disk_total_bytes)
     yield _gauge(
         "disk_refusing_publishes", "1 while publishes are refused as the disk is low.", float(node.disk_refusing)
     )
@@ -118,13 +118,13 @@ def _storage(stats: BrokerStats) -> Iterator[Metric]:
     )
     yield _gauge(
         "cursor_cache_waiting_rows",
-        "Changes of deferred messages that the cache of channel state does not have yet.",
+        "Changes of deferred messages that are not in the cache of channel state yet.",
         node.cursor_cache_waiting,
     )
     yield _histogram("fsync_seconds", "Duration of a disk round: fdatasync of all files written.", node.fsync_seconds)
     yield _counters(
         "log_events",
-        "Events of the log that deserve a look: cuts at recovery, checksum errors, possible losses.",
+        "Events of the log to look into: cuts at recovery, checksum errors, possible losses.",
         ("event",),
         [((event,), count) for event, count in node.log_events],
     )
@@ -167,7 +167,7 @@ def _publishing(stats: BrokerStats) -> Iterator[Metric]:
     yield _histogram("publish_group_commit_messages", "Messages committed together.", node.batch_messages)
     yield _gauges(
         "topic_depth",
-        "Messages that no channel has been handed yet (topic paused or without channel).",
+        "Messages that have not been copied to any channel yet (topic paused or without channels).",
         _TOPIC,
         [((t.topic_name,), t.depth) for t in topics],
     )
@@ -187,7 +187,7 @@ def _partitions(stats: BrokerStats) -> Iterator[Metric]:
     yield family("start_position_bytes", "Position of the oldest byte that is kept.", "start_position_bytes")
     yield family("end_position_bytes", "Position one past the newest byte.", "end_position_bytes")
     yield family("segments", "Segment files.", "segments")
-    yield family("waiting_bytes", "Publishes that are not written yet.", "waiting_bytes")
+    yield family("waiting_bytes", "Bytes of publishes that are not written yet.", "waiting_bytes")
     yield family("unsynced_messages", "Messages written and not yet fdatasync'ed.", "unsynced_messages")
     yield _gauges(
         "segment_holds",
@@ -204,14 +204,14 @@ def _partitions(stats: BrokerStats) -> Iterator[Metric]:
 
 
 def _cluster(stats: BrokerStats) -> Iterator[Metric]:
-    """Nothing for a node that is alone."""
+    """The metrics of a cluster's node; a single node has none of them."""
     cluster = stats.node.cluster
     if cluster is None:
         return
     yield _gauge(
-        "cluster_registered", "1 while the node's lease is fresh: the others count on it.", float(cluster.registered)
+        "cluster_registered", "1 while the node's lease is valid for the other nodes.", float(cluster.registered)
     )
-    yield _gauge("cluster_nodes", "Nodes that are alive, as far as this one knows.", cluster.nodes)
+    yield _gauge("cluster_nodes", "Live nodes, as far as this node knows.", cluster.nodes)
     yield _gauge("cluster_leaders", "Partitions that this node leads.", cluster.leaders)
     yield _gauge("cluster_followers", "Partitions that this node follows.", cluster.followers)
     yield _gauge(
@@ -221,7 +221,7 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
     )
     yield _gauge(
         "cluster_under_replicated",
-        "Partitions led here with fewer in-sync replicas than there are to be.",
+        "Partitions led here with fewer in-sync replicas than the topic is to have.",
         cluster.under_replicated,
     )
     yield _gauge(
@@ -232,7 +232,7 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
     rows = [((t.topic_name, str(p.partition)), p) for t in stats.topics for p in t.partitions]
     yield _gauges(
         "partition_isr_size",
-        "Members of the ISR by its record; one that is away may still be among them.",
+        "Members of the ISR as recorded; an unreachable one may still be among them.",
         _PARTITION,
         [(labels, p.isr_size) for labels, p in rows],
     )
@@ -245,20 +245,20 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
     )
     yield _gauges(
         "partition_below_min_isr",
-        "1 while the partition acknowledges nothing for want of in-sync replicas.",
+        "1 while the partition has too few in-sync replicas and acknowledges nothing.",
         _PARTITION,
         [(labels, p.below_min_isr) for labels, p in rows],
     )
     lags = [((lag.name or f"{lag.node:016x}",), lag) for lag in cluster.push_lag]
     yield _gauges(
         "push_lag_entries",
-        "Batches that a follower node has not acknowledged, of all that is led here.",
+        "Batches of all partitions led here that a follower node has not acknowledged.",
         _FOLLOWER,
         [(labels, lag.entries) for labels, lag in lags],
     )
     yield _gauges(
         "push_lag_bytes",
-        "Bytes that a follower node has not acknowledged, of all that is led here.",
+        "Bytes of all partitions led here that a follower node has not acknowledged.",
         _FOLLOWER,
         [(labels, lag.bytes) for labels, lag in lags],
     )
@@ -272,7 +272,7 @@ def _channels(stats: BrokerStats) -> Iterator[Metric]:
         return make(f"channel_{name}", text, _CHANNEL, [(labels, getattr(c, field)) for labels, c in rows])
 
     counter, gauge = CounterMetricFamily, GaugeMetricFamily
-    yield family(counter, "messages", "Messages handed to the channel.", "message_count")
+    yield family(counter, "messages", "Messages copied to the channel.", "message_count")
     yield family(counter, "acked", "Messages finished by consumers.", "finish_count")
     yield family(counter, "requeued", "REQ commands of consumers.", "requeue_count")
     yield family(counter, "timed_out", "Deliveries that were not answered in time.", "timeout_count")
@@ -306,7 +306,7 @@ def _cursors(stats: BrokerStats) -> Iterator[Metric]:
 
     yield family("depth", "Messages waiting, without those in flight or deferred.", "depth")
     yield family("in_flight", "Messages delivered and not answered yet.", "in_flight_count")
-    yield family("deferred", "Messages that wait for their time.", "deferred_count")
+    yield family("deferred", "Messages deferred until a later time.", "deferred_count")
     yield family("finished_ranges", "Ranges finished above the floor.", "finished_ranges")
     yield family(
         "uncommitted_progress", "Messages finished whose progress is not committed yet.", "uncommitted_progress"
@@ -319,7 +319,7 @@ def _cursors(stats: BrokerStats) -> Iterator[Metric]:
     )
     yield _gauges(
         "channel_stuck",
-        "1 if the channel can not read on, for example at a damaged part of the log.",
+        "1 if the channel cannot read further, for example at a damaged part of the log.",
         _CURSOR,
         [(labels, bool(c.stuck)) for labels, c in rows],
     )

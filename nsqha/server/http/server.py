@@ -1,11 +1,11 @@
-"""NSQ's HTTP manners, shared by nsqd's API and the lookup daemon's; aiohttp's server is known only here.
+"""NSQ's HTTP conventions, shared by nsqd's API and the lookup daemon's; aiohttp's server is used only here.
 
     api = HttpApi()
     api.add("GET", "/ping", ping, plain=True)            # no X-Nsq-Content-Type; errors as plain text
     api.add("POST", "/pub", publish, quiet=True)         # not logged
-    api.add("GET", "/config/:opt", read_option)          # request.param is what stands for :opt
+    api.add("GET", "/config/:opt", read_option)          # request.param is the value of :opt
 
-    async def channels(request: Request) -> object:
+    async def channels(request: HttpRequest) -> object:
         topic = request.query.require("topic")           # 400 MISSING_ARG_TOPIC
         return {"channels": [...]}                       # JSON
 
@@ -14,20 +14,21 @@
     ...
     await server.close()
 
-A handler returns None (200, empty body, no Content-Type), str or bytes (sent raw as text/plain), a Reply (anything
-else about the answer), or whatever msgspec turns into JSON. It refuses with `raise ApiError(404, "TOPIC_NOT_FOUND")`,
-which becomes {"message":"TOPIC_NOT_FOUND"}. `await request.body(limit)` is None when the body is larger than `limit`.
+A handler returns None (200, empty body, no Content-Type), str or bytes (sent raw as text/plain), an HttpReply (any
+other answer), or a value that msgspec encodes as JSON. It refuses with `raise ApiError(404, "TOPIC_NOT_FOUND")`, which
+becomes {"message":"TOPIC_NOT_FOUND"}. `await request.body(limit)` is None when the body is larger than `limit`.
 
-What is done for every request: unknown path 404 NOT_FOUND, wrong method 405 METHOD_NOT_ALLOWED with Allow, OPTIONS,
-a path that is known but for a trailing slash or its case is redirected (GET 301, else 308 so that the method stays),
-a query that does not decode 400 INVALID_REQUEST, an unexpected exception 500 INTERNAL_ERROR and a logged traceback,
-bytes that are no HTTP `HTTP/1.1 400 Bad Request` and close, and a log line `200 GET /stats (127.0.0.1:5) 1.2ms`.
+Every request gets these: 404 NOT_FOUND for an unknown path, 405 METHOD_NOT_ALLOWED with Allow for a wrong method, an
+answer to OPTIONS, a redirect for a path that differs from a known one by a trailing slash or its case (GET 301, else
+308 so that the method stays), 400 INVALID_REQUEST for a query that does not decode, 500 INTERNAL_ERROR and a logged
+traceback for an unexpected exception, `HTTP/1.1 400 Bad Request` and a close for bytes that are not HTTP, and a log
+line `200 GET /stats (127.0.0.1:5) 1.2ms`.
 
-Only the query carries parameters; a form in a POST body is a message like any other. The first value wins.
-`Content-Encoding` of a request is not undone: the bytes are the message. Nothing is read before its size was checked.
-A connection that is idle, or dribbles its header, for IDLE_S is closed; a body must come within BODY_S, and what is
-answered must be taken within TAKE_S. A body of more than SMALL_BODY_BYTES is read only when `room` is left for it, and
-keeps its size until it is answered. Who gets none within ROOM_S is refused: 503 UNAVAILABLE.
+Only the query has parameters; a form in a POST body is a message like any other. The first value wins.
+`Content-Encoding` of a request is not decoded: the bytes are the message. Nothing is read before its size was checked.
+A connection that is idle, or does not complete its header, for IDLE_S is closed; a body must arrive within BODY_S, and
+the answer must be taken within TAKE_S. A body of more than SMALL_BODY_BYTES is read only when the budget `room` has
+space for it, and occupies its size there until it is answered. Without space within ROOM_S it gets 503 UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -55,20 +56,20 @@ from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.listen import address_text, bound_address, too_many_files
 
 IDLE_S = 120.0
-"""Longer than the 90 s after which Go's HTTP client lets go of an idle connection, so that we never race it."""
+"""Longer than the 90 s after which Go's HTTP client closes an idle connection, so that both never close at once."""
 BODY_S = 60.0
 TAKE_S = 60.0
-"""How long a peer may take to read what its connection holds for it."""
+"""How long a peer may take to read what is buffered for it."""
 ROOM_S = 30.0
 SMALL_BODY_BYTES = 64 * 1024
-"""About what is read of each request in any case, before anybody asks for its body."""
+"""About the size that is read of each request in any case, before a handler asks for its body."""
 LINGER_S = 5.0
-"""How long the rest of a refused body is read away, so that the client sees the refusal instead of a reset."""
+"""How long the rest of a refused body is read and dropped, so that the client sees the refusal and not a reset."""
 DRAIN_S = 5.0
 """How long a request in progress may take when the server closes."""
 HANDSHAKE_S = 5.0
 HEADER_BYTES_MAX = 16 * 1024
-"""Of the request line, and of each header field."""
+"""The bound of the request line, and of each header field."""
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
@@ -78,7 +79,7 @@ _PRINTABLE = "".join(map(chr, range(33, 127)))
 
 
 class ApiError(Exception):
-    """An answer other than 200: `{"message": code}`, with `extra` beside it."""
+    """A request is refused: the answer is `{"message": code}` with the fields of `extra`."""
 
     def __init__(self, status: int, code: str, **extra: object) -> None:
         super().__init__(code)
@@ -89,7 +90,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer that is not simply text, JSON or nothing."""
+    """An answer with its own status, headers or content type."""
 
     body: bytes
     content_type: str = TEXT
@@ -103,7 +104,7 @@ class Query:
     __slots__ = ("_values",)
 
     def __init__(self, text: str) -> None:
-        """ApiError 400 INVALID_REQUEST for what Go's parser refuses: a bad %-escape or a semicolon."""
+        """ApiError 400 INVALID_REQUEST for text that Go's parser refuses: a bad %-escape or a semicolon."""
         self._values: dict[str, str] = {}
         for part in text.split("&"):
             if not part:
@@ -114,7 +115,7 @@ class Query:
             self._values.setdefault(_unescape(name), _unescape(value))
 
     def get(self, name: str) -> str | None:
-        """The first value; None if the parameter is not there (`?topic=` is there, and empty)."""
+        """The first value; None if the parameter is not given (`?topic=` is given, and empty)."""
         return self._values.get(name)
 
     def require(self, name: str) -> str:
@@ -125,14 +126,14 @@ class Query:
         return value
 
     def require_name(self, name: str, invalid: str | None = None) -> str:
-        """As `require`, and a valid topic or channel name, or 400 INVALID_ARG_<NAME> (or the code `invalid`)."""
+        """As `require`; 400 INVALID_ARG_<NAME> (or the code `invalid`) if it is not a valid topic or channel name."""
         value = self.require(name)
         if not valid_name(value):
             raise ApiError(400, invalid or f"INVALID_ARG_{name.upper()}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """nsqd's booleans: false and 0 are false, true and 1 are true, and so is any other word."""
+        """Parse nsqd's booleans: false and 0 are false, true and 1 are true, and so is any other word."""
         value = self._values.get(name)
         return default if value is None else value not in ("false", "0")
 
@@ -144,7 +145,7 @@ class HttpRequest:
 
     def __init__(self, inner: web.BaseRequest, room: PublishBudget | None = None) -> None:
         target = inner.raw_path
-        if "://" in target[:8]:  # the absolute form, as a proxy's client sends it
+        if "://" in target[:8]:  # the absolute form, which the client of a proxy sends
             target = "/" + target.split("://", 1)[1].partition("/")[2]
         path, _, self.query_text = target.partition("?")
         self._inner = inner
@@ -164,7 +165,7 @@ class HttpRequest:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Names compare without case."""
+        """The headers; their names are case-insensitive."""
         return self._inner.headers
 
     @property
@@ -175,7 +176,7 @@ class HttpRequest:
 
     @property
     def content_length(self) -> int | None:
-        """What the header announces; None for a chunked body."""
+        """The length in the header; None for a chunked body."""
         return self._inner.content_length
 
     async def body(self, limit: int) -> bytes | None:
@@ -213,25 +214,25 @@ class HttpRequest:
             self._taken = size
 
     def give_room(self) -> None:
-        """The request is answered."""
+        """The request is answered: return its size to the budget."""
         if self._room is not None and self._taken:
             self._room.give(self._taken)
             self._taken = 0
 
     async def _say_continue(self) -> None:
-        # Only now, as Go does: a body that is refused by its length is not asked for.
+        # Only now, as Go does: a body that is refused because of its length is never requested.
         if self.unsent_body and self._inner.transport is not None:
             self._inner.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._continued = True
 
     @property
     def unsent_body(self) -> bool:
-        """Whether the peer still waits for our `100 Continue` before it sends the body."""
+        """Whether the peer still waits for `100 Continue` before it sends the body."""
         return not self._continued and self._inner.headers.get("Expect", "").lower() == "100-continue"
 
     @property
     def broken_body(self) -> bool:
-        """The body's chunks turned into garbage before its end."""
+        """Whether the chunks of the body became malformed before its end."""
         protocol = self._inner.protocol
         return isinstance(protocol, _HttpConnection) and protocol.broken
 
@@ -249,14 +250,14 @@ class Route:
 
 
 class HttpApi:
-    """Which handler answers which method and path. The last segment of a path may be a parameter (`/config/:opt`)."""
+    """Maps methods and paths to handlers. The last segment of a path may be a parameter (`/config/:opt`)."""
 
     def __init__(self) -> None:
         self._routes: dict[str, dict[str, Route]] = {}
 
     def add(self, method: str, path: str, handler: Handler, *, plain: bool = False, quiet: bool = False) -> None:
         methods = self._routes.setdefault(_key(path), {})
-        assert method not in methods, f"{method} {path} is there already"
+        assert method not in methods, f"{method} {path} is already added"
         methods[method] = Route(handler, plain, quiet)
 
     def find(self, request: HttpRequest) -> Route | HttpReply:
@@ -282,7 +283,7 @@ class HttpApi:
         return {}, ""
 
     def _nearly(self, path: str) -> tuple[str, dict[str, Route]]:
-        """The path that was meant: no doubled or trailing slashes, lower case; a parameter stays as it is."""
+        """The known path without doubled or trailing slashes and in lower case; a parameter stays as it is."""
         segments = [part for part in path.split("/") if part] or [""]
         *parents, last = segments
         lower = "/".join(["", *map(str.lower, parents)])
@@ -298,13 +299,13 @@ class HttpApi:
         query = quote(request.query_text.encode("utf-8", "surrogateescape"), safe=_PRINTABLE)
         location = {"Location": f"{path}?{query}" if query else path}
         if request.method == "GET":
-            # Only for people: whoever follows redirects reads the header.
+            # The text is only for people: a program that follows redirects reads the header.
             return HttpReply(b"Moved Permanently\n", "text/plain; charset=utf-8", 301, location)
         return HttpReply(b"", "", 308, location)
 
 
 class HttpServer:
-    """Serves an HttpApi on any number of listeners; `gate` may refuse a request before it is looked at."""
+    """Serves an HttpApi on any number of listeners; `gate` may refuse a request before it is routed."""
 
     def __init__(
         self, api: HttpApi, logger: Logger, *, gate: Gate | None = None, room: PublishBudget | None = None
@@ -317,7 +318,7 @@ class HttpServer:
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, sock: socket.socket, ssl_context: ssl.SSLContext | None = None) -> str:
-        """Serve on this listening socket, which now belongs to the server; returns its address for the log."""
+        """Serve on this listening socket, which now belongs to the server; returns its address for log lines."""
         loop = asyncio.get_running_loop()
         if self._web is None:
             self._web = _WebServer(self._answer)
@@ -353,7 +354,7 @@ class HttpServer:
         finally:
             request.give_room()
         if request.unsent_body:
-            inner.content.feed_eof()  # what was not asked for will not come
+            inner.content.feed_eof()  # the body was not requested and will not arrive
             response.force_close()
         if request.broken_body:
             response.force_close()
@@ -420,8 +421,8 @@ def _decode(text: str) -> str:
 
 
 class _HttpConnection(web.RequestHandler):
-    """aiohttp's connection, but bytes that are no HTTP get what Go answers them, and nobody logs them; and who does not
-    take what was written is dropped, while it is written and when the connection closes."""
+    """aiohttp's connection with two changes: bytes that are not HTTP get Go's answer and are not logged; and a peer
+    that does not read what was written is dropped after TAKE_S, during an answer and when the connection closes."""
 
     __slots__ = ("_drop", "_socket", "body", "broken")
 
@@ -434,7 +435,7 @@ class _HttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._socket = cast(asyncio.Transport, transport)  # aiohttp forgets its own before everything is sent
+        self._socket = cast(asyncio.Transport, transport)  # aiohttp drops its own before everything is sent
         if too_many_files(transport):
             self.force_close()
 
@@ -471,7 +472,7 @@ class _HttpConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage) and self.body is not None:
-            # The parser gave up. If it did so inside a body, aiohttp forgets to tell who reads that body.
+            # The parser gave up. If it did so inside a body, aiohttp does not notify the reader of that body.
             self.broken = not self.body.is_eof()
             self.body.feed_eof()
 
@@ -510,7 +511,7 @@ class _WebServer(web.Server):
         self, message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
         if message.method == "UNKNOWN":
-            # What aiohttp makes of garbage says HTTP/1.0; clients look for "HTTP/1.1 400".
+            # For malformed bytes aiohttp assumes HTTP/1.0; clients look for "HTTP/1.1 400".
             message = message._replace(version=HttpVersion11)
         protocol.body = payload
         return web.BaseRequest(message, payload, protocol, writer, task, self._loop)

@@ -1,12 +1,12 @@
-"""The broker's statistics: immutable snapshots, and nsqd's /stats made of them.
+"""The broker's statistics: immutable snapshots, and nsqd's /stats made from them.
 
-The dataclasses are what `BrokerApi.snapshot` returns. Everything that watches the broker (/stats, /metrics, statsd, the
-gRPC admin service) reads only these. nsqd's JSON has a fixed set of keys in a fixed order, which clients and nsqadmin
-decode into typed structs; so what nsqd does not have (partitions, log ends, fsync times, age of the oldest unfinished
+`BrokerApi.snapshot` returns these dataclasses. Everything that observes the broker (/stats, /metrics, statsd, the gRPC
+admin service) reads only them. nsqd's JSON has a fixed set of keys in a fixed order, which clients and nsqadmin decode
+into typed structs; so what nsqd does not have (partitions, log ends, fsync times, age of the oldest unfinished
 message) goes into one extra object, shown on demand: `include_nsqha=true`.
 
-Counting: `depth` is what waits, without in-flight and deferred messages; `message_count` counts a message once per
-channel and ignores requeues. A topic's own depth is what no channel has been handed yet.
+`depth` counts the waiting messages, without those in flight or deferred; `message_count` counts a message once per
+channel and ignores requeues. A topic's own depth counts the messages that have not been copied to any channel yet.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClientStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorStats:
-    """A channel's place in one partition that this node leads."""
+    """A channel's position in one partition that this node leads."""
 
     partition: int
     floor: int
@@ -67,7 +67,7 @@ class CursorStats:
     deferred_count: int = 0
     uncommitted_progress: int = 0  # messages finished in memory whose progress event is not committed yet
     oldest_unfinished_seconds: float | None = None  # age by publish time; None if nothing is unfinished
-    stuck: str = ""  # why nothing more can be read; empty if all is well
+    stuck: str = ""  # why nothing more can be read; empty if it can
     leader_epoch: int = 0
     message_count: int = 0  # since this node leads the partition, like the following ones
     requeue_count: int = 0
@@ -77,7 +77,7 @@ class CursorStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
-    """A channel, all its partitions here together; the first fields are nsqd's."""
+    """A channel, summed over its partitions on this node; the first fields are nsqd's."""
 
     channel_name: str
     depth: int = 0
@@ -94,7 +94,7 @@ class ChannelStats:
     client_count: int = 0
     clients: tuple[ClientStats, ...] = ()
     paused: bool = False
-    reader: bool = False  # it hands out nothing; `depth` is how far its reader is behind
+    reader: bool = False  # a reader channel: it delivers nothing; `depth` is how far its reader is behind
     e2e_processing_latency: Result = NOTHING
     cursors: tuple[CursorStats, ...] = ()
 
@@ -117,8 +117,8 @@ class PartitionStats:
     isr_size: int = 1
     replicas: int = 1
     min_isr: int = 1
-    under_replicated: bool = False  # fewer in-sync replicas than there are to be
-    below_min_isr: bool = False  # ... and than min_isr: nothing is acknowledged
+    under_replicated: bool = False  # fewer in-sync replicas than the topic is to have
+    below_min_isr: bool = False  # fewer in-sync replicas than min_isr: nothing is acknowledged
     holds: int = 0  # of batch readers
 
 
@@ -150,7 +150,7 @@ class DamagedRangeStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubStats:
-    """The slow reading of everything stored."""
+    """The scrub, which slowly reads and verifies everything stored."""
 
     rounds: int = 0  # ended since the start
     read_bytes: int = 0  # since the start
@@ -160,10 +160,10 @@ class ScrubStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushLag:
-    """What a follower node has not acknowledged yet, of all that is led here."""
+    """What a follower node has not acknowledged yet of all partitions led here."""
 
     node: int  # uid
-    name: str  # empty: it is away
+    name: str  # empty: the node is not registered
     partitions: int = 0
     entries: int = 0  # of the commitlog, so batches
     bytes: int = 0
@@ -174,30 +174,30 @@ class ClusterStats:
     """This node as a member of its cluster."""
 
     node: int  # uid
-    registered: bool = False  # its lease is fresh: the others count on it
-    nodes: int = 0  # that are alive, as far as is known here
+    registered: bool = False  # its lease is valid for the other nodes
+    nodes: int = 0  # live ones, as far as is known here
     leaders: int = 0  # partitions led here
     followers: int = 0  # partitions followed here
-    followers_behind: int = 0  # of them, those that catch up or have no leader
-    under_replicated: int = 0  # partitions led here with fewer in-sync replicas than there are to be
-    below_min_isr: int = 0  # of them, those that acknowledge nothing
+    followers_behind: int = 0  # partitions followed here that catch up or have no leader
+    under_replicated: int = 0  # partitions led here with fewer in-sync replicas than the topic is to have
+    below_min_isr: int = 0  # partitions led here that acknowledge nothing
     push_lag: tuple[PushLag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStats:
-    """Readers of stored segments."""
+    """The segment service and its readers."""
 
-    bytes: int = 0  # that they were sent since the start
+    bytes: int = 0  # sent since the start
     requests: tuple[tuple[str, int], ...] = ()  # since the start, by HTTP status
     connections: int = 0  # now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
-    """What concerns the whole process."""
+    """The statistics of the whole process."""
 
-    version: str = ""  # of this product; BrokerStats.version is the nsqd release it stands for
+    version: str = ""  # of this product; BrokerStats.version is the nsqd release that it is compatible with
     hot: str = ""  # compiled or pure
     sync: str = "always"  # default for new topics
     data_path: str = ""
@@ -209,8 +209,8 @@ class NodeStats:
     disk_free_bytes: int = 0
     disk_total_bytes: int = 0
     disk_refusing: bool = False  # below the watermark: publishes are refused
-    cursor_cache_written: bool = True  # the cache of channel state; the logs have everything all the same
-    cursor_cache_waiting: int = 0  # changes of deferred messages that it does not have yet
+    cursor_cache_written: bool = True  # the cache of channel state works; the logs have everything in any case
+    cursor_cache_waiting: int = 0  # changes of deferred messages that are not in the cache yet
     fsync_seconds: HistogramData = EMPTY_SECONDS
     publish_seconds: HistogramData = EMPTY_SECONDS  # from the flush of a batch to its commit
     batch_messages: HistogramData = EMPTY_BATCHES
@@ -218,12 +218,12 @@ class NodeStats:
     publish_errors: tuple[tuple[str, int], ...] = ()  # by error code
     log_events: tuple[tuple[str, int], ...] = ()  # recovery cuts, checksum errors, possible losses: event -> count
     scrub: ScrubStats = ScrubStats()
-    cluster: ClusterStats | None = None  # None: it is alone
+    cluster: ClusterStats | None = None  # None: a single node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStats:
-    """Everything at one moment; topics and channels in any order."""
+    """All statistics at one moment; topics and channels in any order."""
 
     health: str
     start_time_ns: int
@@ -244,7 +244,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """What is shown: nsqd tells "no such topic" (None) from "topics, but none of them" (empty)."""
+    """What is shown: nsqd distinguishes "no such topic" (None) from "topics, but none selected" (empty)."""
 
     topics: tuple[TopicStats, ...] | None
     producers: tuple[ClientStats, ...] | None
@@ -262,7 +262,7 @@ def select(stats: BrokerStats, wanted: Selection) -> Selected:
             continue
         channels.sort(key=lambda c: c.channel_name)
         shown.append(replace(topic, channels=tuple(channels)))
-    # The topic filter narrows what is said of a producer, not the list of producers.
+    # The topic filter applies to the counts of each producer, not to the list of producers.
     producers = tuple(replace(p, pub_counts=_published_to(p, wanted.topic)) for p in stats.producers)
     return Selected(tuple(shown), (producers or None) if wanted.clients else None)
 
@@ -277,7 +277,7 @@ def _published_to(client: ClientStats, topic: str) -> tuple[tuple[str, int], ...
 def stats_json(
     stats: BrokerStats, wanted: Selection, memory: MemoryStats | None, extra: bool = False
 ) -> dict[str, Any]:
-    """The object that `/stats?format=json` shows, keys in nsqd's order."""
+    """The object that `/stats?format=json` shows, with keys in nsqd's order."""
     selected = select(stats, wanted)
     shown: dict[str, Any] = {
         "version": stats.version,
@@ -343,7 +343,7 @@ def _client_json(client: ClientStats, topic: str = "") -> dict[str, Any]:
         "snappy": client.snappy,
         "user_agent": client.user_agent,
     }
-    # What nsqd leaves out when it is unset.
+    # nsqd omits these when they are unset.
     optional = {
         "authed": client.authed,
         "auth_identity": client.auth_identity,
@@ -436,7 +436,7 @@ def _fields(record: PartitionStats | CursorStats | DamagedRangeStats | ClusterSt
 
 
 def _histogram_json(histogram: HistogramData) -> dict[str, Any]:
-    """Counts by upper bound, not cumulated; empty buckets left out."""
+    """The counts by upper bound, not cumulative, without empty buckets."""
     bounds = [*map(str, histogram.bounds), "+Inf"]
     return {
         "count": sum(histogram.counts),

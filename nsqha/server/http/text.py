@@ -1,4 +1,4 @@
-"""The text form of /stats: what people see with curl, laid out as nsqd does, with one line of ours at the end.
+"""The text form of /stats: what people see with curl, in nsqd's layout, with one line of our own at the end.
 
 nsqd v1.3.0 (built w/python3.11)
 start_time 2026-11-20T22:10:34Z
