@@ -1,8 +1,8 @@
-"""The `nsqha` command. Each verb is a module with `add_parser`; what is slow to import is imported when it runs.
+"""The `nsqha` command. Each verb is a module with `add_parser`; it imports what is slow to import only when it runs.
 
-stdout is data, stderr is talk. Exit status: 0 ok, 1 failed, 2 usage, 3 not found, 4 exists already or was changed,
-5 not allowed, 6 unreachable or timed out, 7 partly done (stdout lists what), 8 not confirmed, 130 interrupted,
-141 whoever read the output is gone (`nsqha.cli.terminal.exits`).
+Data goes to stdout, remarks go to stderr. Exit status: 0 ok, 1 failed, 2 usage, 3 not found, 4 exists already or was
+changed, 5 not allowed, 6 unreachable or timed out, 7 partly done (stdout lists what), 8 not confirmed,
+130 interrupted, 141 stdout was closed (`nsqha.cli.terminal.exits`).
 
 Downwards:
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def build_parser(verb: str | None = None) -> Parser:
-    """The whole command line; or, if `verb` is one, as much of it as that verb needs: the others are a name."""
+    """Build the whole command line; or, if `verb` is one, only what that verb needs: the others are only a name."""
     from nsqha import __version__
     from nsqha.cli.terminal.parser import Parser
     from nsqha.cli.verbs import VERBS, module_of
@@ -81,7 +81,7 @@ def _status(argv: list[str]) -> int:
     except KeyboardInterrupt:
         status = exits.INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at exit; let that go nowhere.
+        # The interpreter flushes stdout once more at exit; /dev/null takes that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = exits.BROKEN_PIPE
     except NsqhaError as error:

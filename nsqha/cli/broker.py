@@ -1,4 +1,4 @@
-"""`nsqha broker`: one node of a cluster. It is `nsqd` that insists on an etcd, with help in groups."""
+"""`nsqha broker`: one node of a cluster. It is `nsqd` that requires an etcd, with help in groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\
 Run one node of a cluster. Other nodes are found in etcd; a node keeps its identity in its data folder, so start it
-again with the same --data-path. Everything that `nsqd` takes is taken here. A node without a cluster: nsqd, nsqha dev.
+again with the same --data-path. All flags of `nsqd` work here. For a node without a cluster use nsqd or nsqha dev.
 
 Every flag can also be in the environment (NSQHA_ETCD_ENDPOINT=...) or in the file that --config names."""
 
@@ -63,7 +63,5 @@ def run(args: argparse.Namespace) -> int:
 
     loaded = load_nsqd(args.given, os.environ)
     if not loaded.options.etcd_endpoints:
-        raise exits.Exit(
-            exits.USAGE, "--etcd-endpoint is missing: name a member of the etcd that the cluster is in, host:port"
-        )
+        raise exits.Exit(exits.USAGE, "--etcd-endpoint is missing: give HOST:PORT of a member of the cluster's etcd")
     return nsqd.run(loaded.options, loaded.notices)

@@ -48,7 +48,7 @@ def _add_looks(verbs: Any) -> None:
         verbs,
         "show",
         run_show,
-        "show a channel: depth, in flight, where it is in each partition",
+        "show a channel: depth, in flight, position in each partition",
         ("nsqha channel show orders billing", "nsqha channel show orders billing --json"),
         shape=SHAPE,
     )
@@ -64,7 +64,7 @@ def _add_changes(verbs: Any) -> None:
         shape=SHAPE,
         statuses=(*USUAL, exits.CONFLICT),
     )
-    reader = "for a reader of the log's files, such as nsqha spark: it delivers nothing, keeps files and shows lag"
+    reader = "for a reader of log files such as nsqha spark: it delivers nothing, keeps files from retention, shows lag"
     verb.add_argument("--reader", action="store_true", help=reader)
 
     for word, what in (("pause", "deliver nothing until it is unpaused"), ("unpause", "go on after a pause")):
@@ -76,7 +76,7 @@ def _add_changes(verbs: Any) -> None:
         verbs,
         "empty",
         run_empty,
-        "drop all that a channel has: waiting, in flight, deferred",
+        "drop all messages of a channel: waiting, in flight, deferred",
         ("nsqha channel empty orders billing --yes",),
         shape='{"topic", "channel", "emptied"}',
         statuses=(*USUAL, exits.NOT_CONFIRMED),
@@ -142,7 +142,7 @@ def run_show(args: argparse.Namespace) -> int:
         _print_places(args, channel)
         return exits.OK
     counts = f"{channel.message_count:,} messages, {channel.finished:,} finished, {channel.requeued:,} requeued"
-    print(f"\nsince the leaders began: {counts}, {channel.timed_out:,} timed out\n")
+    print(f"\nsince the leaders were elected: {counts}, {channel.timed_out:,} timed out\n")
     _print_places(args, channel)
     return exits.OK
 
@@ -203,11 +203,11 @@ def row(channel: Any) -> tuple[Cell, ...]:
 
 
 def state_of(channel: Any) -> str:
-    """What keeps a channel from delivering, in a few words."""
+    """The reason why a channel delivers nothing, in a few words."""
     if any(partition.stuck for partition in channel.partitions):
         return "stopped by damage: nsqha log skip"
     if any(partition.error for partition in channel.partitions):
-        return "not all of it is known"
+        return "not all partitions answered"
     if channel.reader:
         return "a reader's"
     return "paused" if channel.paused else ""

@@ -1,10 +1,10 @@
 """`nsqha completion`: scripts for shells that ask this program for candidates.
 
     completion bash | zsh | fish     prints a script
-    completion words WORD..          prints the candidates for the last word, one a line; what the scripts call
+    completion words WORD..          prints the candidates for the last word, one a line; the scripts call this
 
-Verbs and flags come from the parser itself. Names of topics and channels are asked of the broker, which gets 300 ms:
-a shell must not hang because no broker runs.
+Verbs and flags come from the parser itself. Names of topics and channels come from the broker, which has 300 ms to
+answer: a shell must not hang because no broker runs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def candidates(parser: Parser, words: list[str]) -> list[str]:
-    """What may stand where the last word is."""
+    """Candidates for the last word."""
     *before, last = words or [""]
     given: list[str] = []
     value_of: argparse.Action | None = None  # the flag whose value comes next
@@ -91,7 +91,7 @@ def candidates(parser: Parser, words: list[str]) -> list[str]:
 
 
 def _takes_value(parser: Parser, word: str) -> argparse.Action | None:
-    """The flag, if its value is a word of its own."""
+    """Return the flag `word` if its value is a separate word, else None."""
     for action in parser._actions:
         if word in action.option_strings:
             return action if action.nargs != 0 else None
@@ -99,7 +99,7 @@ def _takes_value(parser: Parser, word: str) -> argparse.Action | None:
 
 
 def _names(parser: Parser, given: list[str]) -> list[str]:
-    """Topics, channels or fixed choices, by what the verb wants at this place."""
+    """Return topics, channels or fixed choices, whichever the verb expects at this place."""
     wanted = parser.positionals()
     if len(given) >= len(wanted):
         return []
@@ -116,7 +116,7 @@ def _names(parser: Parser, given: list[str]) -> list[str]:
 
 
 def _ask() -> dict[str, list[str]]:
-    """Topics and their channels, from the broker of the environment."""
+    """Ask the broker that the environment names for topics and their channels."""
     import os
 
     from nsqha.cli.brokers.admin import Admin

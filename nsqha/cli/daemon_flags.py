@@ -1,7 +1,7 @@
 """The flags of a daemon as a verb of `nsqha`: the table in `nsqha.options`, in groups, read by the daemon's own reader.
 
-The verb's parser only finds wrong flags, prints help and completes words. What the flags mean, their limits, the
-environment and the config file are the business of `load_nsqd` and `load_nsqlookupd`, which get the same words.
+The verb's parser only finds wrong flags, prints help and completes words. `load_nsqd` and `load_nsqlookupd` get the
+same words and handle their meaning, limits, the environment and the config file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GIVEN = "given"  # argv of the daemon, in a parsed namespace
 
 
 class _Keep(argparse.Action):
-    """Keep a flag and its value as the daemon's own reader takes them."""
+    """Keep a flag and its value in the form that the daemon's own reader expects."""
 
     def __call__(
         self,
@@ -35,13 +35,13 @@ class _Keep(argparse.Action):
 def add_daemon_flags(
     verb: Parser, options: type[Options] | type[LookupdOptions], groups: Mapping[str, Sequence[str]]
 ) -> None:
-    """Every flag of the table; `groups` names those that belong together, the rest comes last."""
+    """Add every flag of the table; `groups` names those that belong together, the rest comes last."""
     table = {flag.name: flag for flag in flags_of(options) if flag.name not in ("version", "verbose", "worker-id")}
     for title, names in groups.items():
         _add_group(verb, title, [table.pop(name) for name in names])
     _add_group(verb, OTHERS, [flag for flag in table.values() if not flag.inert])
     for flag in table.values():
-        if flag.inert:  # taken, so that an existing command line works; the daemon says that it does nothing
+        if flag.inert:  # accepted, so that an existing command line works; the daemon logs that it does nothing
             _add(verb, flag, argparse.SUPPRESS)
     verb.set_defaults(**{GIVEN: []})
 

@@ -1,7 +1,7 @@
-"""`nsqha log dump` and `nsqha log verify`: the log files themselves, with no broker, or beside one that runs.
-`nsqha log skip` asks a broker to go on behind a damaged range.
+"""`nsqha log dump` and `nsqha log verify` read the log files themselves, whether a broker runs on them or not.
+`nsqha log skip` asks a broker to continue behind a damaged range.
 
-The first two write, lock and recover nothing. What a running broker appends after the look began is not looked at.
+The first two write, lock and recover nothing. They ignore what a running broker appends after they began.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 UNDER_WAY_SECONDS = 0.1  # a running broker has written the entry of a batch by then
 LAST_LOG_ID = 1 << 63
 WHAT_NOW = (
-    "A torn end is cut off by the next start. Any other range holds channels up until its files are restored, "
-    "or `nsqha log skip` gives its messages up."
+    "The next start cuts off a torn end. Any other range stops channels until its files are restored, or "
+    "`nsqha log skip` gives up its messages."
 )
 
 DUMP_SHAPE = (
@@ -87,12 +87,12 @@ def add_parser(commands: Any) -> None:
         verbs,
         "skip",
         run_skip,
-        help="let channels that stopped before a damaged range go on behind it",
+        help="let channels that stopped at a damaged range continue behind it",
         description=(
-            "Let the channels of a running broker go on behind a range of the log that can not be read. Its messages\n"
-            "are lost to them: restore the files instead if you can. `nsqha log verify` shows the ranges.\n"
-            "In a cluster, and of all channels, the range is given up too if no other replica has it: replicas are\n"
-            "made without it from then on (move, decommission). Who has it still gives it when it comes back."
+            "Let the channels of a running broker continue behind a range of the log that cannot be read. They lose\n"
+            "its messages: restore the files instead if you can. `nsqha log verify` shows the ranges.\n"
+            "In a cluster, without CHANNEL, a range that no other replica has is given up: new replicas are made\n"
+            "without it (move, decommission). A node that still has it gives it back when it returns."
         ),
         examples=("nsqha log skip orders --yes", "nsqha log skip orders/0 billing --yes --json"),
         shape=SKIP_SHAPE,
@@ -115,8 +115,8 @@ def add_parser(commands: Any) -> None:
 
 def _of_folder(verbs: Any, word: str, run: Any, help: str, examples: tuple[str, ...], *, shape: str) -> Parser:
     description = (
-        f"{help[0].upper()}{help[1:]}. Reads only; a broker may be running.\n"
-        "After a crash the end of a log may be torn: the next start cuts that off, until then it is a problem."
+        f"{help[0].upper()}{help[1:]}. Writes nothing; a broker may be running.\n"
+        "After a crash the end of a log may be torn. That is reported as a problem until the next start cuts it off."
     )
     statuses = (exits.FAILED, exits.USAGE, exits.NOT_FOUND)
     verb = add_verb(
@@ -146,7 +146,7 @@ def run_skip(args: argparse.Namespace) -> int:
                 admin.call("DescribeTopic", topic=topic)
             else:
                 admin.call("DescribeChannel", topic=topic, channel=args.channel)
-            question = f"Give up what can not be read in {topic}? Its messages are lost to the channels that wait."
+            question = f"Give up what cannot be read in {topic}? The channels that wait lose its messages."
             confirm(question, yes=False)
         answer = admin.call("SkipDamage", **chosen)
     skipped = [record(item) for item in answer.skipped]
@@ -162,7 +162,7 @@ def run_skip(args: argparse.Namespace) -> int:
         lost = f"{item['messages_lost']} messages lost"
         print(f"{topic}/{item['partition']} {item['channel']}: skipped {offsets}, {lost}")
     for item in () if args.json else given_up:
-        print(f"{topic}/{item['partition']}: {_messages(item)} given up: replicas are made without")
+        print(f"{topic}/{item['partition']}: {_messages(item)} given up: new replicas are made without them")
     if answer.errors:
         return exits.PARTLY if skipped or given_up else exits.FAILED
     return exits.OK
@@ -177,7 +177,7 @@ def _messages(item: dict[str, Any]) -> str:
 
 
 class Folder(NamedTuple):
-    """Where one partition's files are."""
+    """The folder of one partition's files."""
 
     topic: str
     topic_uid: int
@@ -189,11 +189,11 @@ class Folder(NamedTuple):
 
 
 def folders(data_dir: str, topic: str, partition: int | None) -> list[Folder]:
-    """The partitions asked for. NotFound if there are none."""
+    """Return the folders of the wanted partitions. Raises NotFound if there are none."""
     top = os.path.join(data_dir, "topics")
     if not os.path.isdir(data_dir):
         is_file = os.path.exists(data_dir)
-        raise NotFound(f"{data_dir} is a file, no folder" if is_file else f"there is no folder {data_dir}")
+        raise NotFound(f"{data_dir} is a file, not a folder" if is_file else f"there is no folder {data_dir}")
     found = []
     try:
         for name in sorted(os.listdir(top)) if os.path.isdir(top) else []:
@@ -212,7 +212,7 @@ def folders(data_dir: str, topic: str, partition: int | None) -> list[Folder]:
         raise NotFound(f"there is no {what} in {data_dir}{did_you_mean(topic, names - {topic})}")
     inside = nodes_inside(data_dir)
     if not chosen:
-        hint = f"; there are in its folders {', '.join(inside)}: name one of them" if inside else ""
+        hint = f"; its folders {', '.join(inside)} have some: name one of them" if inside else ""
         raise NotFound(f"there are no logs in {data_dir}{hint}")
     if inside:
         say(f"not read: the logs of {', '.join(inside)} in {data_dir}; name one of these folders")
@@ -220,7 +220,7 @@ def folders(data_dir: str, topic: str, partition: int | None) -> list[Folder]:
 
 
 def nodes_inside(data_dir: str) -> list[str]:
-    """Folders in it that are data folders themselves, as `nsqha dev --nodes 3` makes them."""
+    """Return the folders in it that are data folders themselves, as `nsqha dev --nodes 3` makes them."""
     return sorted(name for name in os.listdir(data_dir) if os.path.isdir(os.path.join(data_dir, name, "topics")))
 
 
@@ -230,7 +230,7 @@ def opened(folder: Folder) -> Iterator[LogReader]:
     from nsqha.commitlog.storage import File, OsStorage
 
     class Looked(OsStorage):
-        """What was listed and is gone now was taken by a broker; what was never there is damage, for the reader."""
+        """Reports a file that was listed and is gone as taken by a broker; one that was never there is damage."""
 
         def list_dir(self, path: str) -> list[str]:
             self.names = super().list_dir(path)
@@ -259,7 +259,7 @@ def opened(folder: Folder) -> Iterator[LogReader]:
 
 
 def _went_away(folder: Folder, error: FileNotFoundError) -> NotFound:
-    return NotFound(f"{folder}: {error.filename} went away: retention or a delete took it; try again")
+    return NotFound(f"{folder}: {error.filename} is gone: retention or a delete removed it; try again")
 
 
 # ---- verify
@@ -296,7 +296,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 class Unread:
-    """Partitions that could not be read at all: the others are read all the same."""
+    """Partitions that could not be read. The command reads the others all the same."""
 
     def __init__(self) -> None:
         self.errors: list[NsqhaError] = []
@@ -309,7 +309,7 @@ class Unread:
             self.errors.append(error)
 
     def told(self, prog: str, *, bad: bool) -> int:
-        """Say which, and the exit status of a command that found something bad in the others, or not."""
+        """Print them and return the command's exit status; `bad`: it found problems in the others."""
         for error in self.errors:
             say(f"{prog}: {error}")
         statuses = {exits.status_of(error) for error in self.errors} | ({exits.FAILED} if bad else set())
@@ -331,8 +331,8 @@ def _verify(data_dir: str, folder: Folder) -> Verification:
 
 
 def _synced(data_dir: str, folder: Folder) -> tuple[int, int]:
-    """The log_uid of a log, and the end of what its node's journal knows to be on this disk; zeros if that says
-    nothing, as while it is being cut."""
+    """Return a log's log_uid and the end of what its node's journal knows to be on this disk; zeros if the journal
+    does not say, as while the log is being cut."""
     from nsqha.commitlog.journal import Key, inspect
     from nsqha.commitlog.storage import OsStorage
 
@@ -348,14 +348,14 @@ def _synced(data_dir: str, folder: Folder) -> tuple[int, int]:
 
 
 def _bad_end(data_dir: str, folder: Folder, log: LogReader, synced: tuple[int, int]) -> BatchCorrupt | None:
-    """What the end of a log lacks, or has too much."""
+    """Return what is missing or torn at the end of a log, or None."""
     from nsqha.commitlog.entry import BatchCorrupt
 
     end = log.end
     if synced[1] > end.log_id:
         now = _synced(data_dir, folder)
-        if now[0] == synced[0] and now[1] >= synced[1]:  # else it was cut since, or begun anew
-            return BatchCorrupt(end, end._replace(log_id=synced[1]), "they were synced to this disk, and are missing")
+        if now[0] == synced[0] and now[1] >= synced[1]:  # else it was cut since, or replaced by a new log
+            return BatchCorrupt(end, end._replace(log_id=synced[1]), "they were synced to this disk and are missing")
     torn = log.torn_end()
     if torn is not None:
         time.sleep(UNDER_WAY_SECONDS)
@@ -411,7 +411,7 @@ def _show(args: argparse.Namespace, folder: Folder, batch: DumpedBatch) -> None:
 
 
 def _first(log: LogReader, offset: int | None) -> int:
-    """The log id to begin with."""
+    """Return the log id to begin with."""
     from nsqha.commitlog.entry import BatchCorrupt
 
     if offset is None or offset <= log.start.offset:
@@ -446,7 +446,7 @@ def _frame(frame: DumpedFrame) -> dict[str, Any]:
 
 
 def _event(frame: DumpedFrame) -> dict[str, Any] | None:
-    """What a control frame says; None if it does not say it in a way that we know."""
+    """Return the content of a control frame; None if its type is not known here."""
     from dataclasses import asdict
 
     from nsqha.commitlog.control import NAMES
@@ -461,7 +461,7 @@ def _event(frame: DumpedFrame) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: bytes as hex digits."""
+    """Convert a value for JSON: bytes become hex digits."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):

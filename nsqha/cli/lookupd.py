@@ -1,4 +1,4 @@
-"""`nsqha lookupd`: a lookup daemon, with an etcd also a controller. It is `nsqlookupd`, help in groups."""
+"""`nsqha lookupd`: a lookup daemon, with an etcd also a controller. It is `nsqlookupd` with help in groups."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nsqha.cli.terminal.parser import add_verb
 from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\
-Run a lookup daemon. With --etcd-endpoint it answers from the cluster's metadata and is a controller: of several, one
-at a time elects leaders and places replicas, the others wait to take over. Run two or three. Everything that
-`nsqlookupd` takes is taken here.
+Run a lookup daemon. With --etcd-endpoint it answers from the cluster's metadata and is a controller: one at a time
+elects leaders and places replicas, the others wait to take over. Run two or three. All flags of `nsqlookupd` work
+here.
 
 Every flag can also be in the environment (NSQLOOKUPD_ETCD_ENDPOINT=...) or in the file that --config names."""
 

@@ -24,7 +24,7 @@ def main() -> NoReturn:
 
 
 def run(options: Options, notices: tuple[str, ...]) -> int:
-    """Serve until SIGINT or SIGTERM; the exit status is 1 if the node can not start or its disk fails."""
+    """Serve until SIGINT or SIGTERM; the exit status is 1 if the node cannot start or its disk fails."""
     # What follows costs a quarter of a second to import; --help and --version do without.
     from nsqha import nsqlog
 
@@ -38,14 +38,14 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
         return serve_until_signal(options, open_grpc)
     except (NsqhaError, OSError) as error:
         if _of_a_full_disk(error):
-            # No life begins without a journal and promises of its own.
-            text = "--data-path=%s: its disk is full, and a start needs some MB; make room and start again: %s"
+            # A node cannot start without writing its journal and its promises.
+            text = "--data-path=%s: the disk is full, and a start needs some MB; free space and start again: %s"
             logger.fatal("start_failed", text, options.data_path, error)
         elif isinstance(error, NsqhaError):
             logger.fatal("start_failed", "%s", error)
         elif error.filename is None:
             raise
-        else:  # of the data folder: what belongs to somebody else, a disk that is mounted read-only
+        else:  # of the data folder: another user's file, a disk that is mounted read-only
             logger.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
     return exits.FAILED
 

@@ -16,13 +16,13 @@ from nsqha.cli.terminal.times import show_time
 from nsqha.cli.verbs import VERBS
 
 BODY_SHOWN = 200
-PEEK_MAX = 10_000  # what the broker gives at once
+PEEK_MAX = 10_000  # the broker's limit for one request
 
 DESCRIPTION = """\
-Show committed messages as they are stored, oldest first; no channel is touched. Without FROM the newest ones.
+Show committed messages as they are stored, oldest first; no channel is changed. Without FROM: the newest ones.
 
 FROM is a time (-2h, @2026-11-20T10:00), start, an offset, or a message id. Partitions are merged by time;
-TOPIC/PARTITION shows one. Long bodies are cut on the screen, not with --json or --raw."""
+TOPIC/PARTITION shows one of them. Long bodies are cut on the screen, not with --json or --raw."""
 
 
 def add_parser(commands: Any) -> None:
@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
     )
     verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition)
     verb.add_argument("place", metavar="FROM", nargs="?", default="end")
-    verb.add_argument("-n", "--count", type=count_up_to(PEEK_MAX), default=10, help="at most so many (default 10)")
+    verb.add_argument("-n", "--count", type=count_up_to(PEEK_MAX), default=10, help="messages at most (default 10)")
     verb.add_argument("--raw", action="store_true", help="print bodies only")
     add_json(verb, "print one line of JSON per message")
     add_grpc(verb)
@@ -97,7 +97,7 @@ def json_of(message: Any) -> dict[str, Any]:
 
 
 def body_json(body: bytes) -> dict[str, str]:
-    """Text if it is UTF-8."""
+    """The body as text if it is UTF-8, else in base64."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -105,7 +105,7 @@ def body_json(body: bytes) -> dict[str, str]:
 
 
 def body_line(body: bytes) -> str:
-    """One line of a body, for the screen."""
+    """The body as one line for the screen."""
     text = printable(body[: BODY_SHOWN * 4].decode("utf-8", "replace"))
     if len(text) <= BODY_SHOWN and len(body) <= BODY_SHOWN * 4:
         return text

@@ -17,15 +17,15 @@ from nsqha.cli.verbs import VERBS
 if TYPE_CHECKING:
     from nsqha.cli.brokers.v2client import V2Publisher
 
-RUN_MESSAGES = 200  # on the way at once: their answers fit into any socket buffer
+RUN_MESSAGES = 200  # unanswered at once: their answers fit into any socket buffer
 RUN_BYTES = 256 << 10
 BODY_BYTES_MAX = 64 << 20  # brokers refuse far smaller ones; this bounds a line without end
-PACE_SECONDS = 0.05  # with --rate, messages of so much time leave together
+PACE_SECONDS = 0.05  # with --rate, the messages of this time are sent together
 
 DESCRIPTION = """\
-Publish messages: the arguments, else the lines of the files, else the lines of stdin. Empty lines are left out;
+Publish messages: the arguments, else the lines of the files, else the lines of stdin. Empty lines are skipped;
 brokers refuse empty messages, so an empty argument, or an empty file with --whole, is an error.
-Returns when every message was answered with OK, which means what the topic's sync setting says."""
+Returns when every message was answered with OK. The topic's sync setting says what OK means."""
 
 
 def add_parser(commands: Any) -> None:
@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
     verb.add_argument("messages", metavar="MESSAGE", nargs="*", default=[], help="put -- before one that begins with -")
     verb.add_argument("--file", "-f", action="append", default=[], metavar="PATH", help="its lines; - is stdin")
     verb.add_argument("--whole", action="store_true", help="each file, or stdin, is one message")
-    verb.add_argument("--delay", type=duration, default="0", metavar="TIME", help="deliver so much later: 90s, 2d")
+    verb.add_argument("--delay", type=duration, default="0", metavar="TIME", help="deliver after this time: 90s, 2d")
     verb.add_argument("--rate", type=rate, metavar="N", help="at most N messages a second")
     add_json(verb)
     add_tcp(verb)
@@ -101,12 +101,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def size_of(paths: list[str]) -> int:
-    """Bytes of all files together; 0 if that can not be known."""
+    """Bytes of all files together; 0 if that is not known."""
     return sum(map(os.path.getsize, paths)) if all(map(os.path.isfile, paths)) else 0
 
 
 class PubTally:
-    """What was done so far."""
+    """Counts what was published and skipped so far."""
 
     def __init__(self, args: argparse.Namespace, publisher: V2Publisher, started: float) -> None:
         self.bytes = 0
@@ -118,12 +118,12 @@ class PubTally:
         self._progress = ProgressLine(f"publish to {args.topic}")
 
     def show(self) -> None:
-        """Progress through the files; each message had a line end."""
+        """Show progress through the files; each message had a line end."""
         if self._total:
             self._progress(min(self.bytes + self._publisher.published, self._total), self._total)
 
     def tell(self) -> None:
-        """The end of it."""
+        """Print the result."""
         self._progress.close()
         n, seconds = self._publisher.published, time.monotonic() - self._started
         if self._args.json:
@@ -137,12 +137,12 @@ class PubTally:
                 }
             )
         else:
-            empty = f", {self.skipped:,} empty left out" if self.skipped else ""
+            empty = f", {self.skipped:,} empty skipped" if self.skipped else ""
             say(f"published {show_count(n)} to {self._args.topic}{empty}")
 
 
 def sources(args: argparse.Namespace) -> Iterator[list[bytes]]:
-    """Bodies as they become available."""
+    """Yield bodies as they become available."""
     if args.messages:
         yield [os.fsencode(message) for message in args.messages]
         return
@@ -163,7 +163,7 @@ def sources(args: argparse.Namespace) -> Iterator[list[bytes]]:
 
 
 def _bodies(descriptor: int, what: str, whole: bool) -> Iterator[list[bytes]]:
-    """Lines as soon as they are complete, or everything as one body."""
+    """Yield lines as soon as they are complete, or everything as one body."""
     rest = bytearray()
     while data := _read(descriptor, what):
         rest += data
@@ -188,7 +188,7 @@ def _read(descriptor: int, what: str) -> bytes:
 
 
 def runs(bodies: Iterator[list[bytes]], per_second: float | None) -> Iterator[list[bytes]]:
-    """The same, in pieces that may be on the way at once."""
+    """Yield the bodies in runs that may be unanswered at once."""
     count_max = RUN_MESSAGES if per_second is None else max(1, min(RUN_MESSAGES, int(per_second * PACE_SECONDS)))
     for found in bodies:
         first = size = 0

@@ -15,12 +15,13 @@ from nsqha.cli.terminal.times import LogTarget, parse_place, show_duration, show
 from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\
-Move a channel: replay messages it had, or skip messages it has not had yet. Shows the plan, then asks.
+Move a channel: replay messages that it delivered, or skip messages that it did not deliver yet. Shows the plan, then
+asks.
 
 TO is a time (-2h, -1d12h, @2026-11-20T10:00, local unless it ends with Z or +01:00), start, end, an offset, or a
 message id of 16 hex digits. A time means the first batch at or after it, less --clock-skew. Deferred messages stay as
-they are; messages in flight are forgotten and a FIN for one of them fails. Asking twice is safe. --undo goes back to
-where the channel was before the last seek or empty; it is a seek itself, so a second --undo returns.
+they are; messages in flight are forgotten and a FIN for one of them fails. Repeating a seek is safe. --undo goes back
+to where the channel was before the last seek or empty; it is a seek itself, so a second --undo reverts the first.
 Offsets count per partition; TOPIC/PARTITION moves only that one."""
 
 SHAPE = (
@@ -44,7 +45,7 @@ def add_parser(commands: Any) -> None:
             "nsqha seek orders billing --undo --yes",
             "nsqha seek orders/0 billing 3 --yes --json",
         ),
-        shape=SHAPE + '  messages < 0: so many are skipped; "done": false for a plan',
+        shape=SHAPE + '  messages < 0: this number is skipped; "done": false for a plan',
         statuses=(exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.PARTLY, exits.NOT_CONFIRMED),
         times=True,
     )
@@ -52,8 +53,8 @@ def add_parser(commands: Any) -> None:
     verb.add_argument("channel", metavar="CHANNEL", type=name)
     verb.add_argument("to", metavar="TO", nargs="?")
     verb.add_argument("--plan", action="store_true", help="show what would be done and stop")
-    verb.add_argument("--undo", action="store_true", help="go back to where the last seek came from")
-    verb.add_argument("--clock-skew", metavar="TIME", type=duration, help="start so much before a time (default 1s)")
+    verb.add_argument("--undo", action="store_true", help="go back to where the channel was before the last seek")
+    verb.add_argument("--clock-skew", metavar="TIME", type=duration, help="start this much before a time (default 1s)")
     add_yes(verb)
     add_json(verb)
     add_grpc(verb)
@@ -61,7 +62,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.to == "undo":
-        args.parser.error("to go back to where the last seek came from: --undo")
+        args.parser.error("to go back to before the last seek: --undo")
     if args.undo == (args.to is not None):
         args.parser.error("give either TO or --undo")
     place = None if args.undo else place_of(args.parser, args.to)
@@ -102,7 +103,7 @@ def _target(admin: Admin, place: LogTarget, clock_skew_ns: int | None) -> Any:
 
 
 def _tell(args: argparse.Namespace, answer: Any) -> int:
-    """The plan, or what was done, on stdout."""
+    """Print the plan, or what was done, on stdout; return the exit status."""
     if args.json:
         print_json({"topic": args.topic[0], "channel": args.channel, "done": answer.done, **_partitions(answer)})
     else:
@@ -140,7 +141,7 @@ def _show(answer: Any, out: Any) -> None:
 def _remarks(partition: Any) -> list[str]:
     remarks = []
     if partition.clamped:
-        remarks.append("as far as the log goes")
+        remarks.append("clamped to the log")
     if partition.undo_repeats:
         remarks.append("an undo will repeat finished messages")
     return remarks

@@ -17,7 +17,7 @@ from nsqha.cli.terminal.times import show_duration
 from nsqha.cli.verbs import VERBS
 
 CLEAR = "\x1b[H\x1b[J"
-CHROME_LINES = 5  # of a screen: what is not a row of the table
+CHROME_LINES = 5  # lines of a screen that are not rows of the table
 
 SHAPE = (
     '{"node": {"version", "implementation", "data_path", "health", "node_uid", "start_time_ns", "sync", '
@@ -32,14 +32,16 @@ def add_parser(commands: Any) -> None:
         "stats",
         run,
         help=VERBS["stats"],
-        description="Show the node, its topics and its channels. --watch adds rates per second since the last look.",
+        description="Show the node, its topics and its channels. --watch adds rates per second since the last sample.",
         examples=("nsqha stats", "nsqha stats orders --json", "nsqha stats --watch 5s"),
-        shape=SHAPE + " per look",
+        shape=SHAPE + " per sample",
         statuses=(exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.INTERRUPTED),
     )
     verb.add_argument("topic", metavar="TOPIC", type=name, nargs="?")
-    verb.add_argument("--watch", type=duration, nargs="?", const=2 * 10**9, metavar="TIME", help="again and again (2s)")
-    add_json(verb, "print JSON, one line per look")
+    verb.add_argument(
+        "--watch", type=duration, nargs="?", const=2 * 10**9, metavar="TIME", help="repeat (default every 2s)"
+    )
+    add_json(verb, "print JSON, one line per sample")
     add_grpc(verb)
 
 
@@ -58,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
                 now.show(before, lines_max=shutil.get_terminal_size().lines - CHROME_LINES if live else None)
             if args.watch is None:
                 return exits.OK
-            sys.stdout.flush()  # a pipe gets each look at once, too
+            sys.stdout.flush()  # a pipe gets each sample at once, too
             before = now
             time.sleep(args.watch / 1e9)
 
 
 class StatsSample:
-    """What was to be seen at one moment."""
+    """The node, its topics and its channels at one moment."""
 
     def __init__(self, admin: Admin, topic: str) -> None:
         self.at = time.monotonic()
@@ -87,7 +89,7 @@ class StatsSample:
         }
 
     def show(self, before: StatsSample | None, lines_max: int | None) -> None:
-        """One screen; rates if there was a look before."""
+        """Print one screen; with rates if there was a sample before."""
         node = self.node
         up = show_duration(max(time.time() - node.start_time_ns / 1e9, 0))
         refused = "  PUBLISHES ARE REFUSED" if node.publishes_refused else ""
@@ -111,12 +113,12 @@ class StatsSample:
             print(f"and {cut} more lines")
 
     def troubles(self) -> list[str]:
-        """Partitions that nobody leads, that acknowledge nothing, or that have too few replicas."""
+        """Partitions that have no leader, acknowledge nothing, or have too few replicas."""
         from nsqha.election.health import BELOW, LEADERLESS, UNDER
 
         texts = {
-            LEADERLESS: "without leader",
-            BELOW: "below min_isr, so that nothing is acknowledged",
+            LEADERLESS: "without a leader",
+            BELOW: "below min_isr, nothing is acknowledged",
             UNDER: "under-replicated",
         }
         found: dict[str, list[str]] = {}

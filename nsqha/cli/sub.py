@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 WINDOW = 200
 WAIT_SECONDS = 1.0
-"""The longest wait for messages: Ctrl-C in the moment before a wait begins is only noticed when that wait ends."""
+"""The longest wait for messages. Ctrl-C in the moment before a wait begins is noticed only when that wait ends."""
 
 DESCRIPTION = """\
 Print the bodies of a channel's messages, one per line, and finish each after it was printed. The channel and the
-topic are created if need be. Runs until Ctrl-C, or -n messages, or --idle without one.
+topic are created if they do not exist. Runs until Ctrl-C, -n messages, or --idle without a message.
 
 --requeue gives every message back after printing, with a delay, instead of finishing it."""
 SHAPE = '{"id", "timestamp_ns", "attempts", "body"} per line; "body_base64" instead of "body" if it is not UTF-8'
@@ -47,25 +47,26 @@ def add_parser(commands: Any) -> None:
     )
     verb.add_argument("topic", metavar="TOPIC", type=name)
     verb.add_argument("channel", metavar="CHANNEL", type=name)
-    verb.add_argument("--requeue", type=duration, metavar="TIME", help="give messages back instead; needs -n")
+    verb.add_argument("--requeue", type=duration, metavar="TIME", help="requeue messages instead, delayed; needs -n")
     add_common(verb)
 
 
 def add_common(verb: Parser) -> None:
     verb.add_argument("-n", "--count", type=count, metavar="N", help="end after N messages")
-    verb.add_argument("--idle", type=duration, metavar="TIME", help="end when no message came for so long")
+    verb.add_argument("--idle", type=duration, metavar="TIME", help="end when no message came for this time")
     add_json(verb, "print one line of JSON per message")
     add_tcp(verb)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.requeue is not None and args.count is None:
-        args.parser.error("--requeue needs -n: a message that was given back comes again")
+        args.parser.error("--requeue needs -n: a message that was requeued comes again")
     return consume(args, args.topic, args.channel, None if args.requeue is None else -(-args.requeue // 10**6))
 
 
 def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int | None) -> int:
-    """Print until there is a reason to end. A message is answered only after its line left this process."""
+    """Print messages until a limit, an idle time or an interrupt ends it. A message is answered only after its line
+    has left this process."""
     from nsqha.cli.brokers.v2client import Subscriber
     from nsqha.cli.brokers.v2security import Security
 

@@ -11,9 +11,9 @@ from nsqha.cli.terminal.parser import add_verb, name
 from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\
-Print messages as they are published, from now on, through an ephemeral channel of its own that goes away with it.
-Other channels notice nothing. As with any NSQ broker the first channel of a topic gets what waited there, and this
-may be the first: to look at what is stored, use `nsqha peek`."""
+Print messages as they are published, from now on, through an ephemeral channel of its own, which is removed at the
+end. Other channels are not affected. As with any NSQ broker, the first channel of a topic gets the messages that
+waited in the topic, and this may be the first: to look at stored messages, use `nsqha peek`."""
 
 
 def add_parser(commands: Any) -> None:

@@ -28,7 +28,7 @@ SHAPE = (
 )
 REPLICAS_MAX = 15
 LOOK_SECONDS = 0.1
-SAY_SECONDS = 1.0  # of waiting without a word
+SAY_SECONDS = 1.0  # of waiting before the first message about it
 
 
 def add_parser(commands: Any) -> None:
@@ -80,7 +80,7 @@ def _add_create(verbs: Any) -> None:
         shape=SHAPE,
         statuses=(exits.USAGE, exits.CONFLICT, exits.UNREACHABLE, exits.PARTLY),
         description="Create a topic (publishing to one creates it too). Returns when every partition acknowledges "
-        "messages; if --timeout is over before, or there are too few nodes for that, exit status 7 says so.",
+        "messages; exit status 7: --timeout ended before that, or there are too few nodes.",
     )
     verb.add_argument("--no-wait", action="store_true", help="return as soon as it is created")
     verb.add_argument("--partitions", type=count, default=1, metavar="N", help="default 1; can only grow later")
@@ -106,11 +106,11 @@ def _add_set(verbs: Any) -> None:
         shape=SHAPE,
         statuses=(*USUAL, exits.PARTLY),
         description="Change settings of a topic. With --partitions it returns when the new partitions acknowledge "
-        "messages; if --timeout is over before, or there are too few nodes for that, exit status 7 says so. Other "
-        "changes are carried out after it has returned, replicas by the controller.",
+        "messages; exit status 7: --timeout ended before that, or there are too few nodes. Other changes take effect "
+        "after it has returned; the controller changes replicas.",
     )
     verb.add_argument("--no-wait", action="store_true", help="with --partitions: return as soon as it is stored")
-    verb.add_argument("--partitions", type=count, metavar="N", help="add partitions until there are so many")
+    verb.add_argument("--partitions", type=count, metavar="N", help="add partitions until there are N")
     _add_settings(verb)
     add_json(verb)
 
@@ -125,7 +125,7 @@ def _add_pause_empty_delete(verbs: Any) -> None:
         verbs,
         "empty",
         run_empty,
-        "drop what the topic holds back from its channels (paused, or without channels)",
+        "drop messages that are not in any channel yet (the topic is paused, or has no channel)",
         ("nsqha topic empty orders --yes",),
         shape='{"topic", "emptied"}',
         statuses=(*USUAL, exits.NOT_CONFIRMED),
@@ -151,11 +151,11 @@ def _add_release(verbs: Any) -> None:
         verbs,
         "release",
         run_release,
-        "end the hold of a batch reader, so that retention may go on",
+        "end the hold of a batch reader, so that retention can continue",
         ("nsqha topic release orders 00c0ffee00c0ffee",),
         shape='{"topic", "hold", "partitions"}',
-        description="End the hold of a batch reader, so that retention may go on: also in other topics that the same "
-        "reader holds. `nsqha topic show` has its id. A reader that still works fails with what retention takes then.",
+        description="End the hold of a batch reader in all topics that it holds, so that retention can continue. "
+        "`nsqha topic show` has its id. A reader that still runs fails at messages that retention removes.",
     )
     verb.add_argument("hold", metavar="HOLD_ID", type=hold_id)
     add_json(verb)
@@ -186,11 +186,11 @@ def _add_settings(verb: Parser) -> None:
     verb.add_argument("--retention", type=span, metavar="TIME", help=finished)
     most = "how much of each partition is kept: 10GB, unlimited, default"
     verb.add_argument("--retention-bytes", type=size, metavar="SIZE", help=most)
-    abandoned = "retention may pass a channel that nobody used for so long: 30d, never"
+    abandoned = "retention may pass a channel without consumers whose oldest unread message is older: 30d, never"
     verb.add_argument("--abandoned-after", type=span, metavar="TIME", help=abandoned)
-    copies = "replicas of each partition: 3, default; may be more than there are nodes yet"
+    copies = "replicas of each partition: 3, default; may be more than there are nodes now"
     verb.add_argument("--replicas", type=replicas, metavar="N", help=copies)
-    floor = "replicas that must have a message before it is OK: 2, default (more than half); at most --replicas"
+    floor = "replicas that must have a message before OK: 2, default (more than half); at most --replicas"
     verb.add_argument("--min-isr", type=replicas, metavar="N", help=floor)
 
 
@@ -242,8 +242,8 @@ def run_create(args: argparse.Namespace) -> int:
 
 
 def wait_served(args: argparse.Namespace, admin: Admin, topic: Any, *, first: int = 0) -> Any:
-    """The topic when its partitions from `first` on acknowledge messages, or when it is no use to wait, or after
-    --timeout. Says what it waits for."""
+    """Return the topic when its partitions from `first` on acknowledge messages, when waiting cannot help, or after
+    --timeout. Prints what it waits for."""
     began, said = time.monotonic(), False
     while idle(topic, first) and all(map(_hopeful, topic.partitions[first:])):
         waited = time.monotonic() - began
@@ -251,7 +251,7 @@ def wait_served(args: argparse.Namespace, admin: Admin, topic: Any, *, first: in
             break
         if waited > SAY_SECONDS and not said:
             most = show_duration(args.timeout / 1e9)
-            say(f"{args.parser.prog}: waits, at most {most}: {idle(topic, first)}")
+            say(f"{args.parser.prog}: waiting, at most {most}: {idle(topic, first)}")
             said = True
         time.sleep(LOOK_SECONDS)
         topic = admin.call("DescribeTopic", topic=topic.name).topic
@@ -259,21 +259,21 @@ def wait_served(args: argparse.Namespace, admin: Admin, topic: Any, *, first: in
 
 
 def _served(topic: Any, done: str, *, first: int = 0) -> int:
-    """Exit: what was asked for is done, but partitions from `first` on acknowledge nothing."""
+    """Return OK. Raises Exit if the change is made but partitions from `first` on acknowledge nothing."""
     if waiting := idle(topic, first):
         raise exits.Exit(exits.PARTLY, f"{done}, but {waiting}")
     return exits.OK
 
 
 def idle(topic: Any, first: int = 0) -> str:
-    """Which partitions from `first` on acknowledge nothing, and why; empty: all do."""
+    """Say which partitions from `first` on acknowledge nothing, and why; empty: all acknowledge."""
     found = {partition.partition: why for partition in topic.partitions[first:] if (why := unserved(partition))}
     places = some([f"{topic.name}/{number}" for number in found])
-    return f"{places} can not acknowledge messages yet: {', '.join(sorted(set(found.values())))}" if found else ""
+    return f"{places} cannot acknowledge messages yet: {', '.join(sorted(set(found.values())))}" if found else ""
 
 
 def _hopeful(partition: Any) -> bool:
-    """Whether time alone may help: it is not placed yet, or enough of its nodes are alive."""
+    """Whether waiting may help: the partition is not placed yet, or enough of its nodes are alive."""
     alive = sum(replica.alive for replica in partition.replicas)
     return not partition.replicas or alive >= partition.min_isr
 
@@ -305,7 +305,7 @@ def run_pause(args: argparse.Namespace) -> int:
 def run_empty(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
         admin.call("DescribeTopic", topic=args.topic)
-        confirm(f"drop what topic {args.topic} holds back from its channels?", yes=args.yes)
+        confirm(f"drop the messages of topic {args.topic} that are not in any channel yet?", yes=args.yes)
         admin.call("EmptyTopic", topic=args.topic)
     return done(args, {"topic": args.topic, "emptied": True}, "emptied")
 
@@ -314,7 +314,7 @@ def run_delete(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
         topic = admin.call("DescribeTopic", topic=args.topic).topic
         what = f"{_kept(topic):,} messages, {show_bytes(_bytes(topic))}, {len(topic.channels)} channels"
-        confirm(f"delete topic {args.topic} ({what})? This can not be undone.", yes=args.yes)
+        confirm(f"delete topic {args.topic} ({what})? This cannot be undone.", yes=args.yes)
         admin.call("DeleteTopic", topic=args.topic)
     return done(args, {"topic": args.topic, "deleted": True}, "deleted")
 
@@ -396,7 +396,7 @@ def _print(topic: Any, node: Any) -> None:
 
 
 def _owed(topic: Any) -> str:
-    """How many of the replicas that were asked for no node was found for."""
+    """Say how many of the wanted replicas have no node; empty: none."""
     owed = sum(max(topic.settings.replicas - len(p.replicas), 0) for p in topic.partitions if p.replicas)
     return f" ({show_count(owed, 'replica')} still without a node)" if owed else ""
 
@@ -423,7 +423,7 @@ def _node(replica: Any) -> str:
 
 
 def _limit(settings: Any, node: Any, field: str, unlimited: str, show: Any) -> str:
-    """A setting, or what the node has for topics without; older brokers do not tell that."""
+    """A setting, or the node's default for topics without it; older brokers do not send that default."""
     value = getattr(settings, field)
     default = value == 0
     if default and not node.HasField(field):
@@ -446,7 +446,7 @@ def _state(topic: Any) -> tuple[str, str]:
 
 
 def replicas(text: str) -> int:
-    """How many replicas; 0 the default."""
+    """Parse a number of replicas; 0 is the default."""
     if text == "default":
         return 0
     if not text.isdecimal() or not 0 < int(text[:9]) <= REPLICAS_MAX:
@@ -455,14 +455,14 @@ def replicas(text: str) -> int:
 
 
 def hold_id(text: str) -> str:
-    """The id of a hold, as `nsqha topic show` prints it."""
+    """Parse the id of a hold, as `nsqha topic show` prints it."""
     if not re.fullmatch(r"[0-9a-f]{16}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not the id of a hold: 16 hex digits, see nsqha topic show")
     return text
 
 
 def span(text: str) -> int:
-    """Milliseconds; -1 without end, 0 the default."""
+    """Parse a time to milliseconds; -1 is for ever, 0 the default."""
     if text in ("forever", "never"):
         return -1
     ms = 0 if text == "default" else duration(text) // 10**6
@@ -472,7 +472,7 @@ def span(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes; -1 without limit, 0 the default."""
+    """Parse a size to bytes; -1 is no limit, 0 the default."""
     if text in ("unlimited", "default"):
         return -1 if text == "unlimited" else 0
     found = re.fullmatch(r"([0-9]{1,18})([kmgt]?)b?", text.lower())

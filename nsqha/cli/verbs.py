@@ -4,20 +4,20 @@ imported only when it is called."""
 from __future__ import annotations
 
 VERBS = {
-    "dev": "run a broker, or a whole cluster, on this machine, nothing to configure",
+    "dev": "run a broker, or a whole cluster, on this machine without configuration",
     "broker": "run one node of a cluster",
     "lookupd": "run a lookup daemon; with an etcd also a controller of the cluster",
     "cluster": "show a cluster; move, empty and balance nodes; elect leaders",
     "topic": "list, show, create, change, pause, empty and delete topics",
     "channel": "list, show, create, pause, empty and delete channels",
     "seek": "move a channel: replay or skip messages",
-    "peek": "show stored messages; no channel is touched",
+    "peek": "show stored messages; no channel is changed",
     "pub": "publish messages",
     "sub": "print the messages of a channel and finish them",
     "tail": "print what is published from now on",
     "stats": "show the node, its topics and its channels",
     "spark": "jobs that read the log in parallel: archive, backfill, verify and compact a lake, replay, lag",
-    "log": "dump and verify log files, offline; let channels go on behind damage",
+    "log": "dump and verify log files, offline; let channels continue behind damage",
     "completion": "print a script that completes words in a shell",
 }
 
@@ -25,5 +25,5 @@ _PACKAGES = ("dev", "cluster", "spark")
 
 
 def module_of(verb: str) -> str:
-    """Where `add_parser` of the verb is."""
+    """The module that has `add_parser` of the verb."""
     return f"nsqha.cli.{verb}.command" if verb in _PACKAGES else f"nsqha.cli.{verb}"

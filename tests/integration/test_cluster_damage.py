@@ -105,7 +105,7 @@ def test_a_batch_that_nobody_has_is_given_up_and_the_partition_moves_on(tmp_path
         assert unnamed.returncode == 5 and "name the one" in unnamed.stderr
         asked = nsqha(cluster, "cluster", "elect", "orders", "--unclean", "--node", "n1")
         assert asked.returncode == 8
-        assert "n1 can not read batches" in asked.stderr and "messages at offsets 10 to 19" in asked.stderr
+        assert "n1 cannot read batches" in asked.stderr and "messages at offsets 10 to 19" in asked.stderr
         done = nsqha(cluster, "cluster", "elect", "orders", "--unclean", "--node", "n1", "--yes")
         assert done.returncode == 0, done.stderr
         cluster.wait_isr("orders", 3, seconds=60)

@@ -179,7 +179,7 @@ def test_a_killed_node_stays_down_until_its_start_command_is_run(tmp_path: Path)
 def test_with_restart_a_killed_node_comes_back(tmp_path: Path) -> None:
     cluster = DevCluster(tmp_path, "--restart", nodes=2)
     os.kill(cluster.nodes[1]["pid"], signal.SIGKILL)
-    assert "was killed by SIGKILL; it is started again in" in cluster.talk()
+    assert "was killed by SIGKILL; it will be started again in" in cluster.talk()
     new = int(cluster.talk().rpartition("pid ")[2])
     eventually(lambda: get(f"{cluster.nodes[1]['http']}/ping") == b"OK")
     cluster.stop()
@@ -209,7 +209,7 @@ def test_a_part_that_can_not_start_is_named_and_the_rest_is_stopped(tmp_path: Pa
     command = [str(BIN / "nsqha"), "dev", "--nodes=2", "--data-dir", str(tmp_path), *PORTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "can not start: node-2 ended with status 1: " in done.stderr
+    assert "cannot start: node-2 ended with status 1: " in done.stderr
     assert f"see {tmp_path}/node-2.log" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -272,8 +272,8 @@ def test_a_node_that_can_not_be_emptied_is_not_waited_for(shared: DevCluster) ->
     why = "it has 3 replicas, and 2 other hosts can have them"
     assert (done.returncode, json.loads(done.stdout)["stuck"]["orders/0"]) == (7, why), done.stderr
     # Other tests' topics may stay for the same reason.
-    stays = re.compile(rf"can not be moved: [^:]*\borders/0[^:]*: {why}")
-    assert stays.search(done.stderr) and "or --undo" in done.stderr
+    stays = re.compile(rf"cannot be moved: [^:]*\borders/0[^:]*: {why}")
+    assert stays.search(done.stderr) and "or use --undo" in done.stderr
     assert stays.search(status.stdout)
 
 
@@ -282,9 +282,9 @@ def test_what_is_not_there_has_its_exit_status(shared: DevCluster) -> None:
     for words, status, said in (
         (["topics", "ordrs"], 3, "did you mean orders?"),
         (["move", "orders", "node-1,node-7"], 3, "there is no node node-7"),
-        (["move", "orders", "node-1"], 2, "is to have 3 replicas"),
+        (["move", "orders", "node-1"], 2, "needs 3 replicas"),
         (["move", "orders", "node-1,node-2,node-1"], 2, "named twice"),
-        (["elect", "orders"], 2, "--node NODE; or --unclean"),
+        (["elect", "orders"], 2, "--node NODE; or use --unclean"),
         (["elect", "orders", "--unclean", "--yes"], 5, "its leader is alive and leads"),
         (["nodes", "--cluster-name", "other"], 3, "has no cluster other"),
         (["nodes", "--etcd-endpoint", "127.0.0.1:1"], 6, "correct --etcd-endpoint"),
@@ -343,8 +343,8 @@ def test_an_unclean_election_says_what_it_may_lose_and_asks(tmp_path: Path) -> N
     eventually(lambda: partition(cluster, "orders")["state"] == "no leader")
     asked = nsqha(cluster, "cluster", "elect", "orders", "--unclean")
     assert asked.returncode == 8
-    assert "whatever was acknowledged above it is lost" in asked.stderr
-    assert "not heard, may have acknowledged more" in asked.stderr
+    assert "acknowledged messages above it are lost" in asked.stderr
+    assert "no answer, may have acknowledged more" in asked.stderr
     assert partition(cluster, "orders")["leader"] != "node-3"
     done = nsqha(cluster, "cluster", "elect", "orders", "--unclean", "--yes", "--json")
     assert done.returncode == 0, done.stderr
@@ -412,6 +412,6 @@ def test_the_cluster_commands_of_the_readme_show_what_it_says(tmp_path: Path) ->
         outputs.append(done.stdout)
     assert "node-1" in outputs[1]
     assert sorted(outputs[3].split()) == ["first", "second", "third"]
-    assert "1 with fewer in sync than replicas: orders/0" in outputs[4]
+    assert "1 under-replicated: orders/0" in outputs[4]
     cluster.stop()
     assert gone(cluster.pids)

@@ -319,7 +319,7 @@ def test_topics_are_named_matched_or_all_and_one_channel_may_be_asked_for(topic:
 
 def test_a_lake_that_has_nothing_lacks_everything(topic: Topic) -> None:
     topic.publish(0, 10)
-    with pytest.raises(exits.Exit, match="is no lake: it has no manifest"):
+    with pytest.raises(exits.Exit, match="is not a lake: it has no manifest"):
         topic.json("lag", topic.name, "--lake", str(topic.folder))
     ManifestCommits(Store(str(topic.folder))).append(LakeState(), Addition(), run="run")
     [channel] = topic.json("lag", topic.name, "--lake", str(topic.folder))["channels"]

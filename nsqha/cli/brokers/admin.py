@@ -16,7 +16,7 @@ from nsqha.cli.terminal.screen import print_json, say, some
 
 ENVIRONMENT = {"--grpc-address": "NSQHA_GRPC_ADDRESS", "--nsqd-tcp-address": "NSQHA_TCP_ADDRESS"}
 USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)  # statuses of a verb that names a topic or a channel
-LOOK_SECONDS = 1.0  # for what makes an error more useful
+LOOK_SECONDS = 1.0  # for requests that only make an error more useful
 CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
 
 
@@ -24,9 +24,9 @@ class Admin:
     """One connection. Requests are named by their RPC: `call("PauseTopic", topic="orders", paused=True)`."""
 
     def __init__(self, address: str, timeout_s: float, certified: Any = None) -> None:
-        """`certified`: gRPC credentials, for a broker that wants a certificate."""
+        """`certified`: gRPC credentials, for a broker that requires a certificate."""
         probe(address, min(timeout_s, 5.0))
-        # Before the first import of grpc: its own log lines are not ours.
+        # Before the first import of grpc: it hides gRPC's own log lines.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         import grpc
 
@@ -56,11 +56,11 @@ class Admin:
         self._channel.close()
 
     def call(self, rpc: str, **fields: Any) -> Any:
-        """One answer."""
+        """Send a request and return its answer."""
         return self._call(self._stub, self.messages, rpc, fields)
 
     def call_segments(self, rpc: str, **fields: Any) -> Any:
-        """One answer of the Segments service, which is at the same address."""
+        """The same for the Segments service, which is at the same address."""
         from nsqha.pb.v1 import segments_pb2, segments_pb2_grpc
 
         return self._call(segments_pb2_grpc.SegmentsStub(self._channel), segments_pb2, rpc, fields)
@@ -73,7 +73,7 @@ class Admin:
             raise self._exit(error, rpc, fields) from None
 
     def stream(self, rpc: str, **fields: Any) -> Iterator[Any]:
-        """Many answers."""
+        """Send a request and yield its answers."""
         request = getattr(self.messages, f"{rpc}Request")(**fields)
         try:
             yield from getattr(self._stub, rpc)(request, timeout=self._timeout_s)
@@ -94,23 +94,23 @@ class Admin:
         if code is codes.DEADLINE_EXCEEDED:
             what = f"no answer from {self.address} within {self._timeout_s:g} s"
             if not rpc.startswith(CHANGES_NOTHING):
-                what += "; it may or may not have been done: look before you try again, or raise --timeout"
+                what += "; it may or may not have been done: check before you try again, or raise --timeout"
             return exits.Exit(exits.UNREACHABLE, what + self._trouble(fields.get("topic", "")))
         if code is codes.UNAVAILABLE and not self._certified and "Socket closed" in text:
-            wanted = "if it wants a certificate, give --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca"
+            wanted = "if it requires a certificate, give --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca"
             what = f"{self.address} closed the connection; {wanted}"
             return exits.Exit(exits.UNREACHABLE, what)
         if code is codes.UNAVAILABLE and "HTTP/2" in text:
             what = f"{self.address} does not speak gRPC; is that the broker's --grpc-address?"
             return exits.Exit(exits.UNREACHABLE, what)
         if code is codes.UNAVAILABLE:
-            return exits.Exit(exits.UNREACHABLE, f"{self.address} can not do it now: {text}; try again")
+            return exits.Exit(exits.UNREACHABLE, f"{self.address} cannot do this now: {text}; try again")
         if code is codes.UNIMPLEMENTED:
-            return exits.Exit(exits.FAILED, f"{self.address} has no {rpc}: another program, or another version")
+            return exits.Exit(exits.FAILED, f"{self.address} has no {rpc}: it is another program or another version")
         return exits.Exit(exits.FAILED, f"{rpc} at {self.address} failed: {text or code.name}")
 
     def _trouble(self, name: str) -> str:
-        """Why nothing may have come of a request: partitions of the topic that acknowledge nothing."""
+        """A likely reason why a request failed: partitions of the topic that acknowledge nothing."""
         try:
             request = self.messages.DescribeTopicRequest(topic=name)
             topic = self._stub.DescribeTopic(request, timeout=LOOK_SECONDS).topic
@@ -132,7 +132,7 @@ class Admin:
 
 
 def unserved(partition: Any) -> str:
-    """Why a partition acknowledges nothing; empty: it does."""
+    """Why a partition acknowledges nothing; empty: it acknowledges."""
     from nsqha.election.health import BELOW, LEADERLESS
 
     state = replication(partition)
@@ -165,7 +165,7 @@ def credentials(args: argparse.Namespace) -> Any:
 
 
 def probe(address: str, timeout_s: float) -> None:
-    """Fail fast and in plain words if nobody listens."""
+    """Fail fast with a clear message if no process listens at the address."""
     import socket
 
     host, port = host_and_port(address, "--grpc-address")
@@ -173,7 +173,7 @@ def probe(address: str, timeout_s: float) -> None:
         socket.create_connection((host, port), timeout_s).close()
     except OSError as error:
         where = f"--grpc-address or {ENVIRONMENT['--grpc-address']}"
-        free = "nsqd takes a free port unless its own --grpc-address names one"
+        free = "nsqd chooses a free port unless its own --grpc-address names one"
         raise unreachable(address, error, f"{where} ({free})") from None
 
 
@@ -193,7 +193,7 @@ def unreachable(address: str, error: OSError, where: str) -> exits.Exit:
 
 
 def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
-    """Say that a change was made: JSON for scripts, a word for people."""
+    """Print that a change was made: JSON for scripts, one line for people."""
     if args.json:
         print_json(shown)
     else:
@@ -202,7 +202,7 @@ def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
 
 
 def warn(args: argparse.Namespace, answer: Any) -> None:
-    """Name the nodes that did not answer; what only they know is missing."""
+    """Print the nodes that did not answer; what only they know is missing from the answer."""
     for node in answer.unreachable:
         say(f"{args.parser.prog}: no answer from {node.name or f'node {node.node:016x}'}: {node.why}")
 

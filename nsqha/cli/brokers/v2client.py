@@ -1,10 +1,10 @@
-"""A small NSQ V2 client on a blocking socket: what `pub`, `sub` and `tail` need, against any nsqd.
+"""A small NSQ V2 client on a blocking socket for `pub`, `sub` and `tail`; it works with any nsqd.
 
-    Publisher   PUB and DPUB, many on the way at once; answers come in order
+    Publisher   PUB and DPUB, many unanswered at once; answers come in order
     Subscriber  SUB; runs of messages as they arrive; FIN or REQ for a run at a time
 
 Frames from the server: [size u32 = 4 + data][frame type u32][data]; a message's data is
-[timestamp ns i64][attempts u16][id 16][body]. What the server says is bounded before it is kept.
+[timestamp ns i64][attempts u16][id 16][body]. The size of a frame is checked before it is buffered.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ HINTS = {
     b"E_BAD_MESSAGE PUB message too big": "nsqd's --max-msg-size bounds messages",
     b"E_BAD_MESSAGE DPUB message too big": "nsqd's --max-msg-size bounds messages",
     b"E_AUTH_FAILED": "--auth-secret is not right, or the auth server does not answer",
-    b"E_AUTH_FIRST": "the broker wants AUTH: give --auth-secret or --auth-secret-file",
-    b"E_AUTH_DISABLED": "the broker asks nobody for a secret: leave --auth-secret out",
+    b"E_AUTH_FIRST": "the broker requires AUTH: give --auth-secret or --auth-secret-file",
+    b"E_AUTH_DISABLED": "the broker does not use AUTH: leave out --auth-secret",
     b"E_UNAUTHORIZED": "--auth-secret does not allow it",
 }
-"""What to change when the server refuses something."""
+"""Hints that are added to errors of the server."""
 
 
 class Message(NamedTuple):
@@ -54,13 +54,13 @@ class RefusedByServer(exits.Exit):
     def __init__(self, data: bytes) -> None:
         hint = next((f" ({hint})" for start, hint in HINTS.items() if data.startswith(start)), "")
         if b"TLS required" in data:
-            hint = " (the broker wants TLS: give --tls, and --tls-root-ca-file if its authority is one of your own)"
+            hint = " (the broker requires TLS: give --tls, and --tls-root-ca-file if its authority is your own)"
         denied = data.startswith((b"E_AUTH", b"E_UNAUTHORIZED"))
         super().__init__(exits.NOT_ALLOWED if denied else exits.FAILED, data.decode("utf-8", "replace") + hint)
 
 
 def _agreed(answer: bytes) -> dict[str, Any]:
-    """What a server says to IDENTIFY; one that negotiates nothing says OK."""
+    """Parse a server's answer to IDENTIFY; one that negotiates nothing answers OK."""
     try:
         found = json.loads(answer)
     except ValueError:
@@ -102,14 +102,14 @@ class V2Connection:
         agreed = _agreed(self.ask(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body))
         if security.tls:
             if not agreed.get("tls_v1"):
-                raise exits.Exit(exits.NOT_ALLOWED, f"{self._address} has no TLS; leave the --tls flags out")
+                raise exits.Exit(exits.NOT_ALLOWED, f"{self._address} has no TLS; leave out the --tls flags")
             self._socket = security.wrap(self._socket, host, self._address)
             self.expect_ok()
         if security.auth_secret:
             self.ask(b"AUTH\n" + _SIZE.pack(len(security.auth_secret)) + security.auth_secret)
 
     def ask(self, command: bytes) -> bytes:
-        """Send it and read its answer. Refused."""
+        """Send a command and return its answer. Raises RefusedByServer."""
         self.send(command)
         frames = self.frames()
         if not frames:
@@ -126,7 +126,7 @@ class V2Connection:
             raise self._gone(error) from None
 
     def frames(self) -> list[tuple[int, bytes]]:
-        """What has arrived: at least one frame, heartbeats answered and left out; empty if nothing came in time."""
+        """Return the frames that arrived, empty if none came in time. Heartbeats are answered and left out."""
         found: list[tuple[int, bytes]] = []
         while not found:
             try:
@@ -149,7 +149,7 @@ class V2Connection:
         return found
 
     def _take(self) -> list[tuple[int, bytes]]:
-        """Whole frames out of what was received."""
+        """Take whole frames out of the receive buffer."""
         data, at, frames = self._data, 0, []
         while len(data) - at >= 8:
             size, kind = _HEAD.unpack_from(data, at)
@@ -165,7 +165,7 @@ class V2Connection:
         return frames
 
     def expect_ok(self, n: int = 1) -> int:
-        """Read `n` answers; how many were OK. Refused with the first that is not."""
+        """Read `n` answers and return how many were OK. Raises RefusedByServer with the first that is not."""
         ok = 0
         while ok < n:
             frames = self.frames()
@@ -178,7 +178,7 @@ class V2Connection:
         return ok
 
     def wait_at_most(self, seconds: float | None) -> None:
-        """How long `frames` waits."""
+        """Set how long `frames` waits; None: without a limit."""
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
@@ -193,22 +193,22 @@ class V2Connection:
 
 
 class V2Publisher(V2Connection):
-    """Publishes runs of messages; `published` counts what was answered with OK."""
+    """Publishes runs of messages; `published` counts messages that were answered with OK."""
 
     def __init__(self, address: str, timeout_s: float, *, security: Security = PLAIN) -> None:
-        # Without heartbeats: a publisher that waits for its next line would not answer them.
+        # No heartbeats: a publisher that waits for its next line would not answer them.
         super().__init__(address, timeout_s, heartbeat_ms=-1, security=security)
         self.published = 0
 
     def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int = 0) -> None:
-        """Store all of them. If one is refused, `published` says how many before it were stored."""
+        """Publish all of them. If one is refused, `published` says how many before it were stored."""
         command = f"DPUB {topic} {delay_ms}\n" if delay_ms else f"PUB {topic}\n"
         head = command.encode()
         lost: exits.Exit | None = None
         try:
             self.send(b"".join(part for body in bodies for part in (head, _SIZE.pack(len(body)), body)))
         except exits.Exit as error:
-            # Refused in the middle of a body: why may have arrived before the connection went.
+            # Refused in the middle of a body: the reason may have arrived before the connection ended.
             lost = error
         waiting = len(bodies)
         while waiting:
@@ -242,12 +242,12 @@ class Subscriber(V2Connection):
         self.send(b"RDY %d\n" % window)
 
     def messages(self) -> list[Message]:
-        """The next run; empty if none came in time."""
+        """Return the messages that arrived; empty if none came in time."""
         return [message for kind, data in self.frames() if (message := self._message(kind, data)) is not None]
 
     def _message(self, kind: int, data: bytes) -> Message | None:
         if kind == ERROR:
-            # A FIN that came too late: the message was given to somebody else, which is not the end of this run.
+            # A FIN came too late: another consumer has the message, and this run continues.
             if data.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED")):
                 return None
             raise RefusedByServer(data)
@@ -257,10 +257,10 @@ class Subscriber(V2Connection):
         return Message(timestamp_ns, attempts, message_id, data[_MESSAGE.size :])
 
     def answer(self, messages: Sequence[Message], requeue_ms: int | None, wanted: int | None) -> None:
-        """Finish these (or requeue them with a delay). `wanted` more messages are wanted; None: no end."""
+        """Finish these (or requeue them with a delay). `wanted` more messages are wanted; None: no limit."""
         parts: list[bytes] = []
         if wanted is not None and wanted < self._window:
-            # Before the answers: each of them would make room for a message that nobody wants.
+            # Before the answers: each of them would make room for a message that is not wanted.
             self._window = wanted
             parts.append(b"RDY %d\n" % wanted)
         for message in messages:
@@ -268,7 +268,7 @@ class Subscriber(V2Connection):
         self.send(b"".join(parts))
 
     def leave(self) -> None:
-        """Have the last answers processed, then go. What is in flight goes back to the channel."""
+        """Wait until the server has processed the last answers, then close. Messages in flight are requeued."""
         self.send(b"CLS\n")
         while frames := self.frames():
             if (RESPONSE, b"CLOSE_WAIT") in frames:

@@ -2,7 +2,7 @@
 
     IDENTIFY {"tls_v1": true, ..} -> {"tls_v1": true, ..} -> TLS handshake -> OK -> AUTH -> answer
 
-A secret is taken from the command line, a file, or the environment; it appears in no error.
+A secret comes from the command line, a file, or the environment; it appears in no error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECRET_BYTES_MAX = 4096
 
 @dataclass(frozen=True)
 class Security:
-    """How a connection is made safe, and who connects."""
+    """TLS and AUTH settings of a connection."""
 
     tls: bool = False
     root_ca_file: str = ""
@@ -31,7 +31,7 @@ class Security:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Security:
-        """Of the flags that `add_security` made. Exit: they do not fit each other."""
+        """Read the flags that `add_tcp` added. Raises Exit if they contradict each other."""
         if bool(args.tls_cert) != bool(args.tls_key):
             args.parser.error("--tls-cert and --tls-key go together")
         files = (args.tls_root_ca_file, args.tls_cert, args.tls_key)
@@ -44,19 +44,20 @@ class Security:
         return cls(tls, *files, args.tls_insecure_skip_verify, secret)
 
     def wrap(self, plain: socket.socket, host: str, address: str) -> ssl.SSLSocket:
-        """The handshake. Exit: a file is not usable, or the two do not trust each other."""
+        """Do the TLS handshake. Raises Exit if a file is not usable, or one side does not trust the other."""
         context = self._context()
         try:
             return context.wrap_socket(plain, server_hostname=host)
         except ssl.SSLCertVerificationError as error:
-            hint = "name its authority with --tls-root-ca-file, or take any with --tls-insecure-skip-verify"
+            hint = "name its authority with --tls-root-ca-file, or accept any with --tls-insecure-skip-verify"
             text = f"{address}: its certificate is not trusted: {error.verify_message}; {hint}"
             raise exits.Exit(exits.NOT_ALLOWED, text) from None
         except OSError as error:
-            raise exits.Exit(exits.UNREACHABLE, f"{address}: no TLS: {words(error)}") from None
+            raise exits.Exit(exits.UNREACHABLE, f"{address}: TLS handshake failed: {words(error)}") from None
 
     def _context(self) -> ssl.SSLContext:
-        # As Go does: the default context of newer Pythons refuses authorities without a key usage, as own ones are.
+        # As Go does: the default context of newer Pythons refuses authorities without a key usage, as many private
+        # ones are.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             if self.root_ca_file:
@@ -81,7 +82,7 @@ PLAIN = Security()
 
 
 def words(error: OSError) -> str:
-    """What went wrong, without OpenSSL's places in its source."""
+    """The reason of an error, without OpenSSL's source locations."""
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, ssl.SSLError):
@@ -90,7 +91,7 @@ def words(error: OSError) -> str:
 
 
 def _unusable(flag: str, path: str, error: OSError) -> exits.Exit:
-    why = "no certificate, or no key, in it" if isinstance(error, ssl.SSLError) else error.strerror
+    why = "it has no usable certificate or key" if isinstance(error, ssl.SSLError) else error.strerror
     return exits.Exit(exits.USAGE, f"{flag}: {path}: {why}")
 
 

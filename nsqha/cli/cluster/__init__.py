@@ -1,9 +1,9 @@
-"""`nsqha cluster`: its verbs talk to etcd, and to nodes if need be.
+"""`nsqha cluster`: its verbs talk to etcd, and to nodes where necessary.
 
 Downwards:
 
     command        the command line
-    accept         an etcd that was put back to an older state follows the nodes again
+    accept         makes an etcd that was restored to an older state follow the nodes
     change         move, decommission, balance, elect
     import_topics  a single node's topics become topics of a cluster
     show           what status, nodes and topics show

@@ -1,7 +1,7 @@
-"""`nsqha cluster accept-metadata`: an etcd that was put back to an older state follows the nodes again.
+"""`nsqha cluster accept-metadata` makes an etcd that was restored to an older state follow the nodes.
 
-What is decided, and in which order it is written, is `nsqha.election.metadata_restore`. Here nodes are asked, the plan
-is shown, and carried out. Whatever ends this half way leaves the nodes waiting; running it again is all there is to do.
+`nsqha.election.metadata_restore` decides what is written and in which order. This module asks the nodes, shows the
+plan and carries it out. If it is interrupted, the nodes keep waiting and the command has to be run again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nsqha.errors import Conflict, NotFound, StaleMetadata
 
 LOOK_SECONDS = 0.3
 ANSWER_SECONDS = 15.0
-"""How long nodes are waited for that do not answer, or do not say yet that they wait."""
+"""How long the command waits for nodes that do not answer, or do not report yet that they wait."""
 HELD_SECONDS = 60.0
 """How long nodes may take to stop what they lead and to recover their logs."""
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         with _store(args, flags, acceptance.look()) as store:
             shown = _accept(args, store, acceptance)
     except StaleMetadata as error:
-        raise exits.Exit(exits.CONFLICT, f"etcd was put back once more meanwhile ({error}); run this again") from None
+        raise exits.Exit(exits.CONFLICT, f"etcd was restored once more meanwhile ({error}); run this again") from None
     finally:
         acceptance.close()
     if args.json:
@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
     elif shown["done"]:
         print(f"accepted for {len(shown['nodes'])} nodes; they go on by themselves, see nsqha cluster status")
     else:
-        print("no node waits for this: all that run believe these metadata")
+        print("no node waits for this: all running nodes use these metadata")
     return exits.OK
 
 
 @contextmanager
 def _store(args: argparse.Namespace, flags: EtcdArguments, look: EtcdSnapshot) -> Iterator[MetadataStore]:
-    """The metadata; begun again with the id that the nodes know, if etcd has nothing of the cluster."""
+    """Open the metadata; if etcd has no such cluster, they are created with the id that the nodes know."""
     from nsqha.election.etcd.access import open_store
 
     known = {node.cluster_id for node in look.waiting.values() if node.cluster_id}
@@ -70,7 +70,7 @@ def _store(args: argparse.Namespace, flags: EtcdArguments, look: EtcdSnapshot) -
         with opened(args) as store:
             yield store
         return
-    say(f"etcd has no cluster {flags.cluster_name} at all: everything comes from the nodes")
+    say(f"etcd has no cluster {flags.cluster_name}: everything comes from the nodes")
     begun = open_store(flags, SystemClock(), random.SystemRandom(), cluster_id=known.pop())
     try:
         yield begun
@@ -99,7 +99,7 @@ def _accept(args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcce
             names = some(sorted(place(name) for name in worse))
             raise exits.Exit(
                 exits.CONFLICT,
-                f"more would be lost than was shown ({names}); nothing was changed and the nodes wait: run this again",
+                f"more would be lost than was shown ({names}); nothing was changed, and the nodes wait: run this again",
             )
         _carry_out(store, planned)
     nodes = tuple(uid for uid in planned.nodes if uid in look.waiting)
@@ -110,7 +110,7 @@ def _accept(args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcce
 def _gather(
     args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcceptance, cluster_id: int
 ) -> tuple[EtcdSnapshot, dict[int, NodeInventory | str], RestorePlan]:
-    """Ask everybody, and wait a while for those who do not answer yet: nodes notice an older etcd after seconds."""
+    """Ask every node, and wait for those that do not answer yet: nodes notice an older etcd after seconds."""
     deadline = time.monotonic() + ANSWER_SECONDS
     said = ""
     while True:
@@ -131,8 +131,8 @@ def _gather(
 def _question(planned: RestorePlan, look: EtcdSnapshot) -> str:
     names = ", ".join(node.name or f"{uid:016x}" for uid, node in sorted(look.waiting.items()))
     if not planned.hold:
-        return f"let {names or 'nobody'} follow the metadata as they are?"
-    return "let the metadata follow these nodes? All of them stop for some seconds, clients connect again."
+        return f"let {names or 'no node'} follow the metadata as they are?"
+    return "let the metadata follow these nodes? All of them stop for some seconds; clients have to reconnect."
 
 
 # ---- what there is
@@ -141,7 +141,7 @@ def _question(planned: RestorePlan, look: EtcdSnapshot) -> str:
 def _ask(
     waiting: Mapping[int, WaitingNode], nodes: Mapping[int, NodeInfo], cluster_id: int, args: argparse.Namespace
 ) -> dict[int, NodeInventory | str]:
-    """What each node says, live, or why it does not."""
+    """Ask each node for its inventory; a text instead says why there is none."""
     from nsqha.pb.v1 import replication_pb2 as pb
 
     addresses = {uid: node.grpc_address for uid, node in nodes.items()}
@@ -187,7 +187,7 @@ def _plan(store: MetadataStore, look: EtcdSnapshot, found: Mapping[int, NodeInve
 def _held(
     store: MetadataStore, acceptance: EtcdAcceptance, expected: set[int], cluster_id: int, args: argparse.Namespace
 ) -> tuple[EtcdSnapshot, dict[int, NodeInventory | str]]:
-    """Wait until every node that was heard is held, and nobody else runs; then ask again."""
+    """Wait until every node that answered is held and no other runs; then ask again."""
     deadline = time.monotonic() + HELD_SECONDS
     said = ""
     while True:
@@ -202,9 +202,9 @@ def _held(
             raise exits.Exit(
                 exits.UNREACHABLE,
                 f"{names} did not stop within {HELD_SECONDS:.0f} s; nothing was changed, and the nodes that did stop "
-                "wait: look at its log and run this again, or --without it",
+                "wait: see its log and run this again, or use --without",
             )
-        text = f"waiting for {len(late)} nodes to stop and to recover their logs"
+        text = f"waiting for {len(late)} nodes to stop and recover their logs"
         if text != said:
             say(text)
             said = text
@@ -222,8 +222,8 @@ def _refuse_if_unheard(
     partitions = [decision for decision in planned.decisions if set(decision.missing) & set(left)]
     raise exits.Exit(
         exits.UNREACHABLE,
-        f"not heard: {', '.join(why)}; {len(partitions)} partitions have a replica there. Start it, or decide without "
-        "it: --without and its uid",
+        f"no answer: {', '.join(why)}; {len(partitions)} partitions have a replica there. Start the node, or continue "
+        "without it: --without UID",
     )
 
 
@@ -236,7 +236,7 @@ def _given_up(uids: Iterable[int], args: argparse.Namespace) -> set[int]:
 
 
 def _carry_out(store: MetadataStore, planned: RestorePlan) -> None:
-    """Every record, by compare-and-set; repeated by the next run if this one ends half way. Exit."""
+    """Write every record by compare-and-set; the next run repeats this if it is interrupted. Raises Exit."""
     try:
         for name, topic in planned.delete.items():
             try:
@@ -257,13 +257,13 @@ def _carry_out(store: MetadataStore, planned: RestorePlan) -> None:
 
 
 def _costs(planned: RestorePlan, found: Mapping[int, NodeInventory | str]) -> list[str]:
-    """What may be lost, or is given up, in words."""
+    """Lines that say what may be lost, or is given up."""
     lines = [f"{place(lost.name)}: acknowledged messages may be lost: {lost.loss}" for lost in planned.losses]
     for decision in planned.decisions:
         if decision.waits:
-            lines.append(f"{place(decision.name)}: only nodes that were not heard have it; it waits for them")
+            lines.append(f"{place(decision.name)}: only nodes that did not answer have it; it waits for them")
     for name in planned.delete:
-        lines.append(f"{name}: was deleted after this state of the metadata; it is deleted again, and its files go")
+        lines.append(f"{name}: was deleted after this state of the metadata; it and its files are deleted again")
     for uid, name in planned.left:
         lines.append(f"{name}: {_name(uid, found)} has files of an earlier topic of that name; they stay")
     return lines
@@ -281,7 +281,7 @@ def _print(planned: RestorePlan, found: Mapping[int, NodeInventory | str]) -> No
         named = {uid for meta in (before, after) if meta is not None for uid in meta.replicas}
         for uid in sorted({*decision.have, *decision.missing, *named}):
             report = decision.have.get(uid)
-            without = "not heard" if uid in planned.unheard else "nothing"
+            without = "no answer" if uid in planned.unheard else "nothing"
             has = f"{report.last_epoch}:{report.end}" if report is not None and report.log_uid else without
             doubts = [] if report is None else [t for t, on in (("cut", report.cut), ("damaged", report.corrupt)) if on]
             rows.append(

@@ -1,7 +1,7 @@
-"""How the cluster verbs reach etcd and the nodes, and how people name what is there.
+"""How the cluster verbs reach etcd and the nodes, and how users name nodes, topics and partitions.
 
 Reads for decisions are linearizable; changes are compare-and-set or intents, so a verb may run next to the controller
-and to other operators. A cluster that does not exist is never begun by looking at it.
+and to other operators. Reading a cluster that does not exist never creates it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EtcdArguments:
-    """As `nsqha.election.etcd.access` wants them."""
+    """The flags for etcd in the form that `nsqha.election.etcd.access` expects."""
 
     etcd_endpoints: tuple[str, ...]
     etcd_ca: str
@@ -52,7 +52,7 @@ class EtcdArguments:
 
 @dataclass(frozen=True)
 class Picture:
-    """Everything at about the same time."""
+    """All metadata of the cluster, read at about the same time."""
 
     cluster_name: str
     cluster_id: int
@@ -62,7 +62,7 @@ class Picture:
     nodes: Mapping[int, NodeInfo]
     intents: Intents
     controller: Controller | None
-    unreadable: tuple[str, ...] = ()  # records that nobody can read, and why; they are not in here
+    unreadable: tuple[str, ...] = ()  # records that cannot be read, and why; the other fields do not have them
 
     @cached_property
     def metas(self) -> dict[PartitionName, PartitionMeta]:
@@ -74,7 +74,7 @@ class Picture:
 
     @cached_property
     def away(self) -> list[int]:
-        """Nodes that records name and that are not alive."""
+        """Nodes that records name but that are not alive."""
         named = {uid for meta in self.metas.values() for uid in (*meta.replicas, *meta.isr)}
         return sorted((named | self.intents.decommissions) - set(self.nodes))
 
@@ -87,14 +87,14 @@ class Picture:
         return self.topics[name.topic].settings
 
     def name(self, uid: int) -> str:
-        """What people call a node, or called it before it went; else its uid."""
+        """The name of a node, also of one that is away; else its uid."""
         return called(uid, self.nodes, self.intents.names) or f"{uid:016x}"
 
     def names(self, uids: Any) -> list[str]:
         return [self.name(uid) for uid in uids]
 
     def node(self, text: str, *, alive: bool = True) -> int:
-        """The uid of a node by its name or uid. Exit: there is none."""
+        """The uid of a node by its name or uid. Raises Exit if there is none."""
         found = [uid for uid, node in self.nodes.items() if text in (node.name, f"{uid:016x}")]
         away = [uid for uid in self.away if text in (self.name(uid), f"{uid:016x}")]
         if not alive:
@@ -106,20 +106,20 @@ class Picture:
             return found[0]
         if away:
             raise exits.Exit(exits.UNREACHABLE, f"node {text} is away; start it first")
-        # No guess: the one that is meant may be away, and its neighbour's name is the closest.
+        # No suggestion: the wanted node may be away, and the closest name is then another node's.
         names = ", ".join(sorted(node.name for node in self.nodes.values()))
         known = f"alive are {names}" + (f"; away: {', '.join(self.names(self.away))}" if self.away else "")
         raise exits.Exit(exits.NOT_FOUND, f"there is no node {text}; {known}")
 
     def topic(self, name: str) -> TopicRecord:
-        """Exit: there is none."""
+        """The topic of this name. Raises Exit if there is none."""
         record = self.topics.get(name)
         if record is None:
             raise exits.Exit(exits.NOT_FOUND, f"there is no topic {name}{did_you_mean(name, self.topics)}")
         return record
 
     def partition(self, topic: str, number: int | None) -> tuple[PartitionName, PartitionMeta]:
-        """Exit: there is none; a topic with several needs its number."""
+        """A partition; `number` None: the only one. Raises Exit if there is none, or several and no number."""
         record = self.topic(topic)
         if number is None and len(record.partitions) > 1:
             last = len(record.partitions) - 1
@@ -134,7 +134,7 @@ class Picture:
 
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[EtcdStore]:
-    """The metadata of the cluster that the flags name; it has to exist."""
+    """Open the metadata of the cluster that the flags name; it must exist."""
     from nsqha.election.etcd.access import open_store
 
     flags = EtcdArguments.of(args)
@@ -146,7 +146,7 @@ def opened(args: argparse.Namespace) -> Iterator[EtcdStore]:
 
 
 def look(store: MetadataStore, args: argparse.Namespace, *, forgiving: bool = False) -> Picture:
-    """Ask etcd for everything. `forgiving`: for a look and no change, what can not be read is left out."""
+    """Read everything from etcd. `forgiving`: leave out records that cannot be read; for verbs that change nothing."""
     flags = EtcdArguments.of(args)
     topics: Mapping[str, Versioned[TopicRecord]]
     nodes: Mapping[int, NodeInfo]
@@ -171,7 +171,7 @@ def look(store: MetadataStore, args: argparse.Namespace, *, forgiving: bool = Fa
 
 
 def ask_nodes(picture: Picture, name: PartitionName, args: argparse.Namespace) -> dict[int, ReplicaReport | str]:
-    """What each replica of a partition says of itself, live; or why it did not."""
+    """Ask each replica of a partition for its report; a text instead says why there is none."""
     from nsqha.pb.v1 import replication_pb2 as pb
 
     replicas = picture.metas[name].replicas
@@ -192,7 +192,7 @@ def ask_each(
     read: Callable[[Any, int], Said | str],
     args: argparse.Namespace,
 ) -> dict[int, Said | str]:
-    """Call these nodes all at once; what `read` makes of each reply, or why there is none."""
+    """Call these nodes all at once; return what `read` makes of each reply, or why there is none."""
     import grpc
 
     from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub

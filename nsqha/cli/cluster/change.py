@@ -1,4 +1,4 @@
-"""`nsqha cluster move`, `decommission`, `balance`, `elect`: what they ask for, and how far it is."""
+"""`nsqha cluster move`, `decommission`, `balance`, `elect`: they store a request and can show its progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nsqha.election.store import MetadataStore
 from nsqha.election.unclean import Unclean, elect_unclean
 
 LOOK_SECONDS = 0.3
-CONTROLLER_HINT = "there is no controller now; it begins when a lookup daemon of this cluster runs"
+CONTROLLER_HINT = "there is no controller now; this begins when a lookup daemon of this cluster runs"
 
 
 def move(args: argparse.Namespace) -> int:
@@ -32,9 +32,7 @@ def move(args: argparse.Namespace) -> int:
         _check_replicas(wanted, picture)
         enough = replicas_wanted(picture.settings(name), picture.able)
         if len(wanted) < enough:
-            text = (
-                f"{name.topic} is to have {enough} replicas and the controller would add the rest again; name {enough}"
-            )
+            text = f"{name.topic} needs {enough} replicas and the controller would add the rest again; name {enough}"
             raise exits.Exit(exits.USAGE, text)
         _changes(store).move({name: tuple(wanted)})
         _warn(picture)
@@ -83,8 +81,8 @@ def decommission(args: argparse.Namespace) -> int:
         def left(now: Picture) -> str:
             found = show.decommission(uid, now)
             if len(found["stuck"]) == found["replicas"]:
-                return ""  # nothing is left that could be waited for
-            lines = [f"can not be moved: {line}" for line in show.stuck_lines(found["stuck"])]
+                return ""  # waiting for the rest would not help
+            lines = [f"cannot be moved: {line}" for line in show.stuck_lines(found["stuck"])]
             return "\n".join([f"{show_count(found['replicas'], 'replica')} left, {found['moving']} under way", *lines])
 
         now = _wait(store, args, left) if args.wait and not args.undo else look(store, args)
@@ -94,17 +92,17 @@ def decommission(args: argparse.Namespace) -> int:
     if args.json:
         print_json(shown)
     elif args.undo:
-        print(f"{shown['node']} takes replicas again")
+        print(f"{shown['node']} can get replicas again")
     elif shown["replicas"]:
         left_there = show_count(shown["replicas"], "replica")
         print(f"{shown['node']} is being emptied, {left_there} left; see nsqha cluster status")
     else:
         print(f"{shown['node']} is empty; it can be stopped for good")
     for line in show.stuck_lines(shown["stuck"]):
-        say(f"{args.parser.prog}: can not be moved: {line}")
+        say(f"{args.parser.prog}: cannot be moved: {line}")
     if not shown["stuck"]:
         return exits.OK
-    say("to go on: start a node on another host, or choose fewer replicas with nsqha topic set; or --undo")
+    say("to continue: start a node on another host, or choose fewer replicas with nsqha topic set; or use --undo")
     return exits.PARTLY if args.wait else exits.OK
 
 
@@ -143,22 +141,22 @@ def balance_(args: argparse.Namespace) -> int:
 
 
 def _print_balance(shown: dict[str, Any]) -> None:
-    would = "would go" if shown["dry_run"] or shown["paused"] else "goes"
+    would = "would move" if shown["dry_run"] or shown["paused"] else "moves"
     for found in shown["transfers"]:
-        print(f"{found['topic']}/{found['partition']}: the lead {would} from {found['from']} to {found['to']}")
+        print(f"{found['topic']}/{found['partition']}: the leadership {would} from {found['from']} to {found['to']}")
     for found in shown["moves"]:
         verb = "would move" if shown["dry_run"] else "moves"
         before, after = ", ".join(found["replicas"]), ", ".join(found["wanted"])
         print(f"{found['topic']}/{found['partition']}: {verb} from {before} to {after}")
     if not shown["transfers"] and not shown["moves"]:
-        print("nothing to even out")
+        print("nothing to balance")
     if shown["paused"]:
         print("balancing is paused: leaderships stay where they are until nsqha cluster balance --resume")
 
 
 def elect(args: argparse.Namespace) -> int:
     if not args.unclean and args.node is None:
-        raise exits.Exit(exits.USAGE, "say who is to lead, --node NODE; or --unclean when nobody may lead")
+        raise exits.Exit(exits.USAGE, "name the new leader, --node NODE; or use --unclean if no replica may lead")
     with opened(args) as store:
         picture = look(store, args)
         name, meta = picture.partition(*args.topic)
@@ -171,7 +169,7 @@ def elect(args: argparse.Namespace) -> int:
     elif shown["done"]:
         print(f"{show.place(name)} is led by {shown['leader']} in epoch {shown['epoch']}")
     else:
-        print(f"{show.place(name)} goes to {shown['leader']}; see nsqha cluster topics {name.topic}")
+        print(f"{show.place(name)} is handed over to {shown['leader']}; see nsqha cluster topics {name.topic}")
     return exits.OK
 
 
@@ -183,10 +181,10 @@ def _hand_over(
     wanted: int,
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Name the successor; the controller elects it when it has all that the leader has."""
+    """Name the successor; the controller elects it when it has everything that the leader has."""
     if meta.leader != wanted:
         if wanted not in meta.isr:
-            members = ", ".join(picture.names(meta.isr)) or "nobody"
+            members = ", ".join(picture.names(meta.isr)) or "none"
             raise exits.Exit(exits.NOT_ALLOWED, f"{picture.name(wanted)} is not in sync; in sync: {members}")
         if meta.leader not in picture.nodes:
             raise exits.Exit(
@@ -236,7 +234,7 @@ def _unclean(
     for line in cost(found, reports, picture):
         say(line)
     leader = picture.name(found.meta.leader)
-    confirm(f"let {leader} lead {show.place(name)} with what it has?", yes=args.yes)
+    confirm(f"make {leader} the leader of {show.place(name)} with what it has?", yes=args.yes)
     registered = {found.meta.leader: found.meta.registration}
     put = store.replace_partition(name.topic, name.uid, name.number, found.meta, registered=registered)
     return {
@@ -289,37 +287,37 @@ def _print_answers(answers: dict[int, ReplicaReport | str], meta: PartitionMeta,
 
 
 def cost(found: Unclean, reports: dict[int, ReplicaReport], picture: Picture) -> list[str]:
-    """What an unclean election may lose, in words."""
+    """Lines that say what an unclean election may lose."""
     leader = picture.name(found.meta.leader)
     chosen = reports[found.meta.leader]
     if found.lossless:
         return [f"{leader} is in the ISR and has all of its log: nothing that was acknowledged is lost"]
-    lines = [f"{leader} has the log up to entry {chosen.end:,}; whatever was acknowledged above it is lost"]
+    lines = [f"{leader} has the log up to entry {chosen.end:,}; acknowledged messages above it are lost"]
     for uid, other in found.ahead.items():
-        lines.append(f"{picture.name(uid)} has {other:,} entries: what it has more is thrown away")
+        lines.append(f"{picture.name(uid)} has {other:,} entries: its later entries are deleted")
     if found.unheard:
         names = ", ".join(picture.names(found.unheard))
-        lines.append(f"not heard, may have acknowledged more, and loses it when it comes back: {names}")
+        lines.append(f"no answer, may have acknowledged more and loses it when it comes back: {names}")
     return lines + _damage(leader, chosen)
 
 
 def _damage(leader: str, chosen: ReplicaReport) -> list[str]:
-    """What a leader with damage can not read, as far as it knows."""
+    """Lines that say what a leader with damage cannot read, as far as it knows."""
     if not chosen.corrupt:
         return []
     lines = []
     for first, end, first_offset, end_offset in chosen.damage:
-        text = f"{leader} can not read batches {first:,} to {end - 1:,}"
+        text = f"{leader} cannot read batches {first:,} to {end - 1:,}"
         if first_offset < end_offset:
             text += f": messages at offsets {first_offset:,} to {end_offset - 1:,}"
         lines.append(text)
     if chosen.damaged_ranges > len(chosen.damage):
         lines.append(f"... and {chosen.damaged_ranges - len(chosen.damage):,} more ranges")
     if not lines:
-        lines.append(f"{leader} can not say where its channels are, or what of its log is damaged")
-    lines.append("the other replicas that are alive are asked for it first; what none has is given up")
-    lines.append("channels stop in front of it until nsqha log skip; what they did there is lost:")
-    lines.append("messages may come again, deferred ones may not; whoever comes back with the bytes gives them")
+        lines.append(f"{leader} cannot say where its channels are, or what of its log is damaged")
+    lines.append("the other live replicas are asked for it first; what none has is given up")
+    lines.append("channels stop before it until nsqha log skip; their progress there is lost:")
+    lines.append("messages may come again, deferred ones may be lost; a node that returns with the bytes restores them")
     return lines
 
 
@@ -333,7 +331,7 @@ def _warn(picture: Picture) -> None:
 
 
 def _wait(store: MetadataStore, args: argparse.Namespace, left: Callable[[Picture], str]) -> Picture:
-    """Until nothing is left; says so whenever it changes. The work goes on if this is interrupted."""
+    """Wait until `left` is empty; print it whenever it changes. The work continues if this is interrupted."""
     said = ""
     while True:
         now = look(store, args)

@@ -1,7 +1,7 @@
-"""`nsqha cluster`: its verbs talk to etcd, and to nodes if need be.
+"""`nsqha cluster`: its verbs talk to etcd, and to nodes where necessary.
 
-What takes a while is an intent in etcd, carried out by whichever lookup daemon is controller: the verb may end, or its
-terminal go away, and the work goes on. --wait shows how far it is.
+Work that takes long is an intent in etcd, carried out by the controller: it continues when the verb or its terminal
+ends. --wait shows the progress.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _add_looks(verbs: Any) -> None:
         verbs,
         "status",
         lambda args: _shown(args, "status"),
-        help="show whether the cluster is well, and what it is busy with",
-        description="Show whether the cluster is well. Exit status 1: something can not be acknowledged, there is "
-        "no controller, or records can not be read; for monitoring.",
+        help="show whether the cluster is healthy, and what is in progress",
+        description="Show whether the cluster is healthy. Exit status 1, for monitoring: something cannot be "
+        "acknowledged, there is no controller, or records cannot be read.",
         examples=("nsqha cluster status", "nsqha cluster status --json"),
         shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
         '"partitions", "leaderless", "below_min_isr", "under_replicated", "owed": {"topic/partition": replicas}, '
@@ -58,7 +58,7 @@ def _add_looks(verbs: Any) -> None:
         verbs,
         "nodes",
         lambda args: _shown(args, "nodes"),
-        help="list the nodes and what they hold",
+        help="list the nodes with their replicas and leaderships",
         examples=("nsqha cluster nodes", "nsqha cluster nodes --json"),
         shape='{"name", "uid", "state", "tcp", "http", "grpc", "peer", "segments", "host", "zone", "version", '
         '"replicas", "leaderships"} per line',
@@ -85,8 +85,8 @@ def _add_moves(verbs: Any) -> None:
         "move",
         lambda args: _change(args, "move"),
         help="give a partition other replicas",
-        description="Give a partition these replicas, the one that is to lead first. New ones catch up before old ones "
-        "are given up; publishing goes on.",
+        description="Give a partition these replicas, first the one that will lead. New ones catch up before old ones "
+        "are removed; publishing continues.",
         examples=(
             "nsqha cluster move orders/0 node-2,node-3,node-1",
             "nsqha cluster move orders node-1,node-2,node-3 --wait",
@@ -102,9 +102,9 @@ def _add_moves(verbs: Any) -> None:
         verbs,
         "decommission",
         lambda args: _change(args, "decommission"),
-        help="move everything away from a node, and give it nothing more",
-        description="Move everything away from a node; when it is empty it can be stopped for good. Partitions that "
-        "no other node can take are named, with the reason. --wait also ends when only such are left, with exit "
+        help="move all replicas away from a node, and place no more there",
+        description="Move all replicas away from a node; when it is empty it can be stopped for good. Partitions that "
+        "no other node can take are named, with the reason. --wait also ends when only these are left, with exit "
         "status 7.",
         examples=(
             "nsqha cluster decommission node-3",
@@ -114,16 +114,16 @@ def _add_moves(verbs: Any) -> None:
         statuses=(*USUAL, exits.PARTLY),
     )
     verb.add_argument("node", metavar="NODE", help="name or uid")
-    verb.add_argument("--undo", action="store_true", help="let it take replicas again")
+    verb.add_argument("--undo", action="store_true", help="allow replicas on it again")
     _finish(verb, wait=True)
 
     verb = add_verb(
         verbs,
         "balance",
         lambda args: _change(args, "balance"),
-        help="even out how much each node holds",
-        description="Begin the moves that even out how many replicas each node holds. Leaderships go back to the first "
-        "replica of each partition by themselves, unless that is paused.",
+        help="balance replicas over the nodes",
+        description="Begin the moves that balance the number of replicas over the nodes. Leaderships go back to the "
+        "first replica of each partition automatically, unless that is paused.",
         examples=(
             "nsqha cluster balance --dry-run",
             "nsqha cluster balance --limit 2",
@@ -135,8 +135,8 @@ def _add_moves(verbs: Any) -> None:
     chosen = verb.add_mutually_exclusive_group()
     chosen.add_argument("--dry-run", action="store_true", help="only show what would be done")
     chosen.add_argument("--pause", action="store_true", help="leaderships stay where they are")
-    chosen.add_argument("--resume", action="store_true", help="leaderships go back by themselves again")
-    verb.add_argument("--limit", type=count, default=4, metavar="N", help="at most so many moves (default 4)")
+    chosen.add_argument("--resume", action="store_true", help="leaderships go back automatically again")
+    verb.add_argument("--limit", type=count, default=4, metavar="N", help="at most N moves (default 4)")
     _finish(verb)
 
 
@@ -145,16 +145,16 @@ def _add_elect(verbs: Any) -> None:
         verbs,
         "elect",
         lambda args: _change(args, "elect"),
-        help="hand a partition to another leader; or, at a price, give it one when nobody may lead",
+        help="hand a partition to another leader; or elect one with possible loss if no replica may lead",
         description="Hand the leadership of a partition to a member of its in-sync replicas.\n\n"
-        "With --unclean: elect a leader although no in-sync replica can lead. What the others have more is lost, also "
-        "if it was acknowledged. Every replica is asked first, what may be lost is shown, and you are asked.",
+        "With --unclean: elect a leader although no in-sync replica can lead. Messages that it does not have are lost, "
+        "also if they were acknowledged. Every replica is asked first; the command shows what may be lost and asks.",
         examples=("nsqha cluster elect orders/0 --node node-2",),
         shape='{"topic", "partition", "leader", "epoch", "unclean", "answers", "ahead", "unheard", "lossless", "done"}',
         statuses=(*USUAL, exits.CONFLICT, exits.NOT_ALLOWED, exits.NOT_CONFIRMED),
     )
     _add_partition(verb)
-    verb.add_argument("--node", metavar="NODE", help="who is to lead (with --unclean default: the one that has most)")
+    verb.add_argument("--node", metavar="NODE", help="the new leader (with --unclean default: the one that has most)")
     verb.add_argument("--unclean", action="store_true", help="acknowledged messages may be lost")
     add_yes(verb)
     _add_nodes(verb)
@@ -166,10 +166,10 @@ def _add_import(verbs: Any) -> None:
         verbs,
         "import",
         _import,
-        help="move the topics of a node that was alone into the cluster",
-        description="Move the topics of a node that was alone into the cluster; the node has to be stopped. Messages "
-        "and channels stay where they are, in its data folder: start it with --etcd-endpoint afterwards. A topic name "
-        "that the cluster has already is refused, and then nothing is changed.",
+        help="move the topics of a single node into the cluster",
+        description="Move the topics of a single node into the cluster; the node must be stopped. Messages and "
+        "channels stay where they are, in its data folder: start it with --etcd-endpoint afterwards. If the cluster "
+        "has a topic of the same name, nothing is changed.",
         examples=("nsqha cluster import data --yes",),
         shape='{"cluster", "cluster_id", "node", "topics"}',
         statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),
@@ -184,12 +184,12 @@ def _add_accept(verbs: Any) -> None:
         verbs,
         "accept-metadata",
         _accept,
-        help="let an etcd that was put back to an older state follow the nodes again",
-        description="Nodes do not believe an etcd that was restored from a backup: they elect nobody and change no "
-        "replicas until this command. It asks every node what it has, shows what would change and what may be lost, "
+        help="make an etcd that was restored to an older state follow the nodes",
+        description="Nodes do not trust an etcd that was restored from a backup: there are no elections and no changes "
+        "of replicas until this command. It asks every node what it has, shows what would change and what may be lost, "
         "and asks. Then every epoch rises above all that nodes have promised, the replicas that have most are in sync, "
-        "and topics that etcd has forgotten come back. All nodes stop for some seconds. If it is interrupted, "
-        "run it again; where no node waits it does nothing.",
+        "and topics that etcd does not have come back. All nodes stop for some seconds. If it is interrupted, "
+        "run it again; if no node waits, it does nothing.",
         examples=("nsqha cluster accept-metadata", "nsqha cluster accept-metadata --yes --json"),
         shape='{"done", "generation", "nodes", "unheard", "restored", "deleted", "partitions"}',
         statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),
@@ -198,7 +198,7 @@ def _add_accept(verbs: Any) -> None:
         "--without",
         metavar="UID",
         action="append",
-        help="decide although this node is not heard; what it alone has may be lost. May be repeated",
+        help="continue although this node does not answer; what only it has may be lost. May be repeated",
     )
     add_yes(verb)
     _add_nodes(verb)
@@ -224,14 +224,14 @@ def _add_partition(verb: Parser) -> None:
 
 
 def _add_nodes(verb: Parser) -> None:
-    """For verbs that ask the nodes themselves."""
+    """Add flags for verbs that ask the nodes themselves."""
     add_certificate(verb)
     add_timeout(verb, "3s")
 
 
 def _finish(verb: Parser, *, wait: bool = False) -> None:
     if wait:
-        verb.add_argument("--wait", action="store_true", help="until it is done, and show how far it is")
+        verb.add_argument("--wait", action="store_true", help="wait until it is done, and show the progress")
     add_json(verb)
     add_etcd(verb)
 

@@ -1,13 +1,13 @@
-"""`nsqha cluster import`: the topics of a node that was alone become topics of a cluster.
+"""`nsqha cluster import`: the topics of a single node become topics of a cluster.
 
 The node is stopped (its data folder is locked meanwhile). Uids and salts stay, so the logs and the ids in them stay
 valid; each partition gets an epoch above everything the node has promised, this node as its only replica, and its log
-as the one that counts. The controller elects it once it is started with --etcd-endpoint, and then adds replicas.
+in the ISR. The controller elects it once it is started with --etcd-endpoint, and then adds replicas.
 
-    checked: no topic of that name, no deletion that is not finished, no doubt about any log
-    put      topics into etcd                 again after a crash: those that are there already, same uid, are left
+    checked: no topic of that name, no unfinished deletion, no log that cannot be vouched for
+    put      topics into etcd                 a run after a crash leaves topics with the same uid as they are
     journal  belongs to that cluster now      the node refuses any other
-    moved    metadata -> metadata.imported    nothing of it counts any more
+    moved    metadata -> metadata.imported    is not used any more
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ METADATA, IMPORTED = "metadata", "metadata.imported"
 def run(args: argparse.Namespace) -> int:
     folder = os.path.abspath(args.data_path)
     if not (Path(folder) / "journal").is_file() or not (Path(folder) / METADATA).is_file():
-        raise exits.Exit(exits.NOT_FOUND, f"{folder} is not the data folder of a node that was alone")
+        raise exits.Exit(exits.NOT_FOUND, f"{folder} is not the data folder of a single node")
     rng = random.SystemRandom()
     storage = OsStorage()
     journal = NodeJournal.open(storage, folder, rng)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(shown)
     else:
         told = ", ".join(shown["topics"]) or "no topic"
-        print(f"imported {told}; node {shown['node']} has all of it. Start it as a member, called what you like:")
+        print(f"imported {told}; node {shown['node']} has all of it. Start it as a member, with a name of your choice:")
         etcd = " ".join(f"--etcd-endpoint {endpoint}" for endpoint in EtcdArguments.of(args).etcd_endpoints)
         cluster = "" if shown["cluster"] == "nsqha" else f" --cluster-name {shown['cluster']}"
         print(f"  nsqha broker {etcd}{cluster} --data-path {shlex.quote(folder)} --node-name NAME")
@@ -72,12 +72,12 @@ def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single:
     if journal.poisoned:
         raise exits.Exit(exits.FAILED, f"{folder} was closed after a disk failure: {journal.poisoned}; repair it first")
     if single.tombstones():
-        raise exits.Exit(exits.FAILED, "some deletions are not finished; start the node alone once, and stop it")
+        raise exits.Exit(exits.FAILED, "some deletions are not finished; start the node once without etcd, and stop it")
     topics = {name: topic.record for name, topic in single.topics().items() if not is_ephemeral(name)}
     records = {name: imported(record, journal) for name, record in topics.items()}
     flags = EtcdArguments.of(args)
     question = f"move {len(records):,} topics of {folder} into cluster {flags.cluster_name}?"
-    confirm(f"{question} This node can not be alone again.", yes=args.yes)
+    confirm(f"{question} Afterwards this node cannot run without the cluster.", yes=args.yes)
     store = open_store(flags, SystemClock(), random.SystemRandom())
     try:
         put_all(store, records)
@@ -98,7 +98,7 @@ def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single:
 
 
 def put_all(store: EtcdStore, records: Mapping[str, TopicRecord]) -> None:
-    """All of them, or none if one can not be; what an interrupted import has put already stays. Exit, Conflict."""
+    """Store all records, or none if one is refused; what an interrupted import has stored stays. Exit, Conflict."""
     there = store.topics()
     for name, record in records.items():
         if name in there and there[name].record.uid != record.uid:
@@ -109,7 +109,8 @@ def put_all(store: EtcdStore, records: Mapping[str, TopicRecord]) -> None:
 
 
 def imported(record: TopicRecord, journal: NodeJournal) -> TopicRecord:
-    """The record as the cluster gets it: no leader yet, one replica, an epoch above every promise. Exit: a doubt."""
+    """The record for the cluster: no leader yet, one replica, an epoch above every promise. Raises Exit if a log
+    cannot be vouched for."""
     node = journal.identity.node_uid
     partitions = {}
     for number, meta in record.partitions.items():
@@ -122,7 +123,7 @@ def imported(record: TopicRecord, journal: NodeJournal) -> TopicRecord:
 
 def partition(meta: PartitionMeta, node: int, found: PartitionRecord | None, name: str) -> PartitionMeta:
     if found is None or not found.log_uid or not found.log_uid_trusted or found.cut is not None:
-        raise exits.Exit(exits.FAILED, f"{name} was not recovered yet; start the node alone once, and stop it")
+        raise exits.Exit(exits.FAILED, f"{name} was not recovered yet; start the node once without etcd, and stop it")
     return PartitionMeta(
         leader=0,
         epoch=max(meta.epoch, found.promise) + 1,

@@ -1,4 +1,4 @@
-"""What `nsqha cluster status`, `nodes` and `topics` show, made of one `Picture`; and how it is laid out."""
+"""The output of `nsqha cluster status`, `nodes` and `topics`, made from one `Picture`, and its layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsqha.ids import is_ephemeral
 
 
 def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
-    """One page about the cluster. `doubt`: why nobody decides by these metadata now; empty: they are believed."""
+    """One page about the cluster. `doubt`: why these metadata are not trusted now; empty: they are."""
     metas = picture.metas
     states: dict[str, list[str]] = {UNDER: [], BELOW: [], LEADERLESS: []}
     without_node: dict[str, int] = {}
@@ -49,7 +49,7 @@ def place(name: PartitionName) -> str:
 
 
 def unplaced(name: PartitionName, picture: Picture) -> int:
-    """Replicas that a partition is to have and no node was found for. An #ephemeral topic has the one of its node."""
+    """How many wanted replicas of a partition have no node. An #ephemeral topic has only the one of its node."""
     if is_ephemeral(name.topic):
         return 0
     return owed(picture.metas[name], picture.settings(name), picture.able)
@@ -68,7 +68,7 @@ def move(name: PartitionName, wanted: Sequence[int], picture: Picture) -> dict[s
 
 
 def decommission(uid: int, picture: Picture) -> dict[str, Any]:
-    """How far the emptying of a node is. An #ephemeral topic is not waited for: it ends with its node anyway."""
+    """The progress of emptying a node. It does not wait for an #ephemeral topic, which ends with its node anyway."""
     lasting = {name: meta for name, meta in picture.metas.items() if not is_ephemeral(name.topic)}
     return {
         "node": picture.name(uid),
@@ -78,7 +78,7 @@ def decommission(uid: int, picture: Picture) -> dict[str, Any]:
 
 
 def stuck(uid: int, picture: Picture) -> dict[PartitionName, str]:
-    """The partitions that can not be moved off a node as things are, and why."""
+    """The partitions that cannot be moved off a node now, and why."""
     leaving = {name for name, wanted in picture.intents.moves.items() if uid not in wanted}
     metas = {n: meta for n, meta in picture.metas.items() if n not in leaving and not is_ephemeral(n.topic)}
     settings = {name: picture.settings(name) for name in metas}
@@ -94,7 +94,7 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
     away = f"; away: {', '.join(shown['away'])}" if shown["away"] else ""
     print(f"nodes       {len(shown['nodes'])} alive: {', '.join(shown['nodes']) or 'none'}{away}")
     if shown["doubt"]:
-        print(f"metadata    not believed: {shown['doubt']}")
+        print(f"metadata    not trusted: {shown['doubt']}")
     for why in shown["unreadable"]:
         print(f"unreadable  {why}")
     print(f"partitions  {shown['partitions']:,}{_troubles(shown)}")
@@ -105,7 +105,7 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
         left = f"{show_count(found['replicas'], 'replica')}, {show_count(found['leaderships'], 'leadership')} left"
         print(f"emptying    {found['node']}: {left if found['replicas'] else 'empty, it can be stopped for good'}")
         for line in stuck_lines(found["stuck"]):
-            print(f"            can not be moved: {line}")
+            print(f"            cannot be moved: {line}")
     if shown["balance_paused"]:
         print("balance     paused: leaderships stay where they are")
 
@@ -121,9 +121,9 @@ def stuck_lines(stuck: Mapping[str, str]) -> list[str]:
 def _troubles(shown: dict[str, Any]) -> str:
     texts = []
     for key, what in (
-        ("leaderless", "without leader"),
+        ("leaderless", "without a leader"),
         ("below_min_isr", "below min_isr"),
-        ("under_replicated", "with fewer in sync than replicas"),
+        ("under_replicated", "under-replicated"),
     ):
         places = shown[key]
         if places:
@@ -131,12 +131,12 @@ def _troubles(shown: dict[str, Any]) -> str:
     text = "".join(texts) or ", all in sync on every replica"
     if shown["owed"]:
         missing = [f"{where} ({count})" for where, count in shown["owed"].items()]
-        text += f"\n            {len(missing):,} with replicas that no node was found for: {some(missing)}"
+        text += f"\n            {len(missing):,} with replicas that have no node: {some(missing)}"
     return text
 
 
 def nodes(picture: Picture) -> list[dict[str, Any]]:
-    """Those that are alive, and those that records still name."""
+    """The nodes that are alive, and those that records still name."""
     rows = []
     for uid in [*sorted(picture.nodes, key=picture.name), *picture.away]:
         node = picture.nodes.get(uid) or NodeInfo(uid)
@@ -178,7 +178,7 @@ def print_nodes(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def partitions(picture: Picture, topic: str | None = None) -> list[dict[str, Any]]:
-    """Every partition, or those of a topic."""
+    """All partitions, or those of one topic."""
     return [
         {
             "topic": name.topic,

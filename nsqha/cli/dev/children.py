@@ -1,12 +1,12 @@
 """Processes that live and die with this one: how `nsqha dev` runs the parts of a cluster.
 
-A child has a log file, a session of its own (Ctrl-C in the terminal reaches us alone, and we stop the children in
-order) and, on Linux, dies with us whatever happens to us: the kernel sends SIGKILL to it when we are gone, also after
-kill -9. SIGKILL and not SIGTERM, because a child that hangs would survive the latter; what was acknowledged is safe.
+A child has a log file, a session of its own (Ctrl-C in the terminal reaches only the parent, which stops the children
+in order) and, on Linux, dies with the parent: the kernel sends it SIGKILL when the parent ends, also after kill -9.
+SIGKILL and not SIGTERM, because a child that hangs would survive the latter; what was acknowledged is safe.
 
     child = Child("node-1", argv, Path("data/node-1.log"))
     child.start()
-    await child.ended()              # told by SIGCHLD, no threads
+    await child.ended()              # woken by SIGCHLD, no threads
     await stop([child], seconds=10)  # SIGTERM, then SIGKILL
 """
 
@@ -28,7 +28,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Child:
-    """One program, perhaps started several times."""
+    """One program, which may be started several times."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Child:
         return self.process is not None and not self._over.is_set()
 
     def start(self) -> None:
-        """OSError: the program can not be run, or its log not be written."""
+        """Start the program. Raises OSError if it cannot be run, or its log file cannot be written."""
         parent = os.getpid()
         self._over.clear()
         with self.log.open("ab") as log:
@@ -60,7 +60,7 @@ class Child:
             )
 
     def reap(self) -> None:
-        """Look whether it has ended; to be called when SIGCHLD came."""
+        """Check whether it has ended; to be called after SIGCHLD."""
         if self.process is not None and self.process.poll() is not None:
             self._over.set()
 
@@ -83,7 +83,7 @@ class Child:
 
 
 async def stop(children: Sequence[Child], *, seconds: float) -> None:
-    """End them at the same time: SIGTERM, and SIGKILL for those that need longer."""
+    """End them at the same time: SIGTERM, then SIGKILL for those that need longer than `seconds`."""
     for child in children:
         child.send(signal.SIGTERM)
     waiting = [asyncio.ensure_future(child.ended()) for child in children if child.alive]
@@ -94,7 +94,7 @@ async def stop(children: Sequence[Child], *, seconds: float) -> None:
     finally:
         for child in children:
             child.send(signal.SIGKILL)
-    # Nothing outlives SIGKILL but a process in an uninterruptible system call; that one is not waited for.
+    # Only a process in an uninterruptible system call survives SIGKILL; this does not wait for it.
     await asyncio.wait(waiting, timeout=5.0)
     for task in waiting:
         task.cancel()
@@ -108,7 +108,7 @@ def signal_name(number: int) -> str:
 
 
 def last_line(path: Path) -> str:
-    """Of a log; empty if there is none."""
+    """The last line of a log file; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -119,8 +119,8 @@ def last_line(path: Path) -> str:
 
 
 def _die_with(parent: int) -> None:
-    """In the child, before it becomes its program."""
+    """Run in the child before exec: have the kernel kill it when the parent dies."""
     if _LIBC is not None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the kernel was told
+    if os.getppid() != parent:  # the parent died before prctl was called
         os._exit(1)

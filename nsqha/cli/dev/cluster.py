@@ -1,11 +1,11 @@
 """A cluster on this machine: an etcd, a lookup daemon and some brokers, each a process of its own.
 
     start   etcd  ->  lookupd and brokers at once  ->  every node registered, serving and linked to the controller
-    run     what dies stays down and its start command is printed; with --restart it comes back
+    run     a process that dies stays down and its start command is printed; with --restart it is started again
     stop    broker after broker  ->  lookupd  ->  etcd, each with a deadline, then SIGKILL; a second signal kills all
 
-With --json one line on stdout says where everything is, for scripts; talk goes to stderr. The folder is locked, so that
-two such clusters do not share an etcd.
+With --json one line on stdout says where everything is, for scripts; remarks go to stderr. The folder is locked, so
+that two such clusters do not share an etcd.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from nsqha.cli.terminal.screen import print_json, say
 from nsqha.election.etcd.binary import find_etcd
 
 START_SECONDS = 60.0
-LOOK_SECONDS = 0.03  # between two looks whether something serves
+LOOK_SECONDS = 0.03  # between two checks whether something serves
 ANSWER_SECONDS = 1.0
 ANSWER_BYTES_MAX = 1 << 20
-BROKERS_STOP_SECONDS = 15.0  # all of them, but each gets at least
+BROKERS_STOP_SECONDS = 15.0  # for all of them, but each gets at least
 BROKER_STOP_SECONDS_MIN = 1.0
 OTHERS_STOP_SECONDS = 5.0
-RESTART_SECONDS = (0.5, 10.0)  # pause before a restart, and the longest it grows to while deaths follow each other
+RESTART_SECONDS = (0.5, 10.0)  # first and longest back-off before a restart
 LINES_MAX = 16
-ETCD_ENDPOINT = f"{LOOPBACK}:{ETCD_PORT}"  # where the cluster verbs look by themselves
+ETCD_ENDPOINT = f"{LOOPBACK}:{ETCD_PORT}"  # the default of the cluster verbs
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,12 +68,12 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, is ours alone."""
+    """Create the folder if necessary, and lock it for this process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "dev.lock").open("ab")
     except OSError as error:
-        raise exits.Exit(exits.FAILED, f"can not start: {error.filename}: {error.strerror}") from None
+        raise exits.Exit(exits.FAILED, f"cannot start: {error.filename}: {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,7 +101,7 @@ class DevCluster:
         return [self.etcd, self.lookupd, *self.brokers]
 
     async def serve(self) -> int:
-        """0 after a signal. Exit: something did not start."""
+        """Serve; returns 0 after a signal. Raises Exit if something did not start."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
@@ -129,7 +129,7 @@ class DevCluster:
         return exits.OK
 
     async def _stop(self) -> None:
-        """One broker after the other: each finds somebody to take its leaderships, which is ten times as fast."""
+        """Stop one broker after the other: so each can hand over its leaderships, which is ten times as fast."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + BROKERS_STOP_SECONDS
         for broker in self.brokers:
@@ -147,27 +147,28 @@ class DevCluster:
                 child.start()
             await self._until(self._all_serve, self.children, "not every node is in the cluster")
         except OSError as error:
-            raise exits.Exit(exits.FAILED, f"can not start: {error.filename}: {error.strerror}") from None
+            raise exits.Exit(exits.FAILED, f"cannot start: {error.filename}: {error.strerror}") from None
 
     async def _until(self, check: Callable[[], Any], children: Sequence[Child], what: str) -> None:
-        """Wait for it; Exit if one of `children` ends or it takes too long."""
+        """Wait until `check` is true. Raises Exit if one of `children` ends or it takes too long."""
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while not await check():
             for child in children:
                 if not child.alive:
                     raise exits.Exit(
-                        exits.FAILED, f"can not start: {child.name} {child.how_it_ended()}; see {child.log}"
+                        exits.FAILED, f"cannot start: {child.name} {child.how_it_ended()}; see {child.log}"
                     )
             if asyncio.get_running_loop().time() > deadline:
                 logs = self.plan.folder / "*.log"
-                raise exits.Exit(exits.FAILED, f"can not start: {what} after {START_SECONDS:g} s; see {logs}")
+                raise exits.Exit(exits.FAILED, f"cannot start: {what} after {START_SECONDS:g} s; see {logs}")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _etcd_serves(self) -> bool:
         return b'"true"' in await fetch(self.plan.etcd.endpoint, "/health")
 
     async def _all_serve(self) -> bool:
-        """Every node is registered and serves, and the controller has a stream to each: it can place and elect."""
+        """Whether every node is registered and serves, and the controller has a stream to each: then it can place
+        and elect."""
         if not all([await fetch(node.http, "/ping") == b"OK" for node in self.plan.nodes]):
             return False
         return all_joined(await fetch(self.plan.lookupd.http, "/controller"), [node.name for node in self.plan.nodes])
@@ -175,7 +176,7 @@ class DevCluster:
     # ---- run
 
     async def _mind(self, child: Child) -> None:
-        """Say when it dies, and start it again if that is wanted."""
+        """Report when the child dies, and start it again with --restart."""
         shortest, longest = RESTART_SECONDS
         pause = shortest
         loop = asyncio.get_running_loop()
@@ -188,7 +189,7 @@ class DevCluster:
                 say(f"  {shlex.join(child.argv)}")
                 return
             pause = shortest if loop.time() - started > longest else min(2 * pause, longest)
-            say(f"{child.name} (pid {child.pid}) {child.how_it_ended()}; it is started again in {pause:g} s")
+            say(f"{child.name} (pid {child.pid}) {child.how_it_ended()}; it will be started again in {pause:g} s")
             await asyncio.sleep(pause)
             child.start()
             say(f"{child.name} was started again, pid {child.pid}")
@@ -219,7 +220,7 @@ def all_joined(answer: bytes, names: Sequence[str]) -> bool:
 
 
 async def fetch(address: str, path: str) -> bytes:
-    """The body of a page; empty if there is none. No error: whoever asks will ask again."""
+    """The body of a page; empty if there is none. It raises no error: the caller asks again."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -237,7 +238,7 @@ async def fetch(address: str, path: str) -> bytes:
 
 
 def description(cluster: DevCluster) -> dict[str, Any]:
-    """What scripts get: addresses, process ids, and the command that starts a node again."""
+    """The JSON for scripts: addresses, process ids, and the command that starts a node again."""
     plan = cluster.plan
     return {
         "nodes": [

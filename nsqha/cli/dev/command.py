@@ -14,13 +14,13 @@ NODES_MAX = 15
 SYNC = ("always", "interval", "none")
 
 DESCRIPTION = """\
-Run a broker and a lookup daemon in one process, on this machine only. Ctrl-C stops them; data is kept.
-A port that is taken is replaced by a free one, and that is said.
+Run a broker and a lookup daemon in one process, reachable from this machine only. Ctrl-C stops them; data is kept.
+A port in use is replaced by a free one, with a note.
 
 With --nodes 3 it is a cluster: three brokers, a lookup daemon and an etcd, each a process of its own. A process that
 dies stays down (kill one and watch) and its start command is printed; --restart starts it again. The log of each is in
-the data folder. The first node has the ports above, the next ones 100 more each. etcd syncs its files only with
---sync=always, as the brokers then do."""
+the data folder. The first node has the ports above, each further node 100 more. etcd syncs its files only with
+--sync=always, like the brokers."""
 
 
 def add_parser(commands: Any) -> None:
@@ -39,17 +39,17 @@ def add_parser(commands: Any) -> None:
         ),
         shape='{"nodes": [{"pid", "tcp", "http", "grpc", "segments", "data", "start": [argv]}], '
         '"lookupd": [{"pid", "tcp", "http"}]}  once it serves, and nothing else; '
-        'of a cluster also "etcd": {"pid", "endpoint"}',
+        'a cluster has also "etcd": {"pid", "endpoint"}',
         statuses=(exits.FAILED, exits.USAGE),
     )
     verb.add_argument("--nodes", type=nodes, default=1, metavar="N", help=f"brokers, 1 to {NODES_MAX} (default: 1)")
-    verb.add_argument("--restart", action="store_true", help="of a cluster: start again what dies")
+    verb.add_argument("--restart", action="store_true", help="in a cluster: start again processes that die")
     verb.add_argument(
         "--data-dir",
         "--data-path",
         metavar="PATH",
         default="data",
-        help="folder of everything stored (default: ./data)",
+        help="folder for all data (default: ./data)",
     )
     verb.add_argument("--sync", choices=SYNC, default="always", help="what OK means for new topics (default: always)")
     add_json(verb, "print one line of JSON once it serves, and nothing else")

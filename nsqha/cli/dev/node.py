@@ -1,10 +1,10 @@
-"""A broker and a lookup daemon in one process, nothing to configure.
+"""A broker and a lookup daemon in one process without configuration.
 
-NSQ's own ports, so that every NSQ tutorial works; one that is taken is replaced by a free one, and that is said. Data
-stays in the folder. With --json one line on stdout says where everything is, for scripts; talk goes to stderr.
+They use NSQ's own ports, so that every NSQ tutorial works; a port in use is replaced by a free one, with a note. Data
+stays in the folder. With --json one line on stdout says where everything is, for scripts; remarks go to stderr.
 
-Different from a broker started as `nsqd`: delays may be a year long (--max-req-timeout), and everything listens on the
-loopback address only.
+Two differences to a broker started as `nsqd`: delays may be a year long (--max-req-timeout), and everything listens on
+the loopback address only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def serve(args: argparse.Namespace) -> int:
-    """0 after a signal, 1 if the disk failed."""
+    """Serve; returns 0 after a signal, 1 if the disk failed."""
     ports, taken = choose_ports(args)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ async def serve(args: argparse.Namespace) -> int:
         except OSError as error:
             if error.filename is None:
                 raise
-            raise exits.Exit(exits.FAILED, f"can not start: {error.filename}: {error.strerror}") from None
+            raise exits.Exit(exits.FAILED, f"cannot start: {error.filename}: {error.strerror}") from None
         try:
             if args.json:
                 print_json(description(node, lookupd, args))
@@ -76,7 +76,7 @@ async def serve(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace, ports: dict[str, int], lookupd_tcp_address: str) -> Any:
-    """The broker's settings: those of `nsqd`, by its own flags."""
+    """The broker's options, made by `nsqd`'s own flags."""
     flags = [
         f"--tcp-address={LOOPBACK}:{ports['tcp']}",
         f"--http-address={LOOPBACK}:{ports['http']}",
@@ -92,7 +92,7 @@ def options_of(args: argparse.Namespace, ports: dict[str, int], lookupd_tcp_addr
 
 
 def choose_ports(args: argparse.Namespace) -> tuple[dict[str, int], list[str]]:
-    """The wished ports, or 0 for those that are taken; and which those are."""
+    """Return the wanted ports, 0 for those in use; and the ports in use."""
     chosen: dict[str, int] = {}
     taken = []
     for name in PORTS:
@@ -105,7 +105,7 @@ def choose_ports(args: argparse.Namespace) -> tuple[dict[str, int], list[str]]:
 
 
 def description(node: Node, lookupd: Lookupd, args: argparse.Namespace) -> dict[str, Any]:
-    """What scripts get: addresses, process ids, and the command that starts a node again."""
+    """The JSON for scripts: addresses, process ids, and the command that starts a node again."""
     addresses = node.addresses
     start = [sys.executable, "-m", "nsqha", "dev", "--json", "--data-dir", node.options.data_path, "--sync", args.sync]
     for name, address in (
@@ -140,7 +140,7 @@ def summary(node: Node, lookupd: Lookupd, sync: str, taken: list[str]) -> list[s
     speed = "compiled" if hot.ACTIVE == "compiled" else "pure Python (no compiler was found: slower)"
     tcp = "" if addresses.tcp == TCP_ADDRESS else f"--nsqd-tcp-address {addresses.tcp} "
     grpc = "" if addresses.grpc == GRPC_ADDRESS else f"--grpc-address {addresses.grpc} "
-    replaced = f"ports taken, others are used instead: {', '.join(taken)}"
+    replaced = f"ports in use, replaced by free ones: {', '.join(taken)}"
     return [
         f"nsqha {__version__} serves · hot functions: {speed}",
         f"  nsqd     tcp {addresses.tcp}   http http://{addresses.http}   grpc {addresses.grpc}   "

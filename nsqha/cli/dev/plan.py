@@ -2,8 +2,8 @@
 
     D/dev.lock  D/etcd/  D/etcd.log  D/lookupd.log  D/node-1/  D/node-1.log  D/node-2/ ...
 
-The first node has the usual ports, each further one 100 more, so that they can be told apart at a glance; what is taken
-is replaced by any free port. Everything listens on the loopback address only.
+The first node has the usual ports, each further one 100 more, so that they are easy to distinguish; a port in use is
+replaced by any free port. Everything listens on the loopback address only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OK_MEANS = {
     "none": "written to the OS before OK; fsync left to the OS",
 }
 
-# One member has nobody to wait for: a short election makes it serve in a fifth of the time. History is kept for an
+# A single member waits for no other: a short election makes it serve in a fifth of the time. History is kept for an
 # hour, so that a long run does not grow for ever.
 ETCD_FLAGS = (
     "--heartbeat-interval=20", "--election-timeout=200", "--auto-compaction-mode=periodic",
@@ -67,7 +67,7 @@ class EtcdPlan:
 
 @dataclass(frozen=True)
 class DevPlan:
-    """Everything, and what has to be said about it."""
+    """All parts of the cluster, and notes for the user."""
 
     folder: Path
     nodes: tuple[NodePlan, ...]
@@ -80,7 +80,7 @@ class DevPlan:
 
 
 class PortAllocator:
-    """Hands out ports: the wished one, or else any that is free. Those handed out are held until `release`."""
+    """Allocates ports: the wanted one, or else any free one. They stay bound until `release`."""
 
     def __init__(self, bind: Callable[[int], socket.socket | None] | None = None) -> None:
         self.taken: list[str] = []
@@ -88,7 +88,7 @@ class PortAllocator:
         self._held: list[socket.socket] = []
 
     def take(self, wanted: int, what: str) -> int:
-        """`what` is said if somebody else has it. 0: any."""
+        """Allocate `wanted`, 0: any free port. `what` names it in the note if the port is in use."""
         held = self._bind(wanted) if 0 <= wanted <= 65535 else None
         if held is None:
             self.taken.append(f"{wanted} ({what})")
@@ -99,14 +99,14 @@ class PortAllocator:
         return int(held.getsockname()[1])
 
     def release(self) -> None:
-        """Their users are about to listen."""
+        """Free the allocated ports, just before their users listen."""
         for held in self._held:
             held.close()
         self._held.clear()
 
 
 def bind_loopback(port: int) -> socket.socket | None:
-    """None: somebody has it."""
+    """Bind a port on the loopback address; None if it is in use."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -118,7 +118,7 @@ def bind_loopback(port: int) -> socket.socket | None:
 
 
 def is_free(port: int) -> bool:
-    """Whether no program listens on the port, on this machine."""
+    """Whether no program on this machine listens on the port."""
     held = bind_loopback(port)
     if held is not None:
         held.close()
@@ -126,7 +126,7 @@ def is_free(port: int) -> bool:
 
 
 def command() -> str:
-    """How this program is called from a shell in the same folder."""
+    """The command that starts this program from a shell in the same folder."""
     path = os.path.relpath(sys.argv[0])
     return path if os.path.basename(path) == "nsqha" and not path.startswith("..") else "nsqha"
 
@@ -186,17 +186,17 @@ def _etcd(program: str, folder: Path, endpoint: str, peer: str, sync: str) -> li
     argv += ["--listen-client-urls", client, "--advertise-client-urls", client]
     argv += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"dev={peers}"]
     argv += ETCD_FLAGS
-    # What OK promises about messages holds for the records they depend on: no syncs there if there are none here.
+    # The records in etcd are as durable as the messages that depend on them: no syncs there if there are none here.
     return argv if sync == "always" else [*argv, "--unsafe-no-fsync"]
 
 
 def _notes(folder: Path, nodes: int, taken: Sequence[str]) -> list[str]:
-    notes = [f"ports taken, others are used instead: {', '.join(taken)}"] if taken else []
+    notes = [f"ports in use, replaced by free ones: {', '.join(taken)}"] if taken else []
     if any((folder / name).exists() for name in SINGLE_NODE_FILES):
-        notes.append(f"{folder} also has the data of a single node; it is not used here")
+        notes.append(f"{folder} also has the data of a single node; a cluster does not use it")
     extra = sorted(path.name for path in folder.glob("node-*") if path.is_dir() and _number(path.name) > nodes)
     if extra:
-        notes.append(f"there are data of {', '.join(extra)}, not started; what only they have can not be served")
+        notes.append(f"there is data of {', '.join(extra)}, not started; what only they have cannot be served")
     return notes
 
 

@@ -4,8 +4,8 @@ Downwards:
 
     command  the command line
     lake     archive, backfill, verify, compact
-    replay   messages of the log once more, or a channel back
+    replay   sends messages of the log again, or moves a channel back
     lag      how far readers and a lake are behind
-    checks   what is looked at before Spark starts
-    flags    what the verbs share
+    checks   checks before Spark starts
+    flags    flags that the verbs share
 """

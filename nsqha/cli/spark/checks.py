@@ -1,4 +1,4 @@
-"""What verbs of `nsqha spark` look at before Spark starts: is this a lake, may it become one, which topic is meant."""
+"""Checks of `nsqha spark` before Spark starts: is this a lake, may it become one, does the topic exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_lake(uri: str) -> None:
-    """What is no lake is an exit status, as is one that cannot be looked at."""
+    """Raise Exit if there is no lake at `uri`, or if it cannot be read."""
     from pyspark_nsqha.lake.store import Store, StoreFailed
 
     try:
@@ -25,7 +25,7 @@ def check_lake(uri: str) -> None:
     except StoreFailed as error:
         raise exits.Exit(exits.FAILED, str(error)) from None
     if not found:
-        text = f"{uri} is no lake: it has no manifest; nsqha spark archive --to makes one"
+        text = f"{uri} is not a lake: it has no manifest; nsqha spark archive --to makes one"
         raise exits.Exit(exits.NOT_FOUND, text)
 
 
@@ -37,7 +37,7 @@ def _is_lake(store: Any) -> bool:
 
 
 def check_target(store: Any) -> None:
-    """A folder that has files, and is no lake, is somebody else's: perhaps a broker's. StoreFailed."""
+    """Raise Exit if a folder has files and is not a lake: they may be a broker's. Raises StoreFailed."""
     if _is_lake(store):
         return
     folder = store.local
@@ -50,11 +50,11 @@ def check_target(store: Any) -> None:
     except OSError as error:
         raise exits.Exit(exits.FAILED, f"{folder} cannot be a lake: {(error.strerror or str(error)).lower()}") from None
     if others:
-        raise exits.Exit(exits.FAILED, f"{folder} is not empty and no lake; name an empty folder")
+        raise exits.Exit(exits.FAILED, f"{folder} is not empty and is not a lake; name an empty folder")
 
 
 def _only_ours(folder: str) -> bool:
-    """Whether there is nothing but what a first run that was stopped leaves there."""
+    """Whether the folder has only what an interrupted first run leaves there."""
     from pyspark_nsqha.lake import names
 
     ours = {names.DATA, names.MANIFEST, names.PLAN, names.REPLACED, names.TEMPORARY, names.VOTES}
@@ -75,7 +75,7 @@ def status_of(error: ReadFailed) -> int:
 
 @contextmanager
 def near_misses(args: argparse.Namespace, topics: Iterable[str]) -> Iterator[None]:
-    """A topic that is not there is told with the one that may have been meant."""
+    """Add a suggestion to the error about a topic that does not exist."""
     from pyspark_nsqha.model import ReadFailed
     from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 

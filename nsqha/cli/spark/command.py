@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _with_packages(run: Callable[[argparse.Namespace], int], *, at_once: bool) -> Callable[[argparse.Namespace], int]:
-    """The same, in one line where a package of the extra `spark` is not installed. `at_once`: before any work."""
+    """Wrap `run`: a missing package of the extra `spark` becomes a one-line error. `at_once`: before any work."""
 
     @wraps(run)
     def checked(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What the verbs of `nsqha spark` share: whom to ask, where Spark runs, and a session of it."""
+"""Flags that the verbs of `nsqha spark` share: which brokers to ask, where Spark runs; and Spark sessions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIME_HELP = (
 
 
 def add_spark(verb: Parser) -> None:
-    """Flags of a verb that starts Spark, and asks no broker."""
+    """Add flags of a verb that starts Spark and asks no broker."""
     verb.add_argument("--master", metavar="URL", default="local[*]", help="Spark's master (default local[*])")
     verb.add_argument(
         "--conf", metavar="KEY=VALUE", action="append", default=[], help="a setting of Spark, may be repeated"
@@ -36,7 +36,7 @@ def add_spark(verb: Parser) -> None:
 
 
 def add_common(verb: Parser) -> None:
-    """Flags of a verb that asks brokers and starts Spark."""
+    """Add flags of a verb that asks brokers and starts Spark."""
     default = os.environ.get("NSQHA_GRPC_ADDRESS", GRPC_ADDRESS)
     verb.add_argument(
         "--broker",
@@ -51,12 +51,12 @@ def add_common(verb: Parser) -> None:
 
 
 def add_split_bytes(verb: Parser) -> None:
-    """How the log is divided into tasks."""
+    """Add --split-bytes: how the log is divided into tasks."""
     verb.add_argument("--split-bytes", metavar="SIZE", type=size, default="64MB", help="log per task (default 64MB)")
 
 
 def connection(args: argparse.Namespace) -> Any:
-    """The brokers that were named, as `pyspark_nsqha` takes them."""
+    """The named brokers in the form that `pyspark_nsqha` expects."""
     from pyspark_nsqha.options import ConnectOptions, Tls
 
     files = (args.cluster_tls_cert, args.cluster_tls_key, args.cluster_tls_ca)
@@ -71,28 +71,28 @@ def connection(args: argparse.Namespace) -> Any:
 
 
 class Within(NamedTuple):
-    """A range of time, in nanoseconds; None: as far as the log goes."""
+    """A range of time, in nanoseconds; None: no limit."""
 
     since: int | None
     until: int | None
 
 
 def place(parser: Parser, flag: str, text: str, now_ns: int) -> LogTarget:
-    """A time, start or end. What is none of them is a usage error."""
+    """Parse a time, start or end; anything else is a usage error."""
     date = re.match(r"\d{4}-\d\d-\d\d", text) is not None
     try:
         found = LogTarget("time", parse_instant(text, now_ns)) if date else parse_place(text, now_ns)
     except ValueError as error:
         if date or text[:1] in "@-":  # a time that is out of range, or misspelled
             parser.error(f"{flag}: {str(error).replace(f'@{text}', text)}")
-        parser.error(f"{flag} {text!r} is no time: {TIMES}")
+        parser.error(f"{flag} {text!r} is not a time: {TIMES}")
     if found.kind in ("offset", "id"):
-        parser.error(f"{flag} {text!r} is no time: {TIMES}")
+        parser.error(f"{flag} {text!r} is not a time: {TIMES}")
     return found
 
 
 def is_place(text: str, now_ns: int) -> bool:
-    """Whether that can be read as somewhere in a log, however unlikely."""
+    """Whether `text` can be parsed as a place in a log, however unlikely."""
     if re.match(r"\d{4}-\d\d-\d\d", text):
         return True
     try:
@@ -103,7 +103,7 @@ def is_place(text: str, now_ns: int) -> bool:
 
 
 def time_range(parser: Parser, since: str | None, until: str | None, now_ns: int) -> Within:
-    """What --from and --until say. One that leaves nothing, or is reversed, is a usage error."""
+    """Parse --from and --until. An empty or reversed range is a usage error."""
     found: list[int | None] = []
     for flag, text, whole in (("--from", since, "start"), ("--until", until, "end")):
         at = (
@@ -119,7 +119,7 @@ def time_range(parser: Parser, since: str | None, until: str | None, now_ns: int
 
 
 def say_range(within: Within) -> None:
-    """Which times are meant, with their zone: a time without one is local, and that may surprise."""
+    """Print the times with their zone: a time without a zone is local, which may be unexpected."""
     words = [
         f"{word} {datetime.fromtimestamp(ns / 1e9).astimezone().isoformat(' ', 'milliseconds')}"
         for word, ns in zip(("from", "until"), within, strict=True)
@@ -131,7 +131,7 @@ def say_range(within: Within) -> None:
 
 @contextmanager
 def administration(args: argparse.Namespace, *addresses: str) -> Iterator[Admin]:
-    """The first of these brokers that is there."""
+    """Connect to the first of these brokers that can be reached."""
     for address in addresses:
         try:
             admin = Admin(address, args.timeout / 1e9, credentials(args))
@@ -149,7 +149,7 @@ def administration(args: argparse.Namespace, *addresses: str) -> Iterator[Admin]
 
 @contextmanager
 def started(args: argparse.Namespace, what: str) -> Iterator[Any]:
-    """A session at --master; it ends with the block. What it lacks is one line and an exit status."""
+    """Start a Spark session at --master; it ends with the block. A failure is a one-line error and an exit status."""
     from pyspark_nsqha import jobs
 
     conf = {}

@@ -25,7 +25,7 @@ SHAPE = (
     '{"channels": [{"topic", "channel", "messages", "bytes", "oldest_seconds", "lake_messages", "read_per_second", '
     '"published_per_second", "seconds_left", "partitions": [{"partition", "start", "end", "floor", "messages", '
     '"bytes", "oldest_seconds", "lake_end", "lake_messages", "error"}]}], "above": ["TOPIC/CHANNEL"], '
-    '"missing": ["WHAT"]} per look'
+    '"missing": ["WHAT"]} per sample'
 )
 
 
@@ -36,8 +36,8 @@ def add_lag(verbs: Any) -> None:
         run_lag,
         help="show how far reader channels, and a lake, are behind the log",
         description="Show for every reader channel what is committed and unread: messages, bytes in the log, age of "
-        "the oldest one. --interval looks again and again and adds rates; --lake adds what is not in a lake yet. A "
-        "channel that is named and not there, or with --fail-above nothing to look at, is status 3.",
+        "the oldest one. --interval repeats this and adds rates; --lake adds what is not in a lake yet. Exit status "
+        "3: a named channel does not exist, or with --fail-above there is no channel to check.",
         examples=("nsqha spark lag", "nsqha spark lag orders --fail-above 10m --json"),
         shape=SHAPE,
         statuses=(
@@ -48,14 +48,12 @@ def add_lag(verbs: Any) -> None:
     verb.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches (default: all topics)")
     verb.add_argument("--channel", metavar="NAME", type=name, help="only this reader channel")
     verb.add_argument("--lake", metavar="URI", help="compare with what is in this lake, too")
-    verb.add_argument(
-        "--interval", metavar="TIME", type=duration, help="look again and again, and show rates since the last look"
-    )
+    verb.add_argument("--interval", metavar="TIME", type=duration, help="repeat, and show rates since the last sample")
     verb.add_argument(
         "--fail-above",
         metavar="TIME|MESSAGES",
         type=limit,
-        help="status 1 if one is older, or more (10m, 100000); 3 if there is none to look at",
+        help="exit status 1 if a lag is larger, in time or messages (10m, 100000); 3 if there is no channel to check",
     )
     verb.add_argument(
         "--broker",
@@ -64,12 +62,12 @@ def add_lag(verbs: Any) -> None:
         help=f"--grpc-address of a broker (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)",
     )
     add_timeout(verb)
-    add_json(verb, "print JSON, one line per look")
+    add_json(verb, "print JSON, one line per sample")
     add_certificate(verb)
 
 
 def limit(text: str) -> tuple[int | None, float | None]:
-    """Messages, or seconds."""
+    """Parse a limit: (messages, None) or (None, seconds)."""
     if re.fullmatch(r"\d{1,18}", text):
         return int(text), None
     try:
@@ -104,10 +102,10 @@ def run_lag(args: argparse.Namespace) -> int:
                     lake=lake(),
                 )
             except exits.Exit as error:
-                # Somebody who watches for days wants to go on doing so; what is wrong from the start is told at once.
+                # A watch of days must survive a failure; an error at the first sample ends the command at once.
                 if not looked or error.status not in (exits.UNREACHABLE, exits.FAILED):
                     raise
-                say(f"{args.parser.prog}: {error}; looking again in {show_duration(args.interval / 1e9)}")
+                say(f"{args.parser.prog}: {error}; trying again in {show_duration(args.interval / 1e9)}")
             else:
                 now = time.monotonic()
                 looks = {(lag.topic, lag.channel): lag for lag in found.lags}
@@ -120,10 +118,10 @@ def run_lag(args: argparse.Namespace) -> int:
 
 
 def _lake(uri: str | None) -> Any:
-    """What tells the state of the lake; nothing if there is none."""
+    """Return a function that reads the state of the lake; None without a lake."""
     if uri is None:
         return lambda: None
-    check_lake(uri)  # one that is none is told before anybody is asked
+    check_lake(uri)  # a wrong URI is an error before any broker is asked
     from pyspark_nsqha.lake.commit import ManifestCommits
     from pyspark_nsqha.lake.manifest import BadManifest
     from pyspark_nsqha.lake.store import Store, StoreFailed
@@ -146,7 +144,8 @@ def _tell(
     allowed: Limit,
     before: Collection[tuple[str, str]] = (),
 ) -> int:
-    """One look on stdout; what is above the limit, not there, or not known, on stderr. `before`: the last look had."""
+    """Print one sample on stdout; what is above the limit, missing or not known on stderr. `before`: channels of the
+    last sample."""
     lags, limited = found.lags, args.fail_above is not None
     above = [lag for lag in lags if allowed.exceeded(lag)]
     missing = found.missing(args.topic, args.channel or "") if limited or args.channel else []
@@ -165,7 +164,7 @@ def _tell(
     for error in errors:
         say(f"{args.parser.prog}: {error}")
     for one in missing:
-        say(f"{args.parser.prog}: {one}: there is nothing to look at; `nsqha channel list` shows what there is")
+        say(f"{args.parser.prog}: {one}: there is no such reader channel; `nsqha channel list` lists channels")
     if above:
         names = some([f"{lag.topic}/{lag.channel}" if lag.channel else lag.topic for lag in above])
         say(f"{args.parser.prog}: above the limit: {names}")
@@ -176,7 +175,7 @@ def _tell(
 
 
 def record(lag: Lag, rates: Rates | None) -> dict[str, Any]:
-    """As --json shows it."""
+    """The object that --json prints."""
     left = rates.seconds_left(lag.messages) if rates is not None else None
     return {
         "topic": lag.topic,

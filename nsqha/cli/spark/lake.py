@@ -1,4 +1,4 @@
-"""`nsqha spark archive`, `backfill` and `verify`: words for what `pyspark_nsqha.lake` does."""
+"""`nsqha spark archive`, `backfill`, `compact` and `verify`: the command line of `pyspark_nsqha.lake`."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def add_archive(verbs: Any) -> None:
         verbs,
         "archive",
         run_archive,
-        help="carry everything committed into Parquet files; retention waits for it",
-        description="Carry everything committed into Parquet files below a folder or an object store's URI. A reader "
-        "channel per topic keeps the log until it is there. Goes on every --interval, until it is stopped, unless "
-        "--once. A run that was killed is completed by the next one.",
+        help="copy everything committed into Parquet files; retention waits for it",
+        description="Copy everything committed into Parquet files below a folder or an object store's URI. A reader "
+        "channel per topic keeps the log until it is copied. Repeats every --interval until it is stopped, unless "
+        "--once. The next run completes a run that was killed.",
         examples=("nsqha spark archive orders --to lake --once",),
         shape=TOTALS,
         statuses=STATUSES,
     )
     _add_topics(verb)
     verb.add_argument("--to", metavar="URI", required=True, help="the lake: a folder, file://, s3://bucket/path")
-    verb.add_argument("--once", action="store_true", help="archive what is committed now, and end")
+    verb.add_argument("--once", action="store_true", help="archive what is committed now, then end")
     verb.add_argument("--interval", metavar="TIME", type=duration, default="60s", help="between rounds (default 60s)")
     verb.add_argument(
         "--channel", metavar="NAME", type=name, default="archive", help="reader channel (default archive)"
@@ -74,8 +74,8 @@ def add_backfill(verbs: Any) -> None:
         run_backfill,
         help="write a range of time into Parquet files",
         description="Write the messages of a range of time into Parquet files below a folder or an object store's URI. "
-        "What is there already is passed over: a backfill that was stopped goes on where it was. Nothing is kept from "
-        f"retention longer than it takes.\n\n{TIME_HELP}",
+        "What the lake has already is skipped: a backfill that was stopped continues where it was. Retention is held "
+        f"back only while it runs.\n\n{TIME_HELP}",
         examples=(
             "nsqha spark backfill orders --from -2d --to lake",
             "nsqha spark backfill orders --from 2026-11-20 --until 2026-11-21 --to lake --json",
@@ -101,17 +101,19 @@ def add_compact(verbs: Any) -> None:
         run_compact,
         help="merge the small files of a day into large ones",
         description="Merge small files of a partition and day into files of --target-bytes. At every moment each "
-        "message is in one file that counts. The old files are removed by the first compact that runs --keep later, "
-        "its own and that of the one that replaced them: who began to read before may still need them. A lake whose "
+        "message is in exactly one live file. Old files are removed by a later compact, when both its own --keep and "
+        "that of the compact that replaced them are over: readers that began before may still need them. A lake whose "
         "commits are an Iceberg table is refused.",
         examples=("nsqha spark compact --lake lake",),
         shape='{"merged", "files", "bytes", "removed", "seconds"}',
         statuses=(exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.INTERRUPTED),
     )
     verb.add_argument("topic", metavar="TOPIC", nargs="*", type=name, help="default all")
-    verb.add_argument("--lake", metavar="URI", required=True, help="what archive was told as --to")
+    verb.add_argument("--lake", metavar="URI", required=True, help="the URI that archive has as --to")
     verb.add_argument("--target-bytes", metavar="SIZE", type=size, default="128MB", help="default 128MB")
-    verb.add_argument("--keep", metavar="TIME", type=duration, default="1h", help="keep old files so long (default 1h)")
+    verb.add_argument(
+        "--keep", metavar="TIME", type=duration, default="1h", help="keep old files this long (default 1h)"
+    )
     add_spark(verb)
 
 
@@ -120,19 +122,19 @@ def add_verify(verbs: Any) -> None:
         verbs,
         "verify",
         run_verify,
-        help="prove that what was archived is what is in the log",
-        description="Prove that a lake is the log: ranges without hole, files as they were written, chains that end in "
-        "the broker's own. --full reads everything, each byte and row, and compares it with what the log still has. "
+        help="prove that the lake has what the log has",
+        description="Prove that a lake is the log: ranges without gaps, files as they were written, chains that end in "
+        "the broker's own. --full reads every byte and row, and compares it with what the log still has. "
         "Gaps and mismatches are listed, with topic, partition and offsets; then the exit status is 1.",
         examples=("nsqha spark verify orders --lake lake",),
         shape=REPORT,
         statuses=STATUSES,
     )
     verb.add_argument("topic", metavar="TOPIC", nargs="+", type=name)
-    verb.add_argument("--lake", metavar="URI", required=True, help="what archive was told as --to")
+    verb.add_argument("--lake", metavar="URI", required=True, help="the URI that archive has as --to")
     verb.add_argument("--full", action="store_true", help="read every file, and the log where it has the same messages")
-    verb.add_argument("--lake-only", action="store_true", help="ask no broker: what the lake says of itself")
-    verb.add_argument("--strict", action="store_true", help="messages that were recorded as missing are a failure too")
+    verb.add_argument("--lake-only", action="store_true", help="ask no broker; check only the lake itself")
+    verb.add_argument("--strict", action="store_true", help="fail also for messages that were recorded as missing")
     add_common(verb)
 
 
@@ -160,7 +162,7 @@ def run_archive(args: argparse.Namespace) -> int:
     subject = Subject(*_topics(args), args.channel)
     _look(args, subject.topics, subject.pattern)
     progress = ProgressLine("archive")
-    worked: list[str] = []  # what came to an end: from then on a failure is one that passes
+    worked: list[str] = []  # steps that succeeded: a later failure is taken for a temporary one
 
     def step(name: str) -> None:
         if name == "committed":
@@ -193,7 +195,7 @@ def run_archive(args: argparse.Namespace) -> int:
 
 
 def again_after(interval: float, failures: int) -> float:
-    """Seconds until the next try: twice as long each time."""
+    """Seconds until the next try: doubled after each failure."""
     return max(min(interval * 2.0 ** min(failures - 1, 20), AGAIN_SECONDS_MAX), interval)
 
 
@@ -223,10 +225,10 @@ def run_backfill(args: argparse.Namespace) -> int:
 
 
 def _check_place(args: argparse.Namespace) -> None:
-    """--to is the lake, and elsewhere the end of a range: one that looks like that is not made a folder."""
+    """Refuse a time as --to: here it is the lake, in other commands the end of a range."""
     if not is_place(args.to, time.time_ns()):
         return
-    args.parser.error(f"--to {args.to!r} is no lake: the range ends at --until; a folder of that name is ./{args.to}")
+    args.parser.error(f"--to {args.to!r} is a time, not a lake: use --until for the end; for a folder: ./{args.to}")
 
 
 # ---- compact
@@ -272,14 +274,14 @@ def _topics(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
     if bool(args.topic) == bool(args.pattern):
         args.parser.error("give topics by name, or --pattern")
     if ephemeral := [topic for topic in args.topic if topic.endswith("#ephemeral")]:
-        args.parser.error(f"{ephemeral[0]} is never archived: ephemeral topics have no log that lasts")
+        args.parser.error(f"{ephemeral[0]} is never archived: ephemeral topics do not keep their log")
     return tuple(args.topic), args.pattern or ""
 
 
 def _rounds(
     args: argparse.Namespace, session: Any, progress: ProgressLine, step: Callable[[str], None] = lambda name: None
 ) -> tuple[Any, Any]:
-    """Rounds into the lake by Spark's tasks, and what tells them how far they are."""
+    """Make the rounds that write into the lake by Spark's tasks, with their progress line."""
     from pyspark_nsqha import jobs
     from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
     from pyspark_nsqha.lake.store import Store
@@ -303,12 +305,12 @@ def _rounds(
 
 
 def _look(args: argparse.Namespace, topics: tuple[str, ...], pattern: str) -> None:
-    """What is wrong with lake, topics or brokers is said before Spark starts."""
+    """Report what is wrong with lake, topics or brokers before Spark starts."""
     from pyspark_nsqha.lake.store import Store
     from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 
     store = Store(args.to)
-    # In front of the commits: with a table the first look at them makes one.
+    # Before the commits: with a table, opening them creates it.
     _failures(lambda: check_target(store))
     _failures(lambda: _commits(args, store).state())
     with near_misses(args, topics):
@@ -316,14 +318,14 @@ def _look(args: argparse.Namespace, topics: tuple[str, ...], pattern: str) -> No
 
 
 def _commits(args: argparse.Namespace, store: Any) -> Any:
-    """Where the lake's commits are."""
+    """The commits of the lake: its manifest, or an Iceberg table."""
     if args.format == "manifest":
         from pyspark_nsqha.lake.commit import ManifestCommits
 
         return ManifestCommits(store)
     from pyspark_nsqha.lake.iceberg import IcebergCommits
 
-    # pyiceberg says so of every file, for the columns in which Parquet keeps no statistics.
+    # pyiceberg logs this for every file, for the columns in which Parquet keeps no statistics.
     logging.getLogger("pyiceberg.io.pyarrow").addFilter(_says_more_than_statistics)
     namespace, dot, table = args.table.rpartition(".")
     if not (namespace and dot and table):
@@ -336,7 +338,7 @@ def _says_more_than_statistics(record: logging.LogRecord) -> bool:
 
 
 def _failures(work: Any) -> Any:
-    """Its result; errors become exit statuses."""
+    """Return the result of `work`; errors become exit statuses."""
     from pyspark_nsqha.lake.compact import CannotMerge
     from pyspark_nsqha.lake.manifest import BadManifest, Overlap
     from pyspark_nsqha.lake.rounds import DataLoss
@@ -352,7 +354,7 @@ def _failures(work: Any) -> Any:
 
 
 def _tell(args: argparse.Namespace, totals: Any, seconds: float) -> int:
-    """What was done, on stdout; what failed, on stderr."""
+    """Print what was done on stdout and what failed on stderr."""
     from pyspark_nsqha.lake.manifest import record
 
     for why in totals.failed.values():
@@ -389,7 +391,7 @@ def run_verify(args: argparse.Namespace) -> int:
     with near_misses(args, args.topic):
         if not args.full:
             return _verify(args, None)
-        if not args.lake_only:  # what is wrong is said before Spark starts
+        if not args.lake_only:  # errors are reported before Spark starts
             _failures(lambda: Segments(connection(args)).snapshot(SnapshotRequest(tuple(args.topic))))
         with started(args, "nsqha verify") as session:
             return _verify(args, session)
@@ -426,7 +428,7 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
         if args.lake_only:
             state = ManifestCommits(store).state()
             return verify(state, store, topics, check=None if session is None else check, progress=progress)
-        # Before the state: what retention takes meanwhile was in the lake before. Nothing that is compared goes.
+        # Before the state: what retention removes meanwhile was in the lake before, and is not compared.
         found = log.snapshot(SnapshotRequest(topics, hold_ms=HOLD_MS))
         try:
             state = ManifestCommits(store).state()
@@ -451,7 +453,7 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
 
 
 def _tell_report(args: argparse.Namespace, report: Any, seconds: float) -> int:
-    """What was found, on stdout; what could not be looked at, on stderr."""
+    """Print what was found on stdout and what could not be checked on stderr."""
     from pyspark_nsqha.lake.manifest import record
 
     ok = not (report.problems or report.failed or (args.strict and report.missing))
@@ -491,7 +493,7 @@ def _tell_report(args: argparse.Namespace, report: Any, seconds: float) -> int:
 
 
 def _which(partition: Any, others: list[Any]) -> str:
-    """What tells it from another life of the same partition: the topic was made anew."""
+    """A remark that distinguishes it from another life of the same partition, after its topic was deleted."""
     same = [one for one in others if str(one.life) == str(partition.life)]
     if len(same) == 1 or partition.behind is not None:
         return ""

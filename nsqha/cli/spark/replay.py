@@ -1,4 +1,4 @@
-"""`nsqha spark replay`: messages of the log once more, into another topic; or a channel back to where they begin."""
+"""`nsqha spark replay`: send messages of the log again, into another topic; or move a channel back to their start."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from pyspark_nsqha.replay_state import ReplaySpan, ReplayState
 
 RATE_MAX = 100_000_000
-SPLIT_BYTES = 16 << 20  # log per task: a wave of them lasts seconds
+SPLIT_BYTES = 16 << 20  # log per task: a wave of tasks lasts seconds
 IDS_MAX = 100_000
 IDS_BYTES_MAX = 4 << 20
 OFFSETS = re.compile(r"(\d{1,4}):(\d{1,15})-(\d{1,15})?")
 DESCRIPTION = f"""\
-Send messages of TOPIC once more: those of a range of time or of offsets, those that a query selects, or a list of ids.
+Send messages of TOPIC again: those of a range of time or of offsets, those that a query selects, or a list of ids.
 
---into publishes them into another topic, as new messages; what is committed when it begins is all that is looked at.
-A message may be sent twice where a connection or a run was lost; that is counted. With --state a run that was killed
-is gone on from by the same command: what was finished is not sent again. Order holds within a part of a partition
-only. --channel instead moves that channel of TOPIC back to where the range begins, as `nsqha seek` does; other
-channels see nothing.
+--into publishes them into another topic, as new messages. It reads what is committed when it begins. A message may be
+sent twice where a connection or a run was lost; such messages are counted. With --state the same command continues a
+run that was killed: what was finished is not sent again. Order is kept only within a part of a partition. --channel
+instead moves that channel of TOPIC back to where the range begins, as `nsqha seek` does; other channels are not
+affected.
 
 {TIME_HELP}"""
 SHAPE = (
@@ -77,49 +77,49 @@ def add_replay(verbs: Any) -> None:
     )  # fmt: skip
     verb.add_argument("topic", metavar="TOPIC", type=name)
     what = verb.add_argument_group("what")
-    what.add_argument("--from", dest="since", metavar="TIME", help="from the first message that is not older")
-    what.add_argument("--until", metavar="TIME", help="up to there (default: what is committed)")
+    what.add_argument("--from", dest="since", metavar="TIME", help="start at the first message that is not older")
+    what.add_argument("--until", metavar="TIME", help="end before this time (default: what is committed)")
     what.add_argument("--to", dest="until", help=argparse.SUPPRESS)
     what.add_argument(
         "--offsets", metavar="P:FIRST-END", type=offsets, action="append", default=[],
-        help="of partition P; without END up to what is committed; may be repeated",
+        help="offsets of partition P; without END up to what is committed; may be repeated",
     )  # fmt: skip
     what.add_argument("--ids", metavar="FILE", help="message ids of 16 hex digits, one per line")
-    what.add_argument("--lake", metavar="URI", default="", help="read what the log has no more from this lake")
-    what.add_argument("--where", metavar="SQL", help="only those for which this holds, over the source's columns")
-    where = verb.add_argument_group("where to")
+    what.add_argument("--lake", metavar="URI", default="", help="read from this lake what the log no longer has")
+    what.add_argument("--where", metavar="SQL", help="only messages for which this condition on their columns is true")
+    where = verb.add_argument_group("destination")
     where.add_argument("--into", metavar="TOPIC", type=name, help="publish them into this topic")
     where.add_argument("--channel", metavar="NAME", type=name, help="or move this channel of TOPIC back")
-    where.add_argument("--allow-same", action="store_true", help="let --into be TOPIC: all its channels get them")
+    where.add_argument("--allow-same", action="store_true", help="allow TOPIC as --into: all its channels get them")
     where.add_argument("--rate", metavar="N", type=count_up_to(RATE_MAX), help="messages per second, in all")
-    where.add_argument("--defer", metavar="TIME", type=duration, default=0, help="deliver each so much later")
+    where.add_argument("--defer", metavar="TIME", type=duration, default=0, help="deliver each after this time")
     _add_publishing(verb)
-    verb.add_argument("--skip-missing", action="store_true", help="leave out what the log has lost, and count it")
-    verb.add_argument("--state", metavar="FILE", type=Path, help="note there what is done; go on from what is there")
-    verb.add_argument("--plan", action="store_true", help="show how much it is and stop")
+    verb.add_argument("--skip-missing", action="store_true", help="skip what the log has lost, and count it")
+    verb.add_argument("--state", metavar="FILE", type=Path, help="record progress in this file, and continue from it")
+    verb.add_argument("--plan", action="store_true", help="show how many messages it is and stop")
     add_yes(verb)
     add_common(verb)
 
 
 def _add_publishing(verb: Parser) -> None:
-    group = verb.add_argument_group("publishing; files are those of the machines where tasks run")
+    group = verb.add_argument_group("publishing; the files must be on the machines where tasks run")
     group.add_argument(
         "--nsqd",
         metavar="HOST:PORT",
         action="append",
         help=f"--tcp-address of a broker, may be repeated (default {TCP_ADDRESS}, $NSQHA_TCP_ADDRESS)",
     )
-    group.add_argument("--tls", action="store_true", help="use TLS; each of the following flags means it too")
+    group.add_argument("--tls", action="store_true", help="use TLS; each of the following flags implies it")
     group.add_argument("--tls-root-ca-file", metavar="PATH", default="", help="certificate authority of the broker")
-    group.add_argument("--tls-cert", metavar="PATH", default="", help="certificate of whoever connects")
+    group.add_argument("--tls-cert", metavar="PATH", default="", help="client certificate")
     group.add_argument("--tls-key", metavar="PATH", default="", help="key of --tls-cert")
-    group.add_argument("--tls-insecure-skip-verify", action="store_true", help="take any certificate")
-    told = "file with the secret for AUTH (or there: $NSQHA_AUTH_SECRET)"
+    group.add_argument("--tls-insecure-skip-verify", action="store_true", help="accept any certificate")
+    told = "file with the secret for AUTH (or $NSQHA_AUTH_SECRET on those machines)"
     group.add_argument("--auth-secret-file", metavar="PATH", default="", help=told)
 
 
 def offsets(text: str) -> tuple[int, int, int | None]:
-    """Partition, first, end."""
+    """Parse (partition, first, end)."""
     found = OFFSETS.fullmatch(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not PARTITION:FIRST-END such as 0:100-200")
@@ -134,7 +134,7 @@ def run_replay(args: argparse.Namespace) -> int:
     args.now_ns = time.time_ns()
     if args.channel:
         if args.since is not None:
-            at = place(args.parser, "--from", args.since, args.now_ns)  # said before anybody is asked
+            at = place(args.parser, "--from", args.since, args.now_ns)  # a usage error comes before any request
             if at.kind == "time" and not args.json:
                 say_range(Within(at.value, None))
         return _move_channel(args)
@@ -145,19 +145,19 @@ def run_replay(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Usage, as far as it takes nobody else."""
+    """Raise usage errors that need no broker."""
     error = args.parser.error
     if bool(args.into) == bool(args.channel):
         error("give either --into TOPIC or --channel NAME")
     if is_ephemeral(args.topic):
-        error(f"{args.topic} is ephemeral: it has no log that could be read again")
+        error(f"{args.topic} is ephemeral: it does not keep its log")
     ranged = args.since is not None or args.until is not None
     if args.offsets and ranged:
         error("--offsets says where a range begins and ends: leave out --from and --until")
     if args.ids and (ranged or args.offsets or args.where):
-        error("--ids is a list of its own: leave out --from, --until, --offsets and --where")
+        error("--ids selects messages by itself: leave out --from, --until, --offsets and --where")
     if not (args.ids or args.where or args.offsets or args.since is not None):
-        error("say what: --from TIME (start: everything), --offsets, --ids or --where")
+        error("say which messages: --from TIME (start: everything), --offsets, --ids or --where")
     if len({number for number, _, _ in args.offsets}) < len(args.offsets):
         error("--offsets names a partition twice")
     if args.channel:
@@ -167,16 +167,16 @@ def check(args: argparse.Namespace) -> None:
             ("--defer", args.defer), ("--state", args.state), ("END of --offsets", any(o[2] for o in args.offsets)),
         ):  # fmt: skip
             if given:
-                error(f"a channel is moved to where a range begins, and gets all that follows: leave out {flag}")
+                error(f"a channel is moved to where a range begins and gets all that follows: leave out {flag}")
     if args.into == args.topic and not args.allow_same:
-        error(f"--into is {args.topic} itself: every channel of it would get them again; --allow-same if that is meant")
+        error(f"--into is {args.topic} itself: all its channels would get them again; add --allow-same to do that")
 
 
 # ---- a channel
 
 
 def _move_channel(args: argparse.Namespace) -> int:
-    """Back, in every partition where that is back."""
+    """Move the channel back in every partition where the range begins below its position."""
     started_s = time.monotonic()
     with administration(args, *(args.broker or [args.broker_default])) as admin:
         plans = list(_seeks(args, admin, plan_only=True, only=None))
@@ -184,7 +184,7 @@ def _move_channel(args: argparse.Namespace) -> int:
         ahead = [one.partition for one in plans if not one.error and one.messages < 0]
         if ahead:
             numbers = ", ".join(map(str, ahead))
-            say(f"{args.parser.prog}: left as it is where it has not come that far yet: partition {numbers}")
+            say(f"{args.parser.prog}: not moved, because the channel is not that far yet: partition {numbers}")
         done = plans
         if not args.plan and back:
             messages = sum(one.messages for one in plans if one.partition in back)
@@ -210,7 +210,7 @@ def _move_channel(args: argparse.Namespace) -> int:
 
 
 def _seeks(args: argparse.Namespace, admin: Admin, *, plan_only: bool, only: set[int] | None) -> Iterator[Any]:
-    """The answers of partitions, of all or of these."""
+    """Yield the answers of all partitions, or of these."""
     fields: dict[str, Any] = {"topic": args.topic, "channel": args.channel, "plan_only": plan_only}
     targets: list[tuple[int | None, dict[str, Any]]]
     if args.offsets:
@@ -251,7 +251,7 @@ def _send(args: argparse.Namespace) -> int:
 
 
 def _ids(args: argparse.Namespace) -> list[str]:
-    """Of the file, each once."""
+    """The ids in the file, without duplicates."""
     if not args.ids:
         return []
     try:
@@ -261,7 +261,7 @@ def _ids(args: argparse.Namespace) -> list[str]:
         raise exits.Exit(exits.FAILED, f"--ids {args.ids} cannot be read: {error.strerror}") from None
     found = list(dict.fromkeys(raw.decode("ascii", "replace").split()))
     if len(raw) > IDS_BYTES_MAX or len(found) > IDS_MAX:
-        raise exits.Exit(exits.USAGE, f"--ids {args.ids} has more than {IDS_MAX:,} ids: take several files")
+        raise exits.Exit(exits.USAGE, f"--ids {args.ids} has more than {IDS_MAX:,} ids: use several files")
     for number, one in enumerate(found, 1):
         if not re.fullmatch(r"[0-9a-f]{16}", one):
             raise exits.Exit(exits.USAGE, f"--ids {args.ids}: {one[:40]!r}, number {number}, is not 16 hex digits")
@@ -272,7 +272,7 @@ def _ids(args: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _planned(args: argparse.Namespace, ids: list[str]) -> Iterator[Replay]:
-    """What is to be sent, held until the end."""
+    """Plan what is sent; the log is held until the block ends."""
     from pyspark_nsqha.lake.store import Store
     from pyspark_nsqha.model import ReadFailed
     from pyspark_nsqha.replay import Replay, order_of, pinned, planned_ids, planned_range
@@ -317,11 +317,11 @@ def _planned(args: argparse.Namespace, ids: list[str]) -> Iterator[Replay]:
         try:
             log.release_hold(found.hold_id)
         except ReadFailed:
-            pass  # it ends by itself
+            pass  # the hold ends by itself
 
 
 def _asked(args: argparse.Namespace, ids: list[str]) -> dict[str, Any]:
-    """What tells one replay from another, as it was written."""
+    """The flags that identify a replay, as the user wrote them."""
     asked: dict[str, Any] = {
         "--from": args.since,
         "--until": args.until,
@@ -352,7 +352,7 @@ def _destination(args: argparse.Namespace) -> Any:
     sink = SinkOptions(
         tuple(brokers),
         args.into,
-        message_bytes_max=1 << 30,  # the broker says what it takes
+        message_bytes_max=1 << 30,  # the broker enforces its own limit
         security=security,
         auth_secret_file=args.auth_secret_file,
     )
@@ -375,14 +375,14 @@ def _run(args: argparse.Namespace, replay: Replay, began: float) -> int:
 
 
 def _ask(args: argparse.Namespace, replay: Replay) -> None:
-    """Say what would be sent, and whether to."""
+    """Show what would be sent, and ask for confirmation."""
     state = replay.state
     if state.done:
-        say(f"{args.parser.prog}: goes on from {args.state}: {show_count(state.sent)} sent before")
+        say(f"{args.parser.prog}: continues from {args.state}: {show_count(state.sent)} sent before")
     if args.yes:
         return
     if args.where:
-        what = f"send those of {show_count(state.left)} of {args.topic} for which the query holds"
+        what = f"send those of {show_count(state.left)} of {args.topic} for which the condition is true"
     else:
         what = f"send {show_count(state.left)}, {show_bytes(replay.size().bytes)}, of {args.topic}"
     rate = f" at {args.rate:,}/s" if args.rate else ""
@@ -393,7 +393,7 @@ def _tell_sent(args: argparse.Namespace, state: ReplayState, failed: list[str], 
     for why in failed:
         say(f"{args.parser.prog}: {why}")
     if failed and args.state is not None:
-        say(f"{args.parser.prog}: {show_count(state.left)} are left; the same command goes on there")
+        say(f"{args.parser.prog}: {show_count(state.left)} left; the same command continues there")
     if args.json:
         _print(args, not failed, {"messages": state.total, "left": state.left, "failed": failed}, began, state=state)
     else:
@@ -408,7 +408,7 @@ def words_of(state: ReplayState, seconds: float) -> str:
     if state.sent_before:
         told += f", {state.sent_before:,} by earlier runs"
     if state.possible_duplicates:
-        told += f"; up to {state.possible_duplicates:,} of them perhaps stored twice"
+        told += f"; up to {state.possible_duplicates:,} of them may be stored twice"
     if state.missing:
         told += f"; {show_count(state.missing)} missing in the log"
     return told
@@ -454,7 +454,7 @@ def _print(
 
 
 def progress_line(what: str, done: int, total: int, seconds: float) -> str:
-    """As `screen.progress_line`, of messages."""
+    """`screen.progress_line` for messages instead of bytes."""
     rate = done / seconds if seconds > 0 else 0.0
     left = show_duration((total - done) / rate) if rate else "?"
     share = 100 * done // total if total else 100

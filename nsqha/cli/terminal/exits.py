@@ -5,15 +5,15 @@
     2  usage                       7  partly done
     3  not found                   8  not confirmed; nothing was changed
     4  exists already, or was changed meanwhile
-    130 interrupted                141 whoever read our output is gone
+    130 interrupted                141 stdout was closed
 
-With gRPC in the process, its end is `os._exit` and not the interpreter's own one, which can hang for good: gRPC's
-threads are stopped wherever they are, one of them perhaps while it holds the lock of a call, and the finalizer of that
-call then waits for the lock. gRPC has no way to wait for its threads. Nothing is left to the interpreter: what has to
-be synced, closed or told to others was, before a command returns its status.
+With gRPC in the process, it ends by `os._exit` and not by the interpreter's own shutdown, which can hang for ever:
+gRPC's threads are stopped wherever they are, one of them perhaps while it holds the lock of a call, and the finalizer
+of that call then waits for the lock. gRPC has no way to wait for its threads. Nothing is left to the interpreter: a
+command syncs, closes and sends what is necessary before it returns its status.
 
 An interrupt that comes while the interpreter runs a finalizer, or a callback of a weak reference (the import system has
-one per module), is dropped by it as an error that can not be raised. It is raised again a moment later, or a command
+one per module), is dropped by it as an error that cannot be raised. It is raised again a moment later, or a command
 that waits for an interrupt would run for ever.
 """
 
@@ -54,11 +54,11 @@ MEANING = {
 
 
 AGAIN_SECONDS = 0.01
-"""After which a dropped interrupt is raised again: long enough that the finalizer it came in has returned."""
+"""Seconds until a dropped interrupt is raised again: long enough that the finalizer it came in has returned."""
 
 
 def run(command: Callable[[], int]) -> NoReturn:
-    """Carry out a command and end the process with its status; an error that nobody expected is shown, and is 1."""
+    """Carry out a command and end the process with its status; an unexpected error is shown, with status 1."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     sys.unraisablehook = _interrupt_again
     try:
@@ -77,14 +77,14 @@ def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
 
 
 def end(status: int) -> NoReturn:
-    """End the process. SystemExit if that is safe."""
+    """End the process; by SystemExit where that is safe."""
     if "grpc" not in sys.modules:
         sys.exit(status)
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except (OSError, ValueError):
-            pass  # closed, or nobody reads it: said before, or nobody to say it to
+            pass  # the stream is closed: that was reported before, or there is no reader to report it to
     os._exit(status)
 
 
@@ -97,7 +97,7 @@ class Exit(NsqhaError):
 
 
 def status_of(error: NsqhaError) -> int:
-    """The exit status that an error stands for."""
+    """The exit status for an error."""
     if isinstance(error, Exit):
         return error.status
     for kind, status in ((ConfigError, USAGE), (NotFound, NOT_FOUND), (Conflict, CONFLICT), (Unavailable, UNREACHABLE)):

@@ -1,7 +1,7 @@
 """What all verbs share: one-line errors, help with examples that run, near misses, and where the broker is.
 
 A verb's help ends with its examples (tests run every one of them), the shape of its --json output and its exit
-statuses. All of it hangs on the parser object, so that tests and completion read what people read.
+statuses. All of it is in the parser object, so that tests and completion read what people read.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Run = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line and say what was meant."""
+    """A parser whose errors are one line with a suggestion."""
 
     examples: tuple[str, ...] = ()
     shape: str = ""
     times: bool = False
-    """Whether a word such as -2h that stands for itself is a time and no flag."""
+    """Whether a separate word such as -2h is a time and not a flag."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         kwargs["allow_abbrev"] = False
         super().__init__(*args, **kwargs)
 
-    _gathered = False  # the flags have been taken out already
+    _gathered = False  # the flags have been parsed already
 
     def error(self, message: str) -> NoReturn:
         if self.times:
@@ -52,17 +52,17 @@ class Parser(argparse.ArgumentParser):
         if args and args[0].startswith("-") and self.verbs():
             word = args[0].partition("=")[0]
             if word not in self.flags():  # argparse would miss a verb, or take the flag's value for one
-                self.error(f"unknown flag {word}; flags of a verb come behind it")
+                self.error(f"unknown flag {word}; flags of a verb come after it")
         if self.verbs() or self._gathered:
             return super().parse_known_args(args, namespace)
         self._gathered = True
-        try:  # flags may stand anywhere, in front of an argument that may be left out too
+        try:  # flags may stand anywhere, also in front of an optional argument
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._gathered = False
 
     def _with_times(self, args: Sequence[str]) -> list[str]:
-        """What argparse takes as meant: `-2h` behind a flag is its value as it stands, and `@-2h` elsewhere."""
+        """Rewrite times for argparse: `-2h` after a flag becomes part of it as its value, elsewhere it is `@-2h`."""
         words: list[str] = []
         for word in args:
             if not re.fullmatch(r"-\d[\d.a-zµμ]*", word):
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        # argparse has no hook for this; without, it lists every choice and names none.
+        # argparse has no hook for this; its own message lists every choice and suggests none.
         choices = action.choices
         if choices is not None and value not in choices:
             names = [str(choice) for choice in choices]
@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         return {}
 
     def positionals(self) -> list[argparse.Action]:
-        """What is given by place, in order."""
+        """The positional arguments, in order."""
         return [action for action in self._actions if not action.option_strings and action.dest != "help"]
 
 
@@ -130,7 +130,7 @@ def add_verb(
     statuses: Sequence[int] = (),
     times: bool = False,
 ) -> Parser:
-    """A verb and its help. `shape` is one line of its --json output."""
+    """Add a verb and its help. `shape` is one line of its --json output."""
     parts = []
     if examples:
         parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
@@ -150,7 +150,7 @@ def add_verb(
 
 
 def _wrapped(text: str, indent: str = "") -> str:
-    """Lines that are too long are broken; others stay as they are."""
+    """Break lines that are too long; the others stay as they are."""
     lines = []
     for line in text.split("\n"):
         fits = len(indent + line) <= COLUMNS
@@ -169,7 +169,7 @@ def add_yes(parser: Parser) -> None:
 
 
 def add_grpc(parser: Parser) -> None:
-    """Where the administration of the broker is."""
+    """Add --grpc-address: where the administration of the broker is."""
     default = os.environ.get("NSQHA_GRPC_ADDRESS", GRPC_ADDRESS)
     parser.add_argument(
         "--grpc-address",
@@ -182,16 +182,16 @@ def add_grpc(parser: Parser) -> None:
 
 
 def add_timeout(parser: Parser, default: str = "10s") -> None:
-    """In nanoseconds."""
-    help = f"wait so long for an answer (default {default})"
+    """Add --timeout, in nanoseconds."""
+    help = f"longest wait for an answer (default {default})"
     parser.add_argument("--timeout", metavar="TIME", type=timeout, default=default, help=help)
 
 
 def add_certificate(parser: Parser) -> None:
-    """For brokers whose gRPC port wants a certificate of their cluster's authority."""
-    group = parser.add_argument_group("nodes that want a certificate")
+    """Add flags for brokers whose gRPC port requires a certificate of their cluster's authority."""
+    group = parser.add_argument_group("nodes that require a certificate")
     for name, what in (
-        ("cert", "certificate of whoever asks"),
+        ("cert", "certificate of this client"),
         ("key", "key of --cluster-tls-cert"),
         ("ca", "certificate authority of the cluster"),
     ):
@@ -201,7 +201,7 @@ def add_certificate(parser: Parser) -> None:
 
 
 def add_tcp(parser: Parser) -> None:
-    """Where NSQ clients connect."""
+    """Add --nsqd-tcp-address, where NSQ clients connect, and flags for TLS and AUTH."""
     default = os.environ.get("NSQHA_TCP_ADDRESS", TCP_ADDRESS)
     parser.add_argument(
         "--nsqd-tcp-address",
@@ -214,31 +214,31 @@ def add_tcp(parser: Parser) -> None:
 
 
 def _add_security(parser: Parser) -> None:
-    """For brokers and nsqds with --tls-required or --auth-http-address; `nsqha.cli.brokers.v2security` reads them."""
+    """Add flags for brokers and nsqds with --tls-required or --auth-http-address; `v2security.Security` reads them."""
     group = parser.add_argument_group("brokers with TLS or AUTH")
-    group.add_argument("--tls", action="store_true", help="use TLS; each of the following flags means it too")
+    group.add_argument("--tls", action="store_true", help="use TLS; each of the following flags implies it")
     for name, what in (
         ("root-ca-file", "certificate authority of the broker (default: those of this system)"),
-        ("cert", "certificate of whoever connects"),
+        ("cert", "client certificate"),
         ("key", "key of --tls-cert"),
     ):
         variable = f"NSQHA_TLS_{name.upper().replace('-', '_')}"
         default = os.environ.get(variable, "")
         group.add_argument(f"--tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
-    group.add_argument("--tls-insecure-skip-verify", action="store_true", help="take any certificate")
+    group.add_argument("--tls-insecure-skip-verify", action="store_true", help="accept any certificate")
     group.add_argument("--auth-secret", metavar="SECRET", default="", help="for AUTH ($NSQHA_AUTH_SECRET)")
-    group.add_argument("--auth-secret-file", metavar="PATH", default="", help="file with it: others can not see it")
+    group.add_argument("--auth-secret-file", metavar="PATH", default="", help="file with the secret, hidden from `ps`")
 
 
 def add_etcd(parser: Parser) -> None:
-    """Where a cluster's metadata are."""
+    """Add flags that say where a cluster's metadata are."""
     group = parser.add_argument_group("the cluster")
     given = os.environ.get("NSQHA_ETCD_ENDPOINT", ETCD_ENDPOINT)
     group.add_argument(
         "--etcd-endpoint",
         metavar="HOST:PORT",
         action="append",
-        help=f"member of its etcd, may be repeated (default {ETCD_ENDPOINT}, $NSQHA_ETCD_ENDPOINT)",
+        help=f"a member of its etcd, may be repeated (default {ETCD_ENDPOINT}, $NSQHA_ETCD_ENDPOINT)",
     )
     group.add_argument(
         "--cluster-name",
@@ -274,7 +274,7 @@ def duration(text: str) -> int:
 
 
 def timeout(text: str) -> int:
-    """Nanoseconds, some."""
+    """Parse a duration above zero to nanoseconds."""
     value = duration(text)
     if value == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
@@ -282,14 +282,14 @@ def timeout(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number above zero."""
+    """Parse a whole number above zero."""
     if not text.isdecimal() or not 0 < int(text[:20]) < 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
 
 
 def count_up_to(most: int) -> Callable[[str], int]:
-    """A whole number above zero, and no more than that."""
+    """Parse a whole number from 1 to `most`."""
 
     def bounded(text: str) -> int:
         if (value := count(text)) > most:
@@ -300,16 +300,16 @@ def count_up_to(most: int) -> Callable[[str], int]:
 
 
 def name(text: str) -> str:
-    """A name that NSQ takes."""
+    """Parse a name that NSQ accepts."""
     from nsqha.ids import valid_name
 
     if not valid_name(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a name: 1 to 64 of . a-z A-Z 0-9 _ - and perhaps #ephemeral")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: 1 to 64 of . a-z A-Z 0-9 _ -, optionally #ephemeral")
     return text
 
 
 def topic_and_partition(text: str) -> tuple[str, int | None]:
-    """`orders` or `orders/3`."""
+    """Parse `orders` or `orders/3`."""
     topic, slash, partition = text.partition("/")
     if slash and not (re.fullmatch("[0-9]{1,9}", partition) and int(partition) < 1024):
         raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC or TOPIC/PARTITION")

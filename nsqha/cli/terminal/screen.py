@@ -1,4 +1,5 @@
-"""What people see: tables, numbers, progress, questions. stdout is data, stderr is talk; colour only on a terminal.
+"""What people see: tables, numbers, progress, questions. Data goes to stdout, remarks to stderr; colour only on a
+terminal.
 
 NO_COLOR (any value) or TERM=dumb turns colour off.
 """
@@ -16,7 +17,7 @@ from nsqha.cli.terminal.times import show_duration
 
 Cell = str | int | float
 NAMES_SHOWN = 10
-PROGRESS_SECONDS = 0.2  # between two looks of a progress line
+PROGRESS_SECONDS = 0.2  # between two updates of a progress line
 
 
 def say(text: str) -> None:
@@ -33,14 +34,14 @@ def bold(text: str, out: IO[str]) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One line."""
+    """Print one line of JSON."""
     import json
 
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], out: IO[str] | None = None) -> None:
-    """Columns; numbers to the right."""
+    """Print columns; numbers are aligned to the right."""
     out = out if out is not None else sys.stdout
     body = [list(row) for row in rows]
     cells = [[show(cell) for cell in row] for row in body]
@@ -64,7 +65,7 @@ def show(cell: Cell) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what would move the cursor or change colours."""
+    """Remove characters that would move the cursor or change colours."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -74,7 +75,7 @@ def show_count(count: int, what: str = "message") -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more
 
@@ -90,11 +91,11 @@ def show_bytes(n: int) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only if whoever sits there says y. Exit if not, or if nobody sits there."""
+    """Return if the user answers y. Raises Exit for another answer, or if stdin is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise exits.Exit(exits.NOT_CONFIRMED, "not confirmed: stdin is no terminal to ask at; add --yes")
+        raise exits.Exit(exits.NOT_CONFIRMED, "not confirmed: stdin is not a terminal; add --yes")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -102,12 +103,12 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 class ProgressLine:
-    """One line on stderr that shows how far, how fast and how long still; silent where stderr is no terminal."""
+    """One line on stderr with share, speed and time left; nothing is printed if stderr is not a terminal."""
 
     def __init__(
         self, what: str, out: IO[str] | None = None, line: Callable[[str, int, int, float], str] | None = None
     ) -> None:
-        """`line` says how far it is of what is not bytes, as `progress_line` does."""
+        """`line` formats progress in other units than bytes, as `progress_line` does for bytes."""
         self._what = what
         self._line = line or progress_line
         self._out = out if out is not None else sys.stderr
@@ -116,7 +117,7 @@ class ProgressLine:
         self._started = self._shown = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        """So many of so many bytes, or of what `line` shows."""
+        """Show that `done` of `total` bytes, or of the units of `line`, are done."""
         now = time.monotonic()
         if not self._live or (now - self._shown < PROGRESS_SECONDS and done < total):
             return
@@ -126,7 +127,7 @@ class ProgressLine:
         self._out.flush()
 
     def close(self) -> None:
-        """Leave the line as if it had not been there."""
+        """Remove the line from the screen."""
         if self._written:
             self._out.write("\r\x1b[K")
             self._out.flush()

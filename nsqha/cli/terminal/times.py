@@ -1,13 +1,13 @@
 """Times and places of a log as people write them.
 
     duration   2d  1d12h  1h30m  250ms  0           Go's durations, and days
-    instant    -2h                                  so long ago
+    instant    -2h                                  two hours ago
                @2026-11-20T10:00  @2026-11-20       local time, unless it ends with Z or +01:00
                @1795262005                          seconds since 1970; 13, 16, 19 digits: ms, µs, ns
                @-2h                                 as -2h
     place      an instant, start, end, an offset (digits), a message id (16 hex digits)
 
-No offset has 16 digits, so an offset and an id can not be mistaken for each other.
+No offset has 16 digits, so an offset is never mistaken for an id.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Literal, NamedTuple
 from nsqha.ids import OFFSET_MAX
 
 DAY_NS = 24 * 3600 * 10**9
-INSTANT_MAX_NS = (1 << 63) - 1  # what a message between programs can say
+INSTANT_MAX_NS = (1 << 63) - 1  # fits an int64 on the wire
 _DAYS = re.compile(r"(\d{1,7}(?:\.\d{1,9})?)d")
-_DIGITS_NS = {10: 10**9, 13: 10**6, 16: 10**3, 19: 1}  # how many nanoseconds one of a number so long is
+_DIGITS_NS = {10: 10**9, 13: 10**6, 16: 10**3, 19: 1}  # digits of a number -> its unit in nanoseconds
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds. ValueError says what is wrong."""
+    """Parse a duration to nanoseconds. ValueError says what is wrong."""
     sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text)
     total = 0
     days = _DAYS.match(rest)
@@ -34,7 +34,7 @@ def parse_duration(text: str) -> int:
         total = int(whole) * DAY_NS + (int(fraction) * DAY_NS // 10 ** len(fraction) if fraction else 0)
         rest = rest[days.end() :]
     if rest or days is None:
-        # Imported here: it is much of what `nsqha --help` would wait for.
+        # Imported here: it would take much of the time of `nsqha --help`.
         from nsqha import goflags
 
         try:
@@ -47,7 +47,7 @@ def parse_duration(text: str) -> int:
 
 
 class LogTarget(NamedTuple):
-    """Somewhere in a log; `value` is the time in nanoseconds, or the offset; `id` the message id."""
+    """A place in a log; `value` is the time in nanoseconds, or the offset; `id` the message id."""
 
     kind: Literal["time", "start", "end", "offset", "id"]
     value: int = 0
@@ -55,7 +55,7 @@ class LogTarget(NamedTuple):
 
 
 def parse_place(text: str, now_ns: int) -> LogTarget:
-    """ValueError says what is wrong."""
+    """Parse a place. ValueError says what is wrong."""
     if text in ("start", "end"):
         return LogTarget("start" if text == "start" else "end")
     if text.startswith("@"):
@@ -67,12 +67,12 @@ def parse_place(text: str, now_ns: int) -> LogTarget:
     if re.fullmatch(r"[0-9]{1,15}", text) and int(text) <= OFFSET_MAX:
         return LogTarget("offset", int(text))
     raise ValueError(
-        f"{text!r} is no place: -2h, @2026-11-20T10:00, start, end, an offset, or a message id of 16 hex digits"
+        f"{text!r} is not a place: -2h, @2026-11-20T10:00, start, end, an offset, or a message id of 16 hex digits"
     )
 
 
 def parse_instant(text: str, now_ns: int) -> int:
-    """Nanoseconds since 1970."""
+    """Parse an instant to nanoseconds since 1970."""
     if text.startswith("-"):
         return max(now_ns + parse_duration(text), 0)
     unit = _DIGITS_NS.get(len(text)) if re.fullmatch(r"[0-9]+", text) else None
@@ -92,12 +92,12 @@ def _parse_date(text: str) -> int:
 
 
 def show_time(ns: int) -> str:
-    """Local time, to the millisecond."""
+    """Format local time, to the millisecond."""
     return datetime.fromtimestamp(ns // 10**9).strftime("%Y-%m-%d %H:%M:%S") + f".{ns // 10**6 % 1000:03d}"
 
 
 def show_duration(seconds: float) -> str:
-    """Two units at most: `850ms`, `12s`, `3m05s`, `2h10m`, `4d3h`."""
+    """Format with at most two units: `850ms`, `12s`, `3m05s`, `2h10m`, `4d3h`."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     whole = round(seconds)

@@ -204,10 +204,10 @@ def test_a_replica_with_damage_may_lead_if_named_and_its_gaps_are_shown() -> Non
     found = chosen(elect_unclean(record, {B: bad}, NODES, wanted=B))
     assert found.meta.damage_accepted == found.meta.epoch > record.epoch
     text = "\n".join(cost(found, {B: bad}, picture(record)))
-    assert "node-b can not read batches 5 to 6: messages at offsets 40 to 51" in text
+    assert "node-b cannot read batches 5 to 6: messages at offsets 40 to 51" in text
     assert "batches 9 to 9\n" in text and "1 more" in text and "nsqha log skip" in text
     whole = chosen(elect_unclean(record, {B: report(B, 50)}, NODES, wanted=B))
-    assert not whole.meta.damage_accepted and "can not read" not in "\n".join(
+    assert not whole.meta.damage_accepted and "cannot read" not in "\n".join(
         cost(whole, {B: report(B, 50)}, picture())
     )
 
@@ -247,7 +247,7 @@ def test_an_imported_partition_begins_above_every_promise_with_its_own_log() -> 
     ],
 )
 def test_a_log_in_doubt_is_not_imported(record: PartitionRecord | None) -> None:
-    with pytest.raises(exits.Exit, match="start the node alone once"):
+    with pytest.raises(exits.Exit, match="start the node once without etcd"):
         imported_partition(PartitionMeta(), 5, record, "orders/0")
 
 

@@ -56,7 +56,7 @@ def test_a_taken_port_is_replaced_and_named(tmp_path: Path) -> None:
     made = plan(tmp_path, taken=(4250, 2379))
     assert made.nodes[0].tcp == "127.0.0.1:4150"
     assert made.nodes[1].tcp == "127.0.0.1:50000"
-    assert made.notes == ("ports taken, others are used instead: 4250 (tcp of node-2), 2379 (etcd)",)
+    assert made.notes == ("ports in use, replaced by free ones: 4250 (tcp of node-2), 2379 (etcd)",)
 
 
 def test_the_first_screen_says_where_etcd_is_if_it_is_not_at_its_usual_port(tmp_path: Path) -> None:

@@ -104,5 +104,5 @@ def test_a_node_that_can_not_start_on_a_full_disk_says_what_to_do(
     monkeypatch.setattr("nsqha.server.node.start.serve_until_signal", start)
     assert nsqd.run(Options(data_path="/d"), ()) == exits.FAILED
     (line,) = capsys.readouterr().err.splitlines()
-    assert "--data-path=/d: its disk is full" in line and "make room and start again" in line
+    assert "--data-path=/d: the disk is full" in line and "free space and start again" in line
     assert "/d/journal.new" in line

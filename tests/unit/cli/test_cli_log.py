@@ -40,7 +40,7 @@ def test_what_is_not_there_is_named(data: str, tmp_path: Path) -> None:
         folders(f"{data}/nowhere", "", None)
     with pytest.raises(NotFound, match="no logs"):
         folders(f"{data}/topics/stray", "", None)
-    with pytest.raises(NotFound, match="lost is a file, no folder"):
+    with pytest.raises(NotFound, match="lost is a file, not a folder"):
         folders(f"{data}/topics/orders-00000000000000aa/lost", "", None)
 
 

@@ -226,7 +226,7 @@ def test_data_folders_inside_are_named_and_not_read(tmp_path: Path, capsys: pyte
     for node in ("node-2", "node-1"):
         build(tmp_path / node)
     assert _status(["log", "verify", str(tmp_path)]) == exits.NOT_FOUND
-    assert "node-1, node-2: name one of them" in capsys.readouterr().err
+    assert "node-1, node-2 have some: name one of them" in capsys.readouterr().err
     build(tmp_path)
     assert _status(["log", "verify", str(tmp_path)]) == 0
     assert "not read: the logs of node-1, node-2" in capsys.readouterr().err

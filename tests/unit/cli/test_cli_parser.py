@@ -35,9 +35,9 @@ def test_near_misses_are_suggested(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_flag_before_its_verb_is_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown flag --json; flags of a verb come behind it" in fails("--json", "stats", capsys=capsys)
+    assert "unknown flag --json; flags of a verb come after it" in fails("--json", "stats", capsys=capsys)
     said = fails("cluster", "--etcd-endpoint", "127.0.0.1:2379", "status", capsys=capsys)
-    assert "unknown flag --etcd-endpoint; flags of a verb come behind it; see nsqha cluster --help" in said
+    assert "unknown flag --etcd-endpoint; flags of a verb come after it; see nsqha cluster --help" in said
 
 
 def test_a_relative_time_is_no_flag_where_times_are_expected() -> None:

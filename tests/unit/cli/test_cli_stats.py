@@ -41,5 +41,5 @@ def test_a_node_that_is_well_still_says_which_partitions_are_not(capsys: pytest.
     look = StatsSample(SimpleNamespace(call=lambda rpc, **_: answers[rpc]), "")  # type: ignore[arg-type]
     look.show(None, None)
     shown = capsys.readouterr().out
-    assert "2 partitions below min_isr, so that nothing is acknowledged: orders/0, orders/1\n" in shown
+    assert "2 partitions below min_isr, nothing is acknowledged: orders/0, orders/1\n" in shown
     assert "orders/2" not in shown

@@ -78,7 +78,7 @@ def test_it_does_not_wait_for_nodes_that_are_not_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker = Broker(TOO_FEW)
-    with pytest.raises(exits.Exit, match="orders exists, but orders/0 can not acknowledge messages yet") as failed:
+    with pytest.raises(exits.Exit, match="orders exists, but orders/0 cannot acknowledge messages yet") as failed:
         create(monkeypatch, broker, "--timeout", "1h")
     assert (failed.value.status, broker.asked) == (exits.PARTLY, 0)
     told = capsys.readouterr()
@@ -131,13 +131,13 @@ def test_what_new_partitions_wait_for_is_said(
     with pytest.raises(exits.Exit, match=r"orders has 2 partitions, but orders/1 .* below min_isr") as end:
         change(monkeypatch, Growing(UNPLACED, UNPLACED, TOO_FEW), "--partitions", "2", "--timeout", "1h")
     assert end.value.status == exits.PARTLY
-    assert "waits, at most 1h00m: orders/1 can not acknowledge messages yet: no leader" in capsys.readouterr().err
+    assert "waiting, at most 1h00m: orders/1 cannot acknowledge messages yet: no leader" in capsys.readouterr().err
 
 
 def test_a_change_that_is_asked_for_again_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Growing(SERVES)
     broker.grown = True
-    with pytest.raises(exits.Exit, match="orders/0 can not acknowledge messages yet: below min_isr"):
+    with pytest.raises(exits.Exit, match="orders/0 cannot acknowledge messages yet: below min_isr"):
         change(monkeypatch, broker, "--partitions", "2")
 
 

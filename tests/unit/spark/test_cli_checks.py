@@ -56,7 +56,7 @@ def test_a_folder_that_is_no_lake_is_said_to_be_none(words: tuple[str, ...], the
         (folder / "manifest/notes.txt").write_text("no manifest")
     found = refused(*words, "--lake", str(folder))
     assert found.status == exits.NOT_FOUND
-    assert str(found) == f"{folder} is no lake: it has no manifest; nsqha spark archive --to makes one"
+    assert str(found) == f"{folder} is not a lake: it has no manifest; nsqha spark archive --to makes one"
     assert folder.exists() == there
 
 
@@ -68,7 +68,7 @@ def test_a_folder_of_somebody_else_does_not_become_a_lake(verb: str, theirs: str
     found = refused(verb, "orders", "--to", str(tmp_path), "--broker", NOBODY)
     assert (found.status, str(found)) == (
         exits.FAILED,
-        f"{tmp_path} is not empty and no lake; name an empty folder",
+        f"{tmp_path} is not empty and is not a lake; name an empty folder",
     )
 
 

@@ -213,7 +213,7 @@ def watched() -> Brokers:
 )
 def test_what_is_not_there_is_no_lag_of_nothing(capsys: pytest.CaptureFixture[str], words: str, why: str) -> None:
     assert told(watched(), *words.split()) == exits.NOT_FOUND
-    assert f"{why}: there is nothing to look at" in capsys.readouterr().err
+    assert f"{why}: there is no such reader channel" in capsys.readouterr().err
 
 
 def test_where_no_reader_channel_is_there_is_nothing_to_alarm_about(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +237,7 @@ def test_a_channel_that_is_there_is_found() -> None:
 def test_a_channel_that_goes_while_somebody_watches_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     before = {("orders", "spark"), ("orders", "archive"), ("idle", "")}
     assert told(watched(), "--fail-above", "10m", before=before) == exits.NOT_FOUND
-    assert "orders/archive is gone: there is nothing" in capsys.readouterr().err
+    assert "orders/archive is gone: there is no such" in capsys.readouterr().err
     assert told(watched(), before=before) == exits.OK
 
 
@@ -287,7 +287,7 @@ def test_a_watch_goes_on_when_a_look_fails(monkeypatch: pytest.MonkeyPatch, caps
     watch = Watch(monkeypatch, watched(), away, partly, away, watched(), Brokers([], []))
     assert watch.run("--interval", "5s", "--fail-above", "10m") == exits.NOT_FOUND
     assert (watch.steps, watch.pauses) == ([], [5.0] * 5)
-    assert capsys.readouterr().err.count("the broker is away; looking again in 5s") == 2
+    assert capsys.readouterr().err.count("the broker is away; trying again in 5s") == 2
 
 
 @pytest.mark.parametrize("status", [exits.NOT_FOUND, exits.USAGE, exits.NOT_ALLOWED])

@@ -118,7 +118,7 @@ def test_the_end_of_a_range_is_no_lake(place: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         status("backfill", "orders", "--from", "-2d", f"--to={place}")
     assert ended.value.code == exits.USAGE
-    assert f"--to '{place}' is no lake: the range ends at --until" in capsys.readouterr().err
+    assert f"--to '{place}' is a time, not a lake: use --until" in capsys.readouterr().err
 
 
 def test_partitions_that_failed_beside_others_are_a_part(capsys: pytest.CaptureFixture[str]) -> None:

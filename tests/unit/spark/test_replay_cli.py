@@ -30,23 +30,23 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     [
         ("orders --from -2h", "give either --into TOPIC or --channel NAME"),
         ("orders --from -2h --into x --channel y", "give either --into TOPIC or --channel NAME"),
-        ("orders --into x", "say what: --from TIME"),
-        ("orders --to -2h --into x", "say what: --from TIME"),
+        ("orders --into x", "say which messages: --from TIME"),
+        ("orders --to -2h --into x", "say which messages: --from TIME"),
         ("orders --from -2h --offsets 0:1-2 --into x", "--offsets says where a range begins"),
-        ("orders --ids f --where true --into x", "--ids is a list of its own"),
-        ("orders --ids f --from -2h --into x", "--ids is a list of its own"),
+        ("orders --ids f --where true --into x", "--ids selects messages by itself"),
+        ("orders --ids f --from -2h --into x", "--ids selects messages by itself"),
         ("orders --offsets 0:1-2 --offsets 0:5-6 --into x", "names a partition twice"),
         ("orders --offsets 0:5-2 --into x", "ends before it begins"),
         ("orders --offsets 5-2 --into x", "is not PARTITION:FIRST-END"),
-        ("orders --from 17 --into x", "--from '17' is no time: -2h, 2026-11-20T10:00Z, @1795262005, start or end;"),
-        ("orders --from yesterday --into x", "--from 'yesterday' is no time: -2h, 2026-11-20T10:00Z, @1795262005,"),
+        ("orders --from 17 --into x", "--from '17' is not a time: -2h, 2026-11-20T10:00Z, @1795262005, start or end;"),
+        ("orders --from yesterday --into x", "--from 'yesterday' is not a time: -2h, 2026-11-20T10:00Z, @1795262005,"),
         ("orders --from 2026-13-01 --into x", "--from: 2026-13-01 is not a time"),
         ("orders --from 1960-01-01 --into x", "is before 1970"),
         ("orders --from -1h --until -2h --into x", "--from -1h is not before --until -2h"),
         ("orders --from -1h --to -1h --into x", "--from -1h is not before --until -1h"),
         ("orders --from end --into x", "--from end leaves nothing to read"),
         ("orders --from start --until start --into x", "--until start leaves nothing to read"),
-        ("orders --from 17 --channel billing", "--from '17' is no time"),
+        ("orders --from 17 --channel billing", "--from '17' is not a time"),
         ("orders --from -2h --into orders", "--allow-same"),
         ("live#ephemeral --from -2h --into x", "is ephemeral"),
         ("orders --where true --channel billing", "leave out --where"),
@@ -87,7 +87,7 @@ def test_a_channel_is_told_which_time_is_meant_too(capsys: pytest.CaptureFixture
 def test_a_range_of_a_backfill_is_looked_at_first(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("backfill", "orders", "--to", "lake", "--broker", "127.0.0.1:1")
     assert "--from -1h is not before --until -2h" in refused(capsys, *words, "--from", "-1h", "--until", "-2h")
-    assert "--from '17' is no time: -2h, 2026-11-20T10:00Z," in refused(capsys, *words, "--from", "17")
+    assert "--from '17' is not a time: -2h, 2026-11-20T10:00Z," in refused(capsys, *words, "--from", "17")
     assert "--until start leaves nothing to read" in refused(capsys, *words, "--until", "start")
 
 
