@@ -1,9 +1,10 @@
-"""Before a call is carried out: who asks may (`nsqha.server.peers.identity`), and what was sent can be read.
+"""Checks before a call is carried out: the caller has permission (`nsqha.server.peers.identity`), and the request can
+be read.
 
-Health and reflection are for whoever gets as far as this port. Methods between nodes look after themselves
+Health and reflection are open to every client that can connect. Methods between nodes check their callers themselves
 (`nsqha.server.peers.calls`).
 
-Who asks is looked at when the request is there. So no method of these services takes a stream of them.
+The caller is checked when the request has arrived. So no method of these services takes a stream of requests.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def only_single_requests(service: ServiceDescriptor) -> None:
 
 class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
     """Ends calls of the Admin and Segments services with PERMISSION_DENIED unless the certificate is a member's or an
-    administrator's, for Segments also a reader's; and any call with INVALID_ARGUMENT whose request is no such message.
+    administrator's, for Segments also a reader's. A request that cannot be parsed ends any call with INVALID_ARGUMENT.
     """
 
     def __init__(self, view: Callable[[], View] | None) -> None:
-        """`view`: of the cluster, if there is one."""
+        """`view` returns the cluster's view; None: there is no cluster."""
         for service in (_ADMIN, _SEGMENTS):
             only_single_requests(service)
         self._view = view

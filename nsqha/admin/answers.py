@@ -1,6 +1,6 @@
-"""How an RPC of ours ends when it fails: our errors as gRPC status codes, in a text that fits.
+"""How a failed RPC ends: nsqha's errors become gRPC status codes, with a text of bounded length.
 
-Another node that asked gets the error that it was, by a trailer.
+A trailer carries the kind of the error, so that a calling node can raise the same error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Context = Any  # grpc.aio.ServicerContext, which has no usable types
 
 
 def answers(method: Callable[[Any, Any], Awaitable[T]]) -> Callable[[Any, Any, Context], Awaitable[T]]:
-    """A unary RPC that raises our errors."""
+    """Wrap a unary RPC that raises nsqha's errors."""
 
     @wraps(method)
     async def rpc(self: Any, request: Any, context: Context) -> T:
@@ -65,15 +65,15 @@ def answers(method: Callable[[Any, Any], Awaitable[T]]) -> Callable[[Any, Any, C
 
 
 async def refuse(context: Context, error: Exception) -> None:
-    """End the call with the status that stands for `error`; return if none does: that is a bug of ours."""
+    """End the call with the status for `error`. It returns if there is none, which is a bug in the broker."""
     for kind, code in _STATUS:
         if isinstance(error, kind):
-            # Another node that asked gets the error that it was.
+            # With this a calling node raises the same error.
             told = ((ERROR_TRAILER, kind_and_text(error)[0]),)
             await context.abort(code, _short(str(error)) or type(error).__name__, trailing_metadata=told)
     logger.error("rpc_failed", "an administration call failed", error=error)
 
 
 def _short(text: str) -> str:
-    """What fits the end of a call: a header that is too long for the caller ends the whole connection."""
+    """Cut the text to TOLD_MAX: a trailer that is too long for the caller ends the whole connection."""
     return text if len(text) <= TOLD_MAX else f"{text[:TOLD_MAX]}..."

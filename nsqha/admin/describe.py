@@ -1,10 +1,10 @@
-"""Descriptions of topics and channels, put together from what the nodes of the cluster say of their parts.
+"""Descriptions of topics and channels, merged from the answers of all nodes.
 
     every node that is alive --what it leads, who consumes there--> one answer
 
-A partition's figures are its leader's. While leadership moves two nodes may both tell of a partition; the later epoch
-counts, so nothing is counted twice. What nobody tells of has an `error` that says why, and who did not answer is named.
-Figures of a channel are the sums over its partitions; its consumers are those connected to any node.
+A partition's figures are its leader's. While leadership moves two nodes may both report a partition; the later epoch
+counts, so nothing is counted twice. A partition that no node reports has an `error` that says why, and nodes that did
+not answer are named. Figures of a channel are sums over its partitions; its consumers are those connected to any node.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _SUMS = ("depth", "in_flight", "deferred", "message_count", "finished", "requeue
 
 @dataclass(frozen=True)
 class Told:
-    """What the other nodes answered."""
+    """The answers of the other nodes."""
 
     replies: Sequence[Any] = ()
     unreachable: Mapping[int, Any] = field(default_factory=dict)  # node -> admin_pb2.Unreachable
 
     def why(self, leader: int) -> str:
-        """Why nothing is known of a partition with this leader."""
+        """Why nothing is known about a partition with this leader."""
         if not leader:
             return "nobody leads it at the moment"
         lost = self.unreachable.get(leader)
@@ -58,7 +58,7 @@ class Told:
 
 
 class Describer:
-    """Describes what is in the cluster, as one node sees it."""
+    """Describes the topics and channels of the cluster, as one node sees them."""
 
     def __init__(self, broker: Broker, others: PeerAdmins | None) -> None:
         """`others`: None for a node that is alone."""
@@ -149,7 +149,7 @@ class Describer:
         return state
 
     def _membership(self, record: TopicRecord, number: int, meta: PartitionMeta | None = None) -> Any:
-        """Who leads a partition and who has it, by the record as the leader, or else this node, knows it."""
+        """Leader and replicas of a partition, by the record as the leader, or else this node, knows it."""
         meta = meta or record.partitions[number]
         cluster = self._broker.cluster
         names = cluster.view().names if cluster is not None else {}
@@ -165,7 +165,7 @@ class Describer:
         return {uid: NodeInfo(uid, name=name)}
 
     def _record(self, topic: Topic) -> TopicRecord:
-        """The newest that is known here: a topic's own copy is renewed only when its settings or channels change."""
+        """The newest record known here: a topic's own copy is renewed only when its settings or channels change."""
         record, cluster = topic.record, self._broker.cluster
         found = None if cluster is None else cluster.view().topics.get(topic.name)
         if found is None or found.record.uid != record.uid or len(found.record.partitions) < len(record.partitions):
@@ -235,7 +235,7 @@ class Describer:
     # ---- other nodes
 
     async def _ask(self, rpc: str, request: Any) -> Told:
-        """Ask every other node that is alive; one that knows nothing of it has no answer."""
+        """Ask every other node that is alive; a node that does not know the name gives no answer."""
         cluster = self._broker.cluster
         if cluster is None or self._others is None:
             return Told()
@@ -267,7 +267,7 @@ def membership(
     *,
     wanted: int | None,
 ) -> Any:
-    """The part of a partition's state that its record tells. `names`: what nodes that are away were called."""
+    """The part of a partition's state that its record has. `names`: names of nodes, also of those that are away."""
     leader = meta.leader if meta.leader in nodes else 0
     listed = [*meta.replicas, *(node for node in meta.isr if node not in meta.replicas)]
     return admin_pb2.PartitionState(
@@ -285,7 +285,7 @@ def membership(
 
 
 def latest(parts: Iterable[Any]) -> dict[int, Any]:
-    """Partitions by number; of those that two nodes tell of, the one of the later epoch."""
+    """Partitions by number; of one that two nodes report, the state of the later epoch."""
     found: dict[int, Any] = {}
     for partition in parts:
         known = found.get(partition.partition)
@@ -295,7 +295,7 @@ def latest(parts: Iterable[Any]) -> dict[int, Any]:
 
 
 def merged_topic(own: Any, parts: Sequence[Any], numbers: Sequence[int], missing: Any) -> Any:
-    """One topic of what the nodes tell; `missing(number)` stands for a partition that nobody tells of."""
+    """One topic merged from the nodes' answers; `missing(number)` is used for a partition that no node reports."""
     found = latest(partition for part in (own, *parts) for partition in part.partitions)
     states = [found.get(number) or missing(number) for number in numbers]
     topic = admin_pb2.Topic()
@@ -310,7 +310,7 @@ def merged_topic(own: Any, parts: Sequence[Any], numbers: Sequence[int], missing
 
 
 def holds_of(partition: Any) -> list[Any]:
-    """What batch readers keep of a partition that is led here."""
+    """The holds of batch readers on a partition that is led here."""
     now_ns = log_time(partition)
     return [
         admin_pb2.LogHold(id=f"{id_:016x}", offset=hold.offset, left_ms=(hold.until_ns - now_ns) // 1_000_000)
@@ -319,9 +319,10 @@ def holds_of(partition: Any) -> list[Any]:
 
 
 def merged_channel(parts: Sequence[Any], numbers: Sequence[int], missing: Any, *, paused: bool | None = None) -> Any:
-    """One channel of what the nodes tell of it, the first part being this node's if it has one.
+    """One channel merged from the nodes' answers; the first part is this node's if it has one.
 
-    `missing(number)`: for a partition that nobody tells of, or None; `paused`: if the record says so."""
+    `missing(number)` is used for a partition that no node reports, it may return None; `paused`: as the record says,
+    None: as the parts say."""
     found = latest(partition for part in parts for partition in part.partitions)
     states = [state for n in numbers if (state := found.get(n) or missing(n)) is not None]
     channel = admin_pb2.Channel(

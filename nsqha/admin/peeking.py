@@ -1,10 +1,10 @@
-"""Peek: committed messages as they are stored, all partitions of a topic merged by time, wherever they are led.
+"""Peek: committed messages as they are stored, merged by time over all partitions of a topic and their leaders.
 
     partitions led here ----run per partition---+
     partitions led elsewhere --one stream each--+--> merged by (timestamp, partition) --> skip, count --> the caller
 
-A stream from another leader begins with one head for each partition asked for: how many messages will come, or why
-none. So "the last n of all" is known before the first is sent. What can not be read says so behind the messages.
+A stream from another leader begins with one head for each partition: how many messages will come, or why none. So "the
+last n of all" is known before the first is sent. An error for what cannot be read comes after the messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PEEK_DEFAULT = 100
 PEEK_MAX = 10_000
-PEEK_TURN = 256  # messages passed over before others get their turn
+PEEK_TURN = 256  # messages before other work on the loop gets its turn
 
 Run = AsyncGenerator[Any, None]  # messages, ordered by time
 
@@ -126,7 +126,7 @@ async def _opened(peers: PeerAdmins, address: str, message: Any) -> Run:
 
 
 async def _until_lost(stream: Run, numbers: Sequence[int], errors: dict[int, str]) -> Run:
-    """What a leader sends, as long as it does."""
+    """Yield what a leader sends; if the stream breaks, note an error for its partitions."""
     try:
         async for message in stream:
             yield message
@@ -139,7 +139,7 @@ async def _until_lost(stream: Run, numbers: Sequence[int], errors: dict[int, str
 
 
 async def merged(runs: Sequence[Run]) -> Run:
-    """All messages by time, each run being in order."""
+    """Merge runs, each of which is in order, by time."""
     heap = []
     firsts = await asyncio.gather(*[anext(run, None) for run in runs])
     for n, (run, first) in enumerate(zip(runs, firsts, strict=True)):
@@ -157,7 +157,7 @@ async def merged(runs: Sequence[Run]) -> Run:
 
 
 async def _in_turns(messages: Iterator[Any]) -> Run:
-    """Messages of a partition here; others get their turn in between."""
+    """Yield messages of a partition led here; other work on the loop gets its turn in between."""
     for n, message in enumerate(messages, 1):
         yield message
         if n % PEEK_TURN == 0:
@@ -184,13 +184,13 @@ def _place(partition: Partition, request: Any, number: int, topic: Topic) -> int
 
 
 def _messages(partition: Partition, offset: int) -> Iterator[Any]:
-    """What is committed from `offset` on, as long as the partition is open. LogCorrupt where it can not be read."""
+    """Yield what is committed from `offset` on, while the partition is open. LogCorrupt where it cannot be read."""
     while not partition.closed and (offset := max(offset, partition.log.start.offset)) < partition.high_watermark:
         batch = partition.log.batch_at(offset)
         if batch is None:
-            continue  # retention took it just now
+            continue  # retention removed it just now
         for message in _of_batch(partition, batch, offset):
-            # Whoever takes these may wait in between; what was committed once stays so.
+            # The consumer of this generator may wait in between; what was committed once stays committed.
             if message.offset >= partition.high_watermark:
                 return
             offset = message.offset + 1

@@ -1,7 +1,7 @@
 """The Admin and Segments services of the other nodes, for a node that was asked about what they lead.
 
 One connection per address, made when it is first used. With cluster TLS it carries this node's newest certificate. An
-error of the other side comes back as the error that it was there; what nobody said is told apart as between nodes:
+error of the other node is raised here as the same error. Without an answer there are two errors, as between nodes:
 `Unavailable` was not sent, `OutcomeUnknown` may have been carried out.
 """
 
@@ -19,7 +19,7 @@ from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.runtime.certificates import CertificateFiles
 
 ENDING_SECONDS = 60.0
-"""What was asked before certificates were renewed has so long to end."""
+"""Requests that began before certificates were renewed have this long to end."""
 
 _SEGMENTS = frozenset(segments_pb2.DESCRIPTOR.services_by_name["Segments"].methods_by_name)
 
@@ -28,10 +28,10 @@ class PeerAdmins(Protocol):
     """Other nodes, as the Admin service calls them."""
 
     async def call(self, address: str, rpc: str, request: Any, *, seconds: float) -> Any:
-        """The answer. Unavailable, OutcomeUnknown, or the error that the other side told."""
+        """The answer. Raises Unavailable, OutcomeUnknown, or the error that the other node answered with."""
 
     def stream(self, address: str, rpc: str, request: Any, *, seconds: float) -> AsyncIterator[Any]:
-        """Answers, as many as there are; errors as with `call`. `seconds`: until there is a connection."""
+        """Yield all answers; errors as with `call`. `seconds`: until there is a connection."""
 
 
 class GrpcOthers:
@@ -82,7 +82,7 @@ class GrpcOthers:
         return segments_pb2_grpc.SegmentsStub(channel) if rpc in _SEGMENTS else admin_pb2_grpc.AdminStub(channel)
 
     def _renew(self) -> None:
-        """With other certificates, other connections; what is under way on the old ones may end there."""
+        """Make new connections if certificates changed; calls on the old connections may end there."""
         if self._tls is None or self._tls.generation == self._generation:
             return
         self._generation = self._tls.generation
@@ -93,7 +93,7 @@ class GrpcOthers:
             task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """The node stops: what is under way ends."""
+        """End calls that are under way; the node stops."""
         self._closed = True
         channels, self._channels = self._channels, {}
         for task in self._ending:

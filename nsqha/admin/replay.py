@@ -1,17 +1,17 @@
 """Seek and undo: from what people say (a time, an id, "start") to offsets, and what that would cost.
 
     timestamp   the first batch at or after it, less the clock skew (below); none: the end
-    message id  its partition and offset; an id that this topic never gave out is refused
+    message id  its partition and offset; an id that this topic has never used is refused
     offset      itself; start: the log start; end: the pump
     ... clamped to [log start, pump] by `nsqha.cursor.seek`
 
 A plan comes first and is a forecast; the act answers with what happened. Each partition answers for itself, by its
 leader (`nsqha.admin.fan_out`): one that can not be moved says why and does not keep the others from moving.
 
-**Clock skew.** Batches carry their leader's clock. Whoever says "since 14:00" reads another clock, and with several
-leaders there are several. A second more of old messages is cheaper than a missed one, so a timestamp is taken to mean
+**Clock skew.** Batches carry their leader's clock. The user who asks for "since 14:00" reads another clock, and with
+several leaders there are several. A second more of old messages is cheaper than a missed one, so a timestamp means
 `CLOCK_SKEW_NS` earlier unless the request names its own figure; machines that keep time by NTP agree far better.
-Peek changes nothing and takes a timestamp as it is.
+Peek changes nothing and uses a timestamp as it is.
 
 A plan's bytes come from the commitlog: no message is read for it.
 """
@@ -169,11 +169,11 @@ def _check(target: Any) -> None:
     if not choice(target, "to"):
         raise ValueError("say where to: timestamp_ns, offset, message_id, start or end")
     if target.clock_skew_ns < 0:
-        raise ValueError(f"clock_skew_ns is {target.clock_skew_ns}; it can not be negative")
+        raise ValueError(f"clock_skew_ns is {target.clock_skew_ns}; it cannot be negative")
 
 
 def _offset_of(partition: Partition, target: Any, number: int, topic: str) -> int:
-    """Where a seek goes; it is clamped later. `number` stands behind the message id."""
+    """The offset that a seek goes to, not clamped yet. `number`: the number in the message id."""
     match choice(target, "to"):
         case "offset":
             return min(int(target.offset), ids.OFFSET_MAX)
@@ -191,7 +191,7 @@ def _offset_of(partition: Partition, target: Any, number: int, topic: str) -> in
 
 
 def _before_log(partition: Partition, target: Any, plan: SeekPlan) -> bool:
-    """Whether the wish was outside the log. A time before the oldest message of a shortened log is."""
+    """Whether the target was outside the log, as a time before the oldest message of a shortened log is."""
     if plan.clamped or choice(target, "to") != "timestamp_ns":
         return plan.clamped
     first = timestamp_of(partition, plan.target)
@@ -199,14 +199,14 @@ def _before_log(partition: Partition, target: Any, plan: SeekPlan) -> bool:
 
 
 def bytes_between(partition: Partition, first: int, end: int) -> int:
-    """What the messages [first, end) take in the log, by its commitlog."""
+    """Bytes of the messages [first, end) in the log, by its commitlog."""
     if first >= end:
         return 0
     return max(_position(partition, end - 1, after=1) - _position(partition, first, after=0), 0)
 
 
 def _position(partition: Partition, offset: int, *, after: int) -> int:
-    """About where the message begins, or ends: batches are weighed as if their messages were of one size."""
+    """Roughly the position where the message begins, or ends: as if the messages of a batch were of one size."""
     log = partition.log
     try:
         entry = log.entry_for_offset(offset)
@@ -218,7 +218,7 @@ def _position(partition: Partition, offset: int, *, after: int) -> int:
 
 
 def timestamp_of(partition: Partition, offset: int) -> int:
-    """When a message was published; 0 if it is not there or can not be read."""
+    """When a message was published; 0 if it is not there or cannot be read."""
     try:
         entry = partition.log.entry_for_offset(offset)
     except LogCorrupt:

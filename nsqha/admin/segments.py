@@ -3,12 +3,12 @@
     any node --topics, per leader--> leaders: `server.segments.pins` --> one PartitionSnapshot for each partition
     hold: committed at each leader before its partition is pinned
 
-A request goes to each leader once, for all of what it leads; what nobody answers for is asked again while leaders
-change, for LEADER_SECONDS, and then says why in its own `error`. Whoever leads since a leader was asked that said
-nothing is asked once, however late it is. Bytes are not here (docs/segments.md).
+A request goes to each leader once, for all of what it leads. A partition without an answer is asked for again while
+leaders change, for LEADER_SECONDS, and then has an `error` that says why. If a leader gave no answer and another node
+leads now, that node is asked once, however late it is. Bytes are not served here (docs/segments.md).
 
-What a request costs ends with it: borders are no longer looked for when nobody waits, and a hold whose id nobody has
-been told is released.
+The work for a request ends with it: the search for borders stops when the caller is gone, and a hold whose id did not
+reach the caller is released.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Key = tuple[str, int]
 
 
 class SegmentsService(segments_pb2_grpc.SegmentsServicer):
-    """Readers of the log ask any node."""
+    """The Segments service of one node. Readers of the log may ask any node."""
 
     def __init__(self, broker: Broker, others: PeerAdmins | None, rng: random.Random | None = None) -> None:
         """`others`: how to ask other nodes; None for a node that is alone."""
@@ -164,7 +164,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         return segments_pb2.ReleaseHoldResponse(partitions=partitions)
 
     async def _give_up(self, hold_id: str) -> None:
-        """A hold that nobody knows of: it would last, and count, to its end."""
+        """Release a hold whose id the caller never got: else it would hold the log until it expires."""
         request = segments_pb2.ReleaseHoldRequest(hold_id=hold_id)
         here, there = self.renewals.release_here(int(hold_id, 16)), self._ask_others("ReleaseHold", request)
         for outcome in await asyncio.gather(here, there, return_exceptions=True):
@@ -175,7 +175,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         await self._ask_others("RenewHold", segments_pb2.RenewHoldRequest(hold_id=f"{hold:016x}"))
 
     async def _ask_others(self, rpc: str, request: Any) -> list[Any]:
-        """What every other node that is alive answers. Unavailable, if one does not."""
+        """Ask every other node that is alive. Raises Unavailable if one does not answer."""
         cluster = self._broker.cluster
         if cluster is None or self._others is None:
             return []
@@ -266,7 +266,7 @@ def _hold_id(text: str) -> int:
 
 @dataclass(frozen=True)
 class _SnapshotWork:
-    """One request, as it is carried out for what this node leads."""
+    """Carries out one request for what this node leads."""
 
     broker: Broker
     request: Any  # with a hold's id, if one is wanted
@@ -275,7 +275,7 @@ class _SnapshotWork:
     effort: Effort
 
     async def here(self, topics: Iterable[Topic], wanted: Collection[Key] | None = None) -> dict[Key, Any]:
-        """The pins of what is led here and serves; of `wanted` only, if given."""
+        """The pins of partitions that are led here and serve; only of `wanted`, if given."""
         turns = asyncio.Semaphore(PINS_AT_ONCE)
         ranges = self.ranges()
 
@@ -295,7 +295,7 @@ class _SnapshotWork:
         return {(topic.name, p.number): pinned for (topic, p), pinned in zip(led, pins, strict=True) if pinned}
 
     def ranges(self) -> Mapping[Key, list[tuple[int, int]]] | None:
-        """By partition; None: whole ones are asked for."""
+        """The wanted ranges by partition; None: whole partitions."""
         if not self.request.ranges:
             return None
         found: dict[Key, list[tuple[int, int]]] = {}
@@ -379,13 +379,13 @@ class _Everywhere:
         return segments_pb2.SnapshotResponse(partitions=[found[key] for key in sorted(wanted)])
 
     def _led_by(self, name: str, number: int) -> int | None:
-        """The node that is known as its leader."""
+        """The node that is known as the leader."""
         cluster = self.broker.cluster
         leader = None if cluster is None else cluster.leader(name, number)
         return None if leader is None else leader.node
 
     def _leader(self, name: str, number: int) -> tuple[str, str]:
-        """Where a partition is led, and what is to be said if that node does not answer for it."""
+        """The address of a partition's leader, and the error text if that node does not answer for it."""
         cluster = self.broker.cluster
         if cluster is None:
             return "", "it has only begun, or is closed"
@@ -423,6 +423,6 @@ class _Everywhere:
 
 
 def _without(topic: Topic, number: int, why: str) -> Any:
-    """A partition that nothing can be said of."""
+    """The answer for a partition about which nothing is known but an error."""
     uid = topic.record.uid
     return segments_pb2.PartitionSnapshot(topic=topic.name, topic_uid=uid, partition=number, error=why)

@@ -1,6 +1,7 @@
 """The Admin service: each RPC is one call of the broker; and the gRPC listener of a node, with all its services.
 
-In a cluster a node answers for all of it: `Describer` asks all nodes, `WholeTopic` the leaders of a topic's partitions.
+In a cluster a node answers for all of it: `Describer` asks all nodes, `TopicRequest` the leaders of a topic's
+partitions.
 
 Health (`grpc.health.v1`) and reflection are on, so that grpcurl and probes work without our .proto files.
 """
@@ -200,7 +201,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
 
 def settings_of(message: Any) -> TopicSettings:
-    """TopicSettings of a request; zeros mean "not said". ValueError if they do not fit."""
+    """TopicSettings of a request; zeros mean "not set". ValueError if they do not fit each other."""
     wanted = TopicSettings(
         sync=_SYNC_NAME.get(message.sync),  # type: ignore[arg-type]
         partitions=message.partitions or 1,
@@ -216,7 +217,7 @@ def settings_of(message: Any) -> TopicSettings:
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # untyped
-    """gRPC's health protocol: that this process serves, as /ping says it; whether it has work to do is /readyz's."""
+    """gRPC's health protocol: it reports whether this process serves, as /ping does; readiness is /readyz's."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -230,7 +231,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # untyped
 class AdminServer:
     """The gRPC listener of one node: administration, and `peers`, the services for other nodes.
 
-    With `tls` everybody who connects needs a certificate of the cluster's CA.
+    With `tls` every client needs a certificate of the cluster's CA.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class AdminServer:
         self.renewals: HoldRenewals  # of holds, by whoever serves bytes; from `start` on
 
     async def start(self) -> None:
-        """Listen. Unavailable or ConfigError if the address can not be had."""
+        """Listen. Raises Unavailable or ConfigError if the address cannot be bound."""
         cluster = self._broker.cluster
         gate = AdminGate(None if cluster is None else cluster.members.view)
         alone = 0 if self._peers else ALONE_BYTES_MAX

@@ -108,5 +108,5 @@ def concerned(topic: Topic, message: Any, message_id: str | None = None) -> tupl
 
 
 def choice(message: Any, oneof: str) -> str:
-    """Which of its alternatives a message has; "" if none."""
+    """The field of a oneof that a message has; "" if none."""
     return message.WhichOneof(oneof) or ""

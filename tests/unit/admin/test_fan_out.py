@@ -86,7 +86,7 @@ def test_a_partition_whose_epoch_can_not_begin_here_says_why() -> None:
 
 
 def test_a_partition_that_nobody_leads_says_so() -> None:
-    assert ask(FakeOthers(n2=seek_answer("two")), {1: 2})[2] == "failed: nobody leads it at the moment"
+    assert ask(FakeOthers(n2=seek_answer("two")), {1: 2})[2] == "failed: no node leads it at the moment"
 
 
 def test_a_new_leader_is_found() -> None:

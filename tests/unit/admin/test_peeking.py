@@ -71,7 +71,7 @@ def test_a_leader_that_is_away_is_named_behind_the_messages() -> None:
 
 
 def test_if_nobody_answers_the_whole_fails() -> None:
-    with pytest.raises(Unavailable, match="partition 0: n2 is not there; partition 1: nobody leads"):
+    with pytest.raises(Unavailable, match="partition 0: n2 is not there; partition 1: no node leads"):
         peek(FakeOthers(), {0: 2}, 2, start=True)
 
 
