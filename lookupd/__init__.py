@@ -4,14 +4,14 @@ Downwards:
 
     daemon       one lookup daemon: sockets, registry and API
     tcp          nsqd's connections
-    http_api     what clients, nsqadmin and nsqd ask
-    fork_api     what tools of the Youzan fork ask
+    http_api     the HTTP API of clients, nsqadmin and nsqd
+    fork_api     the HTTP API of the Youzan fork's tools
     cluster_api  the controller over HTTP
     controller   the controller's shell: holds the key, carries out what the machine decides
-    standby      a waiting daemon sees at once that the controller has died
+    standby      how a waiting daemon sees at once that the controller has died
     links        one stream from the controller to each node
     changes      what an operator changes
-    directory    what clients hear about the cluster, from a view of the metadata
+    directory    answers to clients about the cluster, from a view of the metadata
     lookup_v1    the lookup protocol, without a socket
     registry     who produces which topic
 """

@@ -19,7 +19,7 @@ from nsqha.errors import Conflict, NotFound, Unavailable
 from nsqha.ids import new_uid
 
 RETRIES = 100
-"""Of a compare-and-set that lost against another change of the same record."""
+"""Attempts of a compare-and-set that lost against another change of the same record."""
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class MetadataChanges:
         self._rng = rng
 
     def create_topic(self, name: str, settings: TopicSettings, channels: Iterable[str] = ()) -> None:
-        """Conflict if it is there with other settings; the controller places it. `channels`: what it begins with."""
+        """Create a topic with `channels`; the controller places it. Conflict if it exists with other settings."""
         try:
             self._store.create_topic(name, settings, channels=self._listed(channels))
         except Conflict:
@@ -46,12 +46,11 @@ class MetadataChanges:
             try:
                 self._store.create_topic(name, TopicSettings(), channels=self._listed(channels))
             except Conflict:
-                pass  # somebody was faster
+                pass  # another caller was faster
 
     def change_settings(self, name: str, changes: Mapping[str, Any]) -> bool:
-        """False: the cluster has no such topic. ValueError if they do not fit each other or what is there.
-
-        The controller places what is new."""
+        """Change settings; the controller places new replicas. False: the cluster has no such topic. ValueError if
+        they do not fit each other or the topic."""
         for _ in range(RETRIES):
             found = self._store.topic(name)
             if found is None:
@@ -67,7 +66,7 @@ class MetadataChanges:
         raise Unavailable(f"topic {name} is being changed by too many at once")
 
     def delete_topic(self, name: str) -> bool:
-        """False: the cluster has no such topic."""
+        """Delete a topic. False: the cluster has no such topic."""
         try:
             self._store.delete_topic(name)
         except NotFound:
@@ -75,7 +74,7 @@ class MetadataChanges:
         return True
 
     def create_channel(self, topic: str, channel: str, channels: Iterable[str] = ()) -> None:
-        """Also creates the topic, with `channels`. One that is there is fine."""
+        """Create a channel unless it exists; a missing topic is created too, with `channels`."""
         self.ensure_topic(topic, channels)
         uid = new_uid(self._rng)
 
@@ -85,7 +84,7 @@ class MetadataChanges:
         self._change_channels(topic, add)
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """False: the cluster has no such channel."""
+        """Delete a channel. False: the cluster has no such channel."""
         try:
             self._change_channels(topic, lambda channels: channels.without_channel(channel))
         except NotFound:
@@ -128,7 +127,7 @@ class MetadataChanges:
         raise Unavailable(f"intent {name} is being changed by too many at once")
 
     def remove_intent(self, name: str) -> bool:
-        """False: there is none."""
+        """Remove an intent. False: there is none."""
         found = self._store.intents().get(name)
         if found is None:
             return False
@@ -136,18 +135,18 @@ class MetadataChanges:
         return True
 
     def decommission(self, node: int) -> None:
-        """Move everything away from a node, and give it nothing more."""
+        """Move all replicas away from a node, and place no more there."""
         self.put_intent(moves.decommission_name(node), {"node": node})
 
     def recommission(self, node: int) -> bool:
-        """Let a node take replicas again; False if it was not kept from it."""
+        """Allow replicas on a node again; False if it was not being decommissioned."""
         return self.remove_intent(moves.decommission_name(node))
 
     def pause_balance(self, paused: bool) -> None:
-        """Whether leaderships go back to the first replica by themselves."""
+        """Set whether leaderships go back to the first replica automatically."""
         self.put_intent(moves.BALANCE, {"paused": paused})
 
     def move(self, wanted: Mapping[PartitionName, tuple[int, ...]]) -> None:
-        """Give partitions other replicas, first the one that is to lead."""
+        """Give partitions other replicas, first the one that will lead."""
         for name, replicas in wanted.items():
             self.put_intent(moves.move_name(name), moves.move_intent(Move(name, replicas), "operator"))

@@ -1,16 +1,16 @@
-"""The controller over HTTP: its state, its figures, and what an operator may ask of it. Served by every lookup daemon.
+"""The controller over HTTP: its state, its metrics, and requests of operators. Every lookup daemon serves this.
 
     GET  /controller                                     who it is, rounds, nodes, moves (JSON)
     GET  /metrics                                        for Prometheus
     GET  /cluster/balance                                a preview: transfers that are due, moves that would even out
-    POST /cluster/balance?paused=true|false              whether leaderships go back by themselves
+    POST /cluster/balance?paused=true|false              whether leaderships go back automatically
     POST /cluster/spread?limit=N                         begin the moves of the preview, at most N (4)
     POST /cluster/move?topic=&partition=&replicas=a,b,c  give a partition these replicas; the first one leads
     POST /cluster/decommission?node=                     empty a node, and keep it empty
-    POST /cluster/recommission?node=                     let it take replicas again
+    POST /cluster/recommission?node=                     allow replicas on it again
 
 A node is named by its uid (16 hex digits) or by its name. Requests are intents: they are answered when they are stored,
-and carried out by whoever is controller.
+and the current controller carries them out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class LookupCluster:
-    """Everything that a lookup daemon has of its cluster."""
+    """The parts of a lookup daemon that belong to its cluster."""
 
     def __init__(self, shell: ControllerShell, directory: LookupDirectory, changes: MetadataChanges) -> None:
         self.shell = shell
@@ -56,7 +56,7 @@ class LookupCluster:
         return self.shell.store.view()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """A call of the store; its errors become answers."""
+        """Call the store; its errors become HTTP answers."""
         try:
             return await self.shell.run(call)
         except ValueError as error:
@@ -71,9 +71,9 @@ class LookupCluster:
             raise ApiError(503, "METADATA_UNAVAILABLE", why=str(error)) from error
 
     async def known_channels(self, topic: str) -> set[str]:
-        """Channels that a topic that is about to be made begins with: brokers know of other lookup daemons.
+        """Channels that a new topic begins with: brokers ask their other lookup daemons for them.
 
-        A broker that does not answer is as if it knew none; none are asked about a topic that is there."""
+        A broker that does not answer counts as one that knows no channel. Nothing is asked for a topic that exists."""
         nodes = [node for node in self.view.nodes.values() if node.grpc_address]
         if topic in self.view.topics or not nodes:
             return set()
@@ -196,7 +196,7 @@ class ClusterApi:
 
 
 def node_uid(view: View, text: str) -> int:
-    """A node by name or uid; a uid may be of a node that is away, if a record still names it. 404."""
+    """The uid of a node by name or uid, also of a node that is away if a record still names it. Else 404."""
     for uid, node in view.nodes.items():
         if text == node.name:
             return uid
@@ -208,7 +208,7 @@ def node_uid(view: View, text: str) -> int:
 
 
 def partition_named(view: View, request: HttpRequest) -> tuple[PartitionName, PartitionMeta]:
-    """The partition that a request names by `topic` and `partition`. 404, 400."""
+    """The partition that a request names by `topic` and `partition`. Else 404 or 400."""
     topic = view.topics.get(request.query.require_name("topic"))
     if topic is None:
         raise ApiError(404, "TOPIC_NOT_FOUND")
@@ -217,7 +217,7 @@ def partition_named(view: View, request: HttpRequest) -> tuple[PartitionName, Pa
 
 
 def different_hosts(view: View, replicas: Collection[int]) -> None:
-    """400 unless these nodes are all alive, on as many hosts."""
+    """Answer 400 unless these nodes are all alive and on different hosts."""
     hosts = {host_of(view.nodes[uid]) for uid in replicas if uid in view.nodes}
     if len(hosts) != len(replicas):
         raise ApiError(400, "INVALID_ARG_REPLICAS", why="two replicas would be on one host, or one is not alive")
@@ -278,14 +278,14 @@ def _node(node: NodeInfo, metas: Mapping[PartitionName, PartitionMeta], intents:
 
 
 class _ClusterMetrics(Collector):
-    """The figures of one moment."""
+    """Collects the metrics of one moment."""
 
     def __init__(self, shell: ControllerShell, view: View) -> None:
         self._shell = shell
         self._view = view
 
     def describe(self) -> list[Metric]:
-        return []  # a registry asks to find double names; there is only this collector
+        return []  # a registry calls this to find duplicate names; this is the only collector
 
     def collect(self) -> list[Metric]:
         counts, term = self._shell.counts, self._shell.term
@@ -298,7 +298,7 @@ class _ClusterMetrics(Collector):
             _gauge("controller", "1 if this process is the controller.", float(term is not None)),
             _gauge("cluster_nodes", "Nodes that hold a lease.", len(self._view.nodes)),
             _gauge("cluster_partitions", "Partitions of all topics.", len(metas)),
-            _gauge("cluster_partitions_leaderless", "Partitions that nobody leads.", states[health.LEADERLESS]),
+            _gauge("cluster_partitions_leaderless", "Partitions without a leader.", states[health.LEADERLESS]),
             _gauge(
                 "cluster_partitions_under_replicated",
                 "Partitions that serve with fewer in-sync replicas than they have replicas.",
@@ -306,19 +306,19 @@ class _ClusterMetrics(Collector):
             ),
             _gauge(
                 "cluster_partitions_below_min_isr",
-                "Partitions that have a leader and acknowledge nothing, for want of in-sync replicas.",
+                "Partitions that have a leader and acknowledge nothing, because in-sync replicas are missing.",
                 states[health.BELOW],
             ),
             _gauge(
                 "cluster_replicas_owed",
-                "Replicas that topics are to have and no node was found for.",
+                "Replicas that topics require and that have no node.",
                 self._owed(),
             ),
             _gauge("controller_rounds", "Partitions that wait for a leader.", len(term.machine.rounds) if term else 0),
             _counter("controller_terms", "Times this process became controller.", counts.terms),
             _counter("possible_losses", "Elections that may have lost messages.", counts.possible_losses),
             _counter("controller_probes", "Times that a node was asked what it has.", counts.probes),
-            _counter("controller_probes_failed", "Times that it gave no answer.", counts.probes_failed),
+            _counter("controller_probes_failed", "Times that a node gave no answer.", counts.probes_failed),
             elections,
             changes,
             self._seconds(),

@@ -4,10 +4,10 @@
     Live streams ───────┼─> machine.step(event, now) ─> [..]┼─> compare-and-set, reads     (worker threads)
     ticks ──────────────┘         one at a time             └─> log, counters
 
-Every lookup daemon that knows the metadata store runs one; the one that has the key works, the others wait for it to
-become free. A *term* lasts from winning the key to losing it (lease gone, another epoch seen, the store is not to be
-trusted) and has one machine; what still runs when it ends is cancelled, its late results are dropped, and a late write
-is refused by the store, because each names the term's epoch.
+Every lookup daemon that has the metadata store runs one; the one that holds the key works, the others wait until the
+key is free. A *term* lasts from winning the key to losing it (lease gone, another epoch seen, the store is not
+trusted) and has one machine. When it ends, its tasks are cancelled and late results are dropped; the store refuses
+late writes, because each names the term's epoch.
 
 The loop is not blocked by the store: calls run in WORKERS threads. The lease is renewed only while the loop ticks.
 """
@@ -75,21 +75,21 @@ READ_AGAIN_S = (0.05, 1.0)  # pause after a failed read, and the longest it grow
 
 T = TypeVar("T")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-NO_PARTITION: PartitionKey = (0, 0)  # an empty question would mean everything that the node has
+NO_PARTITION: PartitionKey = (0, 0)  # an empty request would ask for everything that the node has
 
 
 class MetadataGate(Protocol):
-    """Whether the metadata may be decided by at all (`nsqha.election.metadata_restore`). Both calls block."""
+    """Whether decisions may rest on the metadata (`nsqha.election.metadata_restore`). Both calls block."""
 
     def why_not(self) -> str:
-        """Why nobody may decide by them now; empty: nothing is known against it. As a read of the store."""
+        """Why the metadata are not trusted now; empty: no reason is known. Raises what a read of the store raises."""
 
     def believe_accepted(self) -> bool:
-        """Trust a store again that was not to be trusted, if an operator has accepted it; whether that is so."""
+        """Trust a store again if an operator has accepted its metadata; return whether that is so."""
 
 
 class ControllerCounts:
-    """Since the process began."""
+    """Counters since the process began."""
 
     def __init__(self) -> None:
         self.terms = 0
@@ -102,7 +102,7 @@ class ControllerCounts:
 
 
 class ControllerShell:
-    """One per lookup daemon; used on one loop."""
+    """The controller's shell of one lookup daemon; used on one loop."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class ControllerShell:
         gate: MetadataGate | None = None,
         gone: Gone | None = None,
     ) -> None:
-        """`name` is how people know this process; without a `gate` the store is never in doubt. `gone(name)` ends when
-        the process of that name is gone; without it the lease of a controller that died is waited for."""
+        """`name` identifies this process for people; without a `gate` the store is always trusted. `gone(name)` ends
+        when the process of that name is gone; without it, the lease of a controller that died has to end first."""
         self.counts = ControllerCounts()
         self.store = store
         self.peers = peers
@@ -128,10 +128,10 @@ class ControllerShell:
         self._workers = ThreadPoolExecutor(WORKERS, "metadata")
         self._task: asyncio.Task[None] | None = None
         self._gate = gate
-        self._maybe_free = asyncio.Event()  # the controller key, that is
+        self._maybe_free = asyncio.Event()  # the controller key may be free
         self._maybe_doubted = asyncio.Event()
         self._standby = Standby(gone, self._controller_gone) if gone is not None else None
-        self._gone: Controller | None = None  # one whose process has died
+        self._gone: Controller | None = None  # a controller whose process has died
         self._unwatch: Callable[[], None] | None = None
 
     async def start(self) -> None:
@@ -141,7 +141,7 @@ class ControllerShell:
         self._task = asyncio.create_task(self._campaign_for_ever())
 
     async def stop(self) -> None:
-        """Let go of the key at once, so that another one can go on."""
+        """Release the key at once, so that another daemon can take over."""
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
@@ -154,7 +154,7 @@ class ControllerShell:
         self._workers.shutdown(wait=True)
 
     async def run(self, call: Callable[[], T]) -> T:
-        """A call of the store, in a worker thread."""
+        """Call the store in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, call)
 
     def _hint(self, name: str) -> None:
@@ -172,7 +172,7 @@ class ControllerShell:
 
     async def _watch_controller(self, *, here: bool) -> None:
         if self._standby is not None:
-            # Read: a view that is late would have the wrong one watched for a second.
+            # A read, not the view: with a late view the wrong controller would be watched for a second.
             self._standby.watch(None if here else await self.run(self.store.controller))
 
     async def _campaign_for_ever(self) -> None:
@@ -198,7 +198,7 @@ class ControllerShell:
                 self.logger.info("metadata_believed", "an operator accepted the metadata as they are now")
 
     async def _doubted(self, gate: MetadataGate) -> str:
-        """Ends, with the reason, when nobody may decide by the metadata any more."""
+        """Wait until the metadata are no longer trusted; return the reason."""
         while True:
             await self._maybe_doubted.wait()
             self._maybe_doubted.clear()
@@ -212,7 +212,7 @@ class ControllerShell:
                 return str(error)
 
     async def _session(self) -> None:
-        """From one lease to its loss."""
+        """Run from getting a lease to its loss."""
         loop, lost = asyncio.get_running_loop(), asyncio.Event()
         session = await self.run(lambda: self.store.open_session(ttl_s=TTL_S, lost=lambda: _tell(loop, lost.set)))
         ticking = asyncio.create_task(_tick(session))
@@ -235,7 +235,7 @@ class ControllerShell:
                 await asyncio.sleep(CAMPAIGN_AGAIN_S)
         finally:
             ticking.cancel()
-            # Shielded: also when we are cancelled the key is given back, and not left to the lease.
+            # Shielded: also on cancellation the key is released, and does not wait for the lease to end.
             await asyncio.shield(self.run(session.close))
 
     async def _serve(self, epoch: int, lost: asyncio.Event) -> None:
@@ -245,7 +245,7 @@ class ControllerShell:
         term = self.term = Term(self, epoch, cluster_id)
         why = "stopped"
         gone = asyncio.create_task(lost.wait())
-        self._maybe_doubted.set()  # perhaps between the look and winning the key
+        self._maybe_doubted.set()  # the doubt may have come between the check and winning the key
         doubted = asyncio.create_task(self._doubted(self._gate)) if self._gate is not None else None
         try:
             term.hint("")
@@ -273,7 +273,7 @@ class Term:
         self.epoch = epoch
         self.machine = ControllerMachine(shell.clock.monotonic(), shell.limits)
         self.links = Links(shell.peers, cluster_id, self)
-        self.over: asyncio.Future[str] = loop.create_future()  # why
+        self.over: asyncio.Future[str] = loop.create_future()  # the reason
         self.intents: Mapping[str, Versioned[Intent]] | None = None
         self._shell = shell
         self._cluster_id = cluster_id
@@ -285,7 +285,7 @@ class Term:
         self._ended = False
 
     def end(self) -> None:
-        """Nothing is decided or done any more."""
+        """Stop: nothing is decided or done after this."""
         self._ended = True
         self.links.close()
         if self._timer is not None:
@@ -296,7 +296,7 @@ class Term:
     # ---- what happens
 
     def hint(self, name: str) -> None:
-        """A record may have changed. Many hints at once are one look."""
+        """A record may have changed. Many hints at once cause one read of the view."""
         self._intents_changed |= name == "" or name.startswith("intents/")
         if not self._told:
             self._told = True
@@ -309,7 +309,7 @@ class Term:
         self.feed(Blamed(by, nodes))
 
     def feed(self, event: Event) -> None:
-        """One event through the machine, and its actions on their way."""
+        """Feed one event to the machine, and start its actions."""
         if self._ended:
             return
         try:
@@ -317,7 +317,7 @@ class Term:
                 self._perform(action)
         except Exception as error:
             # A machine that broke an invariant decides nothing more; the next term begins from the records.
-            self._shell.logger.error("controller_failed", "the controller can not go on: %s", error, error=error)
+            self._shell.logger.error("controller_failed", "the controller cannot go on: %s", error, error=error)
             self._stop(f"{type(error).__name__}: {error}")
             return
         self._set_timer()
@@ -375,7 +375,7 @@ class Term:
             self._shell.logger.error("metadata_stale", "nothing is decided by this metadata: %s", error)
             self._stop(str(error))
         elif error is not None:
-            self._shell.logger.error("controller_failed", "the controller can not go on: %s", error, error=error)
+            self._shell.logger.error("controller_failed", "the controller cannot go on: %s", error, error=error)
             self._stop(f"{type(error).__name__}: {error}")
 
     async def _probe(self, probe: Probe) -> None:
@@ -434,13 +434,13 @@ class Term:
 
         with contextlib.suppress(Conflict, OutcomeUnknown, Unavailable):
             await self._shell.run(carry_out)
-        # Whatever became of it is seen before the machine may ask again.
+        # Its outcome is in the view before the machine may ask again.
         self.intents = await self._read(store.intents)
         self.feed(IntentDone(change.name))
         self.hint("topics/")
 
     async def _read(self, call: Callable[[], T]) -> T:
-        """Until it succeeds: the machine waits for it. A record that nobody can read holds up nothing else."""
+        """Read until it succeeds: the machine waits for it. A record that cannot be read holds up nothing else."""
         backoff = Backoff(*READ_AGAIN_S)
         said = ""
         while True:
@@ -472,6 +472,6 @@ async def _tick(session: ClusterSession) -> None:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """From a thread of the store; the loop may be closed already."""
+    """Call `call` on the loop, from a thread of the store; the loop may be closed already."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *args)

@@ -53,8 +53,8 @@ class Lookupd:
     ) -> None:
         """With the metadata store of a cluster, and a way to reach its nodes, this is also a controller of it.
 
-        The store must be this daemon's alone (it opens a session). Both are the caller's to close, after `stop`.
-        `gate` says when nobody may decide by it."""
+        No other may use the store (it opens a session). The caller closes both, after `stop`. `gate` says when the
+        metadata are not trusted."""
         clock = clock or SystemClock()
         inactive_s = options.inactive_producer_timeout_ns / SECOND
         self._options = options
@@ -80,7 +80,7 @@ class Lookupd:
         self.http_address = ""
 
     async def start(self) -> None:
-        """Listen on both addresses; ConfigError if one can not be had, and then on neither."""
+        """Listen on both addresses. ConfigError if one cannot be bound; then it listens on neither."""
         options = self._options
         tcp = listen(options.tcp_address, flag="tcp-address")
         try:
@@ -103,7 +103,7 @@ class Lookupd:
         await self._http.close()
 
     def _described(self) -> dict[str, object]:
-        """As the Youzan fork lists lookup daemons. There is no RPC to this one."""
+        """This daemon in the form in which the Youzan fork lists lookup daemons. There is no RPC to it."""
         host, ports = self._options.broadcast_address or host_name(), {}
         for kind, address in (("TcpPort", self.tcp_address), ("HttpPort", self.http_address)):
             ports[kind] = address.rpartition(":")[2]

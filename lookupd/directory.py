@@ -1,11 +1,10 @@
-"""What clients are told about the cluster: its topics, channels and leaders, read from a view of the metadata.
+"""Answers to clients about the cluster: its topics, channels and leaders, read from a view of the metadata.
 
-A topic's producers are the nodes that lead its partitions now and hold a lease; nobody has to register them. A node's
-`broadcast_address` with the ports of its addresses is how clients reach it.
+A topic's producers are the nodes that lead its partitions now and hold a lease; they do not have to register. Clients
+reach a node at its `broadcast_address` with the ports of its addresses.
 
-Stock nsqds that register with this daemon are merged in by `lookupd.http_api`. A registration by a node of the cluster
-itself (same broadcast address and TCP port) says nothing that is not known better here, except #ephemeral names, and is
-left out.
+`lookupd.http_api` merges in stock nsqds that register with this daemon. A registration by a node of the cluster itself
+(same broadcast address and TCP port) is left out: except for #ephemeral names, the metadata know better.
 
 As on upstream's daemon a *tombstone* hides one node from /lookup of one topic for a while, in this daemon's memory.
 """
@@ -68,7 +67,7 @@ def writable(meta: PartitionMeta) -> bool:
 
 
 class LookupDirectory:
-    """Answers from one view at a time; keeps only tombstones."""
+    """Answers from one view at a time; its only state are tombstones."""
 
     def __init__(self, tombstone_lifetime_s: float) -> None:
         self._lifetime_s = tombstone_lifetime_s
@@ -93,14 +92,14 @@ class LookupDirectory:
         return shown
 
     def channels(self, view: View, topic: str) -> set[str]:
-        """The channels that consumers may read. No reader's: a broker elsewhere that makes such a topic asks here, and
-        would make it for consumers."""
+        """The channels that consumers may read. Without reader channels: a broker elsewhere that creates such a topic
+        asks here, and would create them for consumers."""
         found = view.topics.get(topic)
         listed = found.record.channels.channels if found is not None else {}
         return {name for name, info in listed.items() if not info.reader}
 
     def led(self, view: View) -> dict[int, dict[str, list[int]]]:
-        """Node -> topic -> partitions that it leads; all nodes are there."""
+        """Node -> topic -> partitions that it leads; every node has an entry."""
         led: dict[int, dict[str, list[int]]] = {uid: {} for uid in view.nodes}
         for name, topic in sorted(view.topics.items()):
             for number, meta in sorted(topic.record.partitions.items()):
@@ -113,7 +112,7 @@ class LookupDirectory:
         return {(where.host, where.tcp_port) for where in map(endpoint, view.nodes.values())}
 
     def tombstone(self, view: View, topic: str, node: str, now: Now) -> None:
-        """Hide a node; one that is not in the cluster, or not with this topic, is fine."""
+        """Hide a node; nothing happens if it is not in the cluster, or does not lead this topic."""
         self._tombstones = {key: at for key, at in self._tombstones.items() if now.mono - at < self._lifetime_s}
         known = topic in view.topics and any(endpoint(info).node == node for info in view.nodes.values())
         if known and len(self._tombstones) < TOMBSTONES_MAX:
@@ -125,7 +124,7 @@ class LookupDirectory:
 
 
 def meta_info(record: TopicRecord) -> dict[str, Any]:
-    """What clients of the Youzan fork ask for with `metainfo`."""
+    """The answer to `metainfo` of clients of the Youzan fork."""
     replicas = record.settings.replicas or max((len(meta.replicas) for meta in record.partitions.values()), default=0)
     return {
         "partition_num": len(record.partitions),

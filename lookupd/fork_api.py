@@ -1,4 +1,4 @@
-"""What tools of the Youzan fork ask of a cluster by its URLs, as the changes and intents that this cluster has for it.
+"""The URLs of the Youzan fork's cluster tools, translated to the changes and intents of this cluster.
 
     POST /topic/partition/expand?topic=&partition_num=
     POST /topic/meta/update?topic=[&replicator=][&syncdisk=][&retention=]
@@ -14,12 +14,12 @@ Settings are those of the fork's /topic/create (`settings_of`), and errors are c
     retention      days; 0: the default
     orderedmulti   of /topic/create only
 
-`extend`, `upgradeext` and `disable_channel_auto_create` are refused: there is no such topic here. What a change means
-for partitions is carried out by the controller and the leaders, after the answer. A move replaces the replica
-`move_from` by `move_to`; with `move_leader`, `move_to` leads from then on, and a `move_to` that is a replica already
-takes over without a replica being moved. The leader itself is moved only with `move_leader`, and nobody else with it.
-Nodes are named as in `lookupd.cluster_api`. /listlookup names this daemon alone, also as the one to send changes to:
-every daemon takes them.
+`extend`, `upgradeext` and `disable_channel_auto_create` are refused: there is no such topic here. The controller and
+the leaders change partitions after the answer. A move replaces the replica `move_from` by `move_to`; with
+`move_leader`, `move_to` leads from then on, and a `move_to` that is a replica already takes over without a replica
+being moved. The leader itself is moved only with `move_leader`, and other replicas only without it. Nodes are named as
+in `lookupd.cluster_api`. /listlookup names only this daemon, also as the one to send changes to: every daemon takes
+them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ForkApi:
 
 
 def settings_of(request: HttpRequest) -> TopicSettings | None:
-    """What the parameters of /topic/create ask for; None if they ask for nothing."""
+    """The settings in the parameters of /topic/create; None if there are none."""
     changes = changed_by(request)
     if request.query.get("partition_num") is not None:
         changes["partitions"] = partition_num(request)
@@ -96,7 +96,7 @@ def partition_num(request: HttpRequest) -> int:
 
 
 def changed_by(request: HttpRequest) -> dict[str, Any]:
-    """The settings that the parameters change; None for one that goes back to its default."""
+    """The settings that the parameters change; None for a setting that goes back to its default."""
     query, changes = request.query, dict[str, Any]()
     for name in _REFUSED:
         if query.flag(name, False):
@@ -113,7 +113,7 @@ def changed_by(request: HttpRequest) -> dict[str, Any]:
 
 
 def moved(meta: PartitionMeta, source: int, target: int, *, leader: bool) -> tuple[int, ...]:
-    """The replicas after the move, the one that is to lead first."""
+    """The replicas after the move, first the one that will lead."""
     if source not in meta.replicas:
         raise ApiError(400, "INVALID_ARG_MOVE_FROM", why="it has no replica of this partition")
     if leader != (source == meta.leader):

@@ -1,10 +1,10 @@
-"""The lookup daemon's HTTP API: what clients, nsqadmin and nsqd ask it.
+"""The lookup daemon's HTTP API for clients, nsqadmin and nsqd.
 
 Key order and spelling are upstream's. /nodes gives as many `tombstones` as `topics`: nsqadmin indexes one by the other.
 
 With a cluster, answers are the cluster's topics, channels and leaders together with what stock nsqds registered here;
-what is created or deleted is changed in the metadata, and in the registrations. Names that are #ephemeral are never in
-the metadata of this daemon's making: they live on the nodes that use them, which register them.
+a create or delete changes the metadata and the registrations. This daemon never puts #ephemeral names into the
+metadata: they live on the nodes that use them, which register them.
 
 Parameters of the Youzan fork that have a meaning here:
 
@@ -12,10 +12,9 @@ Parameters of the Youzan fork that have a meaning here:
     GET  /topics?metaInfo=true                                      adds `meta_info`
     POST /topic/create?topic=&partition_num=&replicator=&syncdisk=&retention=&orderedmulti=
 
-`access=w` leaves out what can not acknowledge publishes now, `access=r` shows also what a tombstone hides. `multipart`
-and `suggestload` say nothing that matters here and are taken: a node may lead any number of a topic's partitions, and
-where they go follows from what is there. So is `consistent` of /lookup. The other settings, and the fork's other URLs,
-are in `lookupd.fork_api`.
+`access=w` leaves out what cannot acknowledge publishes now, `access=r` shows also what a tombstone hides. `multipart`
+and `suggestload` are accepted without effect: a node may lead any number of a topic's partitions, and placement follows
+from the load. So is `consistent` of /lookup. The other settings, and the fork's other URLs, are in `lookupd.fork_api`.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 
 
 class LookupdApi:
-    """Answers from one registry, and one cluster if there is one. Questions never wait, so that each answer is one
-    consistent picture."""
+    """Answers from one registry, and one cluster if there is one. Handlers of reads never wait, so that each answer is
+    one consistent picture."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class LookupdApi:
         return self._cluster.directory.leaders(self._cluster.view, topic, read(self._clock), access=access)
 
     def _our_addresses(self) -> set[tuple[str, int]]:
-        """Of the cluster's nodes: the metadata knows better than what is registered from there."""
+        """Addresses of the cluster's nodes: the metadata know better than their registrations here."""
         return set() if self._cluster is None else self._cluster.directory.addresses(self._cluster.view)
 
     def nodes(self, _: HttpRequest) -> object:
@@ -202,7 +201,7 @@ class LookupdApi:
         await cluster.run(lambda: cluster.changes.create_channel(topic, channel, channels))
 
     async def _begins_with(self, cluster: LookupCluster, topic: str) -> list[str]:
-        """The channels of a topic of the cluster that is about to be made, as a broker that makes one asks for them."""
+        """The channels of a new topic of the cluster; a broker that creates a topic asks for them in the same way."""
         found = await cluster.known_channels(topic)
         return sorted(c for c in found.union(self._registry.channels(topic)) if not is_ephemeral(c))
 

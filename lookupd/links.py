@@ -1,11 +1,11 @@
-"""One Live stream from the controller to each node: its end is the first news of a node that died.
+"""One Live stream from the controller to each node: its end is the first sign that a node died.
 
-A stream that ends is opened again, after REOPEN_S, as long as the node's record is there; each end, and each attempt
-that fails, is told as a suspicion. What a node says on it: its uid and registration, and `suspects`, all nodes that it
-has lost a stream to now; every message replaces the one before, an empty list takes everything back.
+A stream that ends is opened again after REOPEN_S, while the node's record exists; each end, and each failed attempt,
+is reported as a suspicion. The node sends its uid and registration, and `suspects`: all nodes that it has lost a
+stream to now. Every message replaces the one before; an empty list takes everything back.
 
-Whoever answers at the address must be the node that is meant, in the life that is registered; another one is no news
-about this node, and its stream is closed.
+The process that answers at the address must be the expected node with the expected registration; another one says
+nothing about this node, and its stream is closed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SUSPECTS_MAX = 10_000
 
 
 class LinkListener(Protocol):
-    """Who wants to know."""
+    """Receives suspicions and blame."""
 
     def suspected(self, node: int, why: str) -> None:
-        """Our stream to this node ended, or could not be opened."""
+        """The controller's stream to this node ended, or could not be opened."""
 
     def blamed(self, by: int, nodes: frozenset[int]) -> None:
-        """This is everything that the node `by` has lost its streams to."""
+        """`nodes` are all nodes that the node `by` has lost its streams to."""
 
 
 class Links:
@@ -43,7 +43,7 @@ class Links:
         self._closed = False
 
     def update(self, nodes: Mapping[int, NodeInfo]) -> None:
-        """These are the nodes now."""
+        """Open and close streams so that there is one for each of `nodes`."""
         for uid in [uid for uid, link in self._links.items() if link.node != _key(nodes.get(uid))]:
             self._links.pop(uid).close()
         for uid, node in nodes.items():
@@ -52,7 +52,7 @@ class Links:
 
     @property
     def open(self) -> list[int]:
-        """Nodes that have said hello on a stream that still stands."""
+        """Nodes that have said hello on a stream that is still open."""
         return sorted(uid for uid, link in self._links.items() if link.greeted)
 
     def close(self) -> None:

@@ -8,8 +8,8 @@
 Commands: IDENTIFY (once, before any registration), REGISTER topic [channel], UNREGISTER topic [channel], PING. Replies
 leave in command order. Every error is fatal: it is sent, then the connection closes.
 
-A size or a line is checked against its limit before anything of it is kept; the buffer never holds more than one
-line or one IDENTIFY body that is not complete yet.
+A size or a line is checked against its limit before any part of it is buffered; the buffer never holds more than one
+incomplete line or IDENTIFY body.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ LINE_BYTES_MAX = 4096
 """nsqd's longest line is UNREGISTER with two names of 64."""
 IDENTIFY_BYTES_MAX = 64 * 1024
 STEPS_AT_ONCE = 100
-"""Commands, about: some milliseconds. Then others have their turn."""
+"""Commands in one turn, some milliseconds of work. Then other connections have their turn."""
 
 _SIZE = struct.Struct(">i")
 _INT = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None
 
 
 class _IdentifyBody(msgspec.Struct):
-    """Unknown fields are ignored, a wrong type is an error, null counts as absent: as Go's decoder has it."""
+    """The body of IDENTIFY. As with Go's decoder, unknown fields are ignored, a wrong type is an error, null counts as
+    absent."""
 
     version: str | None = None
     hostname: str | None = None
@@ -64,13 +65,13 @@ class _Expect(enum.Enum):
 
 
 Say = Callable[[str, str], None]
-"""Told what happened: a stable event name, and a line for people."""
+"""Receives log events: a stable event name, and a line for people."""
 
 
 class LookupSession:
     """One connection of one nsqd.
 
-    `identity` is the reply to IDENTIFY: what this daemon says of itself. `say` hears what happens.
+    `identity` is the reply to IDENTIFY, which describes this daemon. `say` gets the log events.
     """
 
     def __init__(self, registry: Registry, peer_id: str, identity: bytes, say: Say) -> None:
@@ -83,7 +84,7 @@ class LookupSession:
         self._body_size = 0
         self._peer: Peer | None = None
         self.more = False
-        """Not all that was received has been looked at: `receive` again."""
+        """Some received bytes are not processed yet: call `receive` again."""
 
     @property
     def closed(self) -> bool:
@@ -95,7 +96,7 @@ class LookupSession:
         return self._peer is not None
 
     def receive(self, data: bytes, now: Now) -> bytes:
-        """Take what the peer sent; returns the replies."""
+        """Process what the peer sent; returns the replies."""
         self._buffer += data
         replies = bytearray()
         try:
@@ -108,14 +109,14 @@ class LookupSession:
         return bytes(replies)
 
     def eof(self) -> bytes:
-        """The peer sends no more; a body that is cut off is an error like any other."""
+        """Process the peer's end of stream; a body that is cut off is an error like any other."""
         cut_off = self._expect in (_Expect.SIZE, _Expect.BODY)
         what = "body size" if self._expect is _Expect.SIZE else "body"
         self._stop()
         return _reply(f"E_BAD_BODY IDENTIFY failed to read {what}".encode()) if cut_off else b""
 
     def leave(self) -> None:
-        """The connection is gone."""
+        """Process the end of the connection."""
         self._stop()
         if self._peer is not None:
             self._registry.leave(self._peer)
@@ -127,7 +128,7 @@ class LookupSession:
         self._buffer.clear()
 
     def _step(self, replies: bytearray, now: Now) -> bool:
-        """One piece of input, if it is complete."""
+        """Process one piece of input, if it is complete."""
         match self._expect:
             case _Expect.LINE:
                 line = self._take_line()

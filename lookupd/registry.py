@@ -2,9 +2,8 @@
 
 A *peer* is one nsqd connection that said IDENTIFY; its id is its remote `ip:port`. It registers topics and channels,
 and leaves all of them when it disconnects. A new connection may have the id of one whose end is not known yet: then it
-takes over what it registers. The *names* stay, without producers, until somebody deletes them: a topic keeps its
-channels, so that a new nsqd can create them before the first message. Only #ephemeral names go with their last
-producer.
+takes over what it registers. The *names* stay, without producers, until they are deleted: a topic keeps its channels,
+so that a new nsqd can create them before the first message. Only #ephemeral names go with their last producer.
 
 A *tombstone* hides one peer from /lookup of one topic for a while, so that its topic can be deleted there without
 clients coming back in between; registering afresh (UNREGISTER, REGISTER) lifts it. A peer that has not been heard of
@@ -23,12 +22,12 @@ from nsqha.clock import Now
 from nsqha.ids import is_ephemeral
 
 NAMES_MAX = 1_000_000
-"""Topics and channels together; a registration beyond it is refused."""
+"""Topics and channels together; a registration that would exceed it is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerInfo:
-    """What a peer says of itself with IDENTIFY."""
+    """The data that a peer sends with IDENTIFY."""
 
     hostname: str = ""
     broadcast_address: str
@@ -65,7 +64,7 @@ class Production:
 
 @dataclass(slots=True, eq=False)
 class LookupTopic:
-    """Who produces it, and its channels with whoever registered each; by peer id."""
+    """The producers of a topic, and the producers of each of its channels; by peer id."""
 
     producers: dict[str, Production] = field(default_factory=dict)
     channels: dict[str, dict[str, Peer]] = field(default_factory=dict)
@@ -88,7 +87,7 @@ class LookupPeer:
 
 
 class Registry:
-    """The names, the peers, and who produces what. Peers stand in the order in which they came."""
+    """The names, the peers, and who produces what. Peers are in the order in which they joined."""
 
     def __init__(self, *, inactive_timeout_s: float, tombstone_lifetime_s: float) -> None:
         self._inactive_timeout_s = inactive_timeout_s
@@ -104,7 +103,7 @@ class Registry:
         return peer
 
     def leave(self, peer: Peer) -> None:
-        """The peer is gone: out of every registration, at once."""
+        """The peer is gone: remove all its registrations."""
         for topic, channel in list(peer.channels):
             self._drop_channel_producer(peer, topic, channel)
         for topic in list(peer.topics):
@@ -182,7 +181,7 @@ class Registry:
         self._names -= 1
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Forget the channel; False if nobody knows it."""
+        """Forget the channel; False if it is not known."""
         entry = self._topics.get(topic)
         if entry is None or channel not in entry.channels:
             return False
@@ -221,13 +220,13 @@ class Registry:
         return Lookup(sorted(entry.channels), shown)
 
     def nodes(self, now: Now) -> list[LookupPeer]:
-        """All active peers; a tombstone is shown, and hides nobody here."""
+        """All active peers; a tombstone is shown, but does not hide a peer here."""
         return [
             LookupPeer(peer, self._topics_of(peer, now)) for peer in self._peers.values() if self._active(peer, now)
         ]
 
     def registrations(self) -> Iterator[tuple[str, Peer, Now | None]]:
-        """Everything, for /debug: ("category:key:subkey", peer, tombstone)."""
+        """All registrations, for /debug: ("category:key:subkey", peer, tombstone)."""
         for peer in self._peers.values():
             yield "client::", peer, None
         for topic, entry in self._topics.items():

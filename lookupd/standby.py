@@ -1,9 +1,9 @@
-"""A lookup daemon that waits sees at once that the controller's process has died, instead of waiting for its lease.
+"""How a waiting lookup daemon sees at once that the controller's process has died, before its lease ends.
 
 It keeps a connection to the controller's HTTP port, and sends nothing on it. When the connection ends and the port then
-*refuses* another one, its process is gone: the machine answers and nobody listens. Silence says nothing and is left to
-the lease, and so is a port that was never reached. This judgement is a matter of speed alone: whoever takes the key of
-a controller that still lives ends its term, as every write of a term names its epoch.
+*refuses* another one, the process is gone: the machine answers but no process listens. For a silent port, and for one
+that was never reached, only the end of the lease counts. Safety does not depend on this judgement: taking the key of a
+controller that is alive only ends its term, as every write of a term names its epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nsqha.server.runtime.backoff import Backoff
 CONNECT_SECONDS = 1.0
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 1.0
-SETTLED_SECONDS = 1.0  # a connection that lasted so long was a real one
+SETTLED_SECONDS = 1.0  # a connection that lasted this long was a real one
 
 logger = Logger("standby")
 
@@ -26,7 +26,7 @@ Gone = Callable[[str], Coroutine[None, None, None]]
 
 
 async def gone(address: str) -> None:
-    """Ends when the process that listened at host:port has ended. Never, if it was not reached before."""
+    """Return when the process that listened at host:port has ended; never if it was not reached before."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     reached, backoff = False, Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
@@ -39,7 +39,7 @@ async def gone(address: str) -> None:
             if reached:
                 return
         except (OSError, ValueError, TimeoutError):
-            pass  # silent, or in the middle of its end: what it does next tells
+            pass  # silent, or about to end: its next answer will show which
         else:
             if not reached:
                 logger.info("controller_reached", "waiting beside the controller at %s", address)
@@ -61,14 +61,14 @@ class Standby:
     """Watches one controller after the other."""
 
     def __init__(self, gone: Gone, tell: Callable[[Controller], None]) -> None:
-        """`tell` is called once for each whose process is gone."""
+        """`tell` is called once for each controller whose process is gone."""
         self._gone = gone
         self._tell = tell
         self._watched = 0  # epoch
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, controller: Controller | None) -> None:
-        """This one is controller now; None: nobody is, or we are."""
+        """Watch the current controller; None: there is none, or it is this process."""
         epoch = controller.epoch if controller is not None else 0
         if epoch == self._watched:
             return

@@ -1,10 +1,10 @@
-"""The lookup daemon's TCP side: one asyncio protocol per connection around a `lookup_v1.Session`.
+"""The lookup daemon's TCP side: one asyncio protocol per connection around a `lookup_v1.LookupSession`.
 
 A connection that completes no command for SILENCE_S, or for the inactive timeout if that is longer, is closed: nsqd
 pings every 15 s, and a producer that is silent for the inactive timeout is hidden anyway. Bytes that make no command do
-not count, so dribbling does not help. One sweep looks at all connections; an idle one costs no timer. A peer that does
-not read its replies is not read either, and so falls silent. One that sends many commands at once leaves others their
-turn.
+not count, so sending single bytes does not help. One sweep checks all connections; an idle one costs no timer. The
+daemon stops reading from a peer that does not read its replies, and that peer then counts as silent. A peer that sends
+many commands at once does not block other connections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nsqha.server.runtime.listen import address_text
 SILENCE_S = 60.0
 SWEEP_S = 5.0
 LINGER_S = 1.0
-"""How long a refused peer's further bytes are read away, so that it gets the reason and not a reset."""
+"""How long a refused peer's further bytes are read and dropped, so that it gets the reason and not a reset."""
 
 
 def identity(*, broadcast_address: str, hostname: str, http_port: int, tcp_port: int) -> bytes:
@@ -114,7 +114,7 @@ class LookupConnection(asyncio.Protocol):
             self._run(self._transport, data)
 
     def _go_on(self) -> None:
-        """With what was received and not looked at yet, unless the peer has to read its replies first."""
+        """Process bytes that were received before, unless the peer has to read its replies first."""
         self._resting = False
         if not self._refused and not self._stuffed and self._transport is not None:
             self._transport.resume_reading()
