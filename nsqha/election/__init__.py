@@ -1,19 +1,19 @@
-"""The small truth: which topics exist, who leads each partition, and where that is kept.
+"""The metadata: which topics exist, which node leads each partition, and where that is stored.
 
 Downwards:
 
     controller  the machine that places replicas and elects leaders
     unclean     an operator's election
     etcd        the metadata of a cluster
-    metadata_restore  metadata that went back to an older state follow the nodes again
-    elect       who leads a partition next
-    embedded    the metadata of a node that is alone, in one file
-    store       what every metadata store promises, and the one in memory
-    rules       what a change of the metadata may do
-    moves       changes of replicas that take a while
-    session     what a process is in its cluster
+    metadata_restore  metadata that were restored to an older state follow the nodes again
+    elect       the choice of a partition's next leader
+    embedded    the metadata of a single node, in one file
+    store       the contract of every metadata store, and the store in memory
+    rules       which changes of the metadata are allowed
+    moves       changes of replicas that take several steps
+    session     a process's membership in its cluster
     codec       records as JSON
-    health      how a partition is, in words
+    health      the state of a partition, in words
     placement   which nodes hold a partition
     model       the records, frozen
 """

@@ -2,9 +2,9 @@
 
     {"format": 1, <field>: <value>, ...}
 
-Reading is forgiving in the two ways that upgrades need: a field that is missing has its default, one that is unknown
-stays in `Record.unknown`, at every level, and is written again. Anything else that does not fit is an error. A change
-that older versions must not see raises the cluster's feature level, or, if even the form changes, FORMAT.
+Reading is tolerant in the two ways that upgrades need: a missing field has its default, an unknown one stays in
+`StoredRecord.unknown`, at every level, and is written again. Anything else that does not fit is an error. A change
+that older versions must not see raises the cluster's feature level, or, if the format itself changes, FORMAT.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def encode(record: StoredRecord) -> bytes:
 
 
 def decode(kind: type[R], data: bytes) -> R:
-    """`LogCorrupt` if these bytes are no such record, `ConfigError` if they are from a newer version."""
+    """Decode a record. `LogCorrupt` if these bytes are not one, `ConfigError` if they are from a newer version."""
     try:
         plain = msgspec.json.decode(data, type=dict[str, Any])
         number = msgspec.convert(plain.pop("format", None), int)
     except msgspec.MsgspecError as error:
-        raise LogCorrupt(f"this is no {kind.__name__}: {error}") from error
+        raise LogCorrupt(f"this is not a {kind.__name__}: {error}") from error
     if number > FORMAT:
         raise ConfigError(
             f"{kind.__name__} has format {number}, this version reads up to {FORMAT}; use a newer version"
@@ -43,7 +43,7 @@ def decode(kind: type[R], data: bytes) -> R:
 
 
 def to_plain(record: StoredRecord) -> dict[str, Any]:
-    """Only what JSON has: dicts with string keys, lists, strings, integers, booleans, None."""
+    """Convert a record to JSON types: dicts with string keys, lists, strings, integers, booleans, None."""
     plain = {name: _plain(getattr(record, name)) for name in _hints(type(record))}
     return {**record.unknown, **plain}
 
@@ -53,7 +53,7 @@ def from_plain(kind: type[R], plain: Mapping[str, Any]) -> R:
     try:
         return _record(kind, plain)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise LogCorrupt(f"this is no {kind.__name__}: {error}") from error
+        raise LogCorrupt(f"this is not a {kind.__name__}: {error}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -1,19 +1,19 @@
-"""Who leads a partition next: a pure function of its record and of what its replicas have just said.
+"""The choice of a partition's next leader: a pure function of its record and of its replicas' current reports.
 
     meta  +  {node: ReplicaReport}  ->  Elected(meta to compare-and-set) | Wait(why)
 
 Safety does not rest on this choice alone: a leader needs the durable promises of the ISR, and the compare-and-set names
-the version that was read and the registration of the node that is chosen. What is decided here is who may be tried:
+the version that was read and the registration of the chosen node. This module decides which node may be tried:
 
-- a member of the ISR that answered live, by its present process life, with the log_uid that the ISR names;
+- a member of the ISR that answered live, in its present process life, with the log_uid that the ISR names;
 - not one whose data directory is closed, nor one with a range that does not verify (unless it is the only replica);
-- one whose recovery cut its end only if no member has more, after all were heard or CUT_WAIT_S;
+- one whose recovery cut its end only if no member has more, after all have answered or CUT_WAIT_S;
 - of those, the highest (last epoch, log end): not needed for safety, but it keeps what was written and not yet
   acknowledged. Then the order of the replicas; a node that is about to leave comes last.
 
-When no member has its log_uid any more, what the members have is all there is. With sync=interval or none, and only
+When no member has its log_uid any more, the members' logs are all that is left. With sync=interval or none, and only
 after every member answered, the highest (last epoch, end) is elected and the ISR becomes {it}: `loss` says so. With
-sync=always that takes an operator, unless there is only one replica.
+sync=always an operator must decide, unless there is only one replica.
 
 A partition that never had a leader (empty ISR) has nothing to lose: the first replica that answers begins it.
 """
@@ -27,16 +27,16 @@ from nsqha.election.model import NodeInfo, PartitionMeta, Sync
 
 CUT_WAIT_S = 10.0
 GATHER_S = 0.05
-"""How long members that neither answer nor refuse are waited for once one that may lead has answered."""
+"""How long to wait for members that neither answer nor refuse, once one that may lead has answered."""
 FIRST_WAIT_S = 1.0
 """How long the preferred replica of a new partition, if it is alive, may take to begin its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What one node said of its replica of one partition."""
+    """One node's report about its replica of one partition."""
 
-    registration: int  # the process life that spoke
+    registration: int  # the process life that reported
     log_uid: int
     last_epoch: int = 0  # of the entry before `end`
     end: int = 0  # exclusive log id
@@ -51,7 +51,7 @@ class ReplicaReport:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How much it has, as elections compare it."""
+        """The log's extent, as elections compare it."""
         return self.last_epoch, self.end
 
 
@@ -60,7 +60,7 @@ class Elected:
     """The record to put by compare-and-set against the version it carries."""
 
     meta: PartitionMeta
-    loss: str = ""  # not empty: acknowledged messages may be gone, and why
+    loss: str = ""  # not empty: acknowledged messages may be lost, and why
 
     @property
     def leader(self) -> int:
@@ -69,26 +69,26 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nobody may be elected yet."""
+    """No node may be elected yet."""
 
     why: str
     until: float | None = None  # decide again then, even if nothing happens
-    operator: bool = False  # only an operator can go on from here
+    operator: bool = False  # only an operator can resolve this
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """Everything that one decision rests on. Times are monotonic seconds."""
+    """All inputs of one decision. Times are monotonic seconds."""
 
     meta: PartitionMeta
     sync: Sync
-    reports: Mapping[int, ReplicaReport]  # live answers, asked for after `since`
+    reports: Mapping[int, ReplicaReport]  # live answers to requests sent after `since`
     failed: frozenset[int]  # refused the connection or did not answer in time
     nodes: Mapping[int, NodeInfo]  # registered now
     since: float
     now: float
-    dead: frozenset[int] = frozenset()  # who leaves the ISR if it led, and the floor allows
-    last: frozenset[int] = frozenset()  # chosen only if nobody else can be: leaving, or being emptied
+    dead: frozenset[int] = frozenset()  # a dead old leader leaves the ISR if min_isr allows
+    last: frozenset[int] = frozenset()  # chosen only if no other can be: leaving, or being emptied
 
     def answered(self, members: Iterable[int]) -> dict[int, ReplicaReport]:
         """Reports of `members`, each from the process life that is registered."""
@@ -101,7 +101,7 @@ class Ballot:
 
 
 def choose(ballot: Ballot) -> Elected | Wait:
-    """Decide, or say what is missing."""
+    """Elect a leader, or say what is missing."""
     if not ballot.meta.isr:
         return _first(ballot)
     heard = ballot.answered(ballot.meta.isr)
@@ -161,7 +161,7 @@ def _best_cut(ballot: Ballot, heard: Mapping[int, ReplicaReport], able: set[int]
 
 
 def _lost(ballot: Ballot, heard: Mapping[int, ReplicaReport], why: str) -> Elected | Wait:
-    """Every member has answered, and none of them can vouch for all that was acknowledged."""
+    """Decide when every member has answered, and none can vouch for everything that was acknowledged."""
     alone = len(ballot.meta.replicas) == 1
     if ballot.sync == "always" and not alone:
         return Wait(f"{why}; sync=always leaves this decision to an operator", operator=True)
@@ -173,7 +173,7 @@ def _lost(ballot: Ballot, heard: Mapping[int, ReplicaReport], why: str) -> Elect
 
 
 def _gathering(ballot: Ballot, members: Iterable[int], heard: Mapping[int, ReplicaReport]) -> Wait | None:
-    """A moment for those that have not answered, so that the most complete one is found."""
+    """Wait a moment for members that have not answered, so that the most complete log is found."""
     missing = sorted(set(members) - set(heard) - ballot.failed)
     until = ballot.since + GATHER_S
     if missing and ballot.now < until:
@@ -191,7 +191,7 @@ def _highest(ballot: Ballot, heard: Mapping[int, ReplicaReport], able: set[int])
 
 
 def _isr_after(ballot: Ballot, uid: int) -> dict[int, int]:
-    """Without the old leader if it is dead and enough members are left; nobody else leaves here."""
+    """The ISR without the old leader, if that is dead and enough members are left; no other member leaves here."""
     meta = ballot.meta
     if meta.leader == uid or meta.leader not in ballot.dead or len(meta.isr) - 1 < meta.min_isr:
         return dict(meta.isr)

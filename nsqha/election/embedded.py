@@ -1,15 +1,15 @@
-"""The metadata of a node that is alone, in one file: a `MemoryStore` whose changes are on disk before they are made.
+"""The metadata of a single node, in one file: a `MemoryStore` whose changes are on disk before they become visible.
 
-The file is a `recordfile` of JSON texts, one per change, made anew when it has grown past 1 MiB or four times its
-content. The first record holds everything, each later one what its change put (null: removed):
+The file is a `recordfile` of JSON texts, one per change. It is rewritten when it has grown past 1 MiB or four times its
+content. The first record has everything, each later one what its change put (null: removed):
 
     {"format": 1, "revision": 7, "cluster": [version, {ClusterRecord}] | null,
      "topics": {"<name>": [version, {TopicRecord}] | null}, "tombstones": {"<uid>": {Tombstone} | null},
      "intents": {"<name>": [version, {any}] | null}}      left out if empty
 
-After a crash the last change, if it was never acknowledged, is there whole or not at all. A file that is damaged is
-refused: guessing here could give a topic a second life under the same ids. It can be moved away; the node then puts its
-topics together again from its logs, which name topics, channels and uids (`put_recovered`).
+After a crash the last change, if it was never acknowledged, is complete or absent. A damaged file is refused: guessing
+here could give a topic a second life under the same ids. It can be moved away; the node then rebuilds its topics from
+its logs, which name topics, channels and uids (`put_recovered`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class EmbeddedStore(MemoryStore):
     def __init__(
         self, storage: Storage, path: str, rng: random.Random, *, cluster_id: int = 0, revision_seen: int = 0
     ) -> None:
-        """Open the file, or begin one (`created`) for `cluster_id`, drawn if 0.
+        """Open the file, or create one (`created`) for `cluster_id`; 0: draw an id.
 
-        The folder has to be there and locked. ConfigError: the file is of another cluster, of a newer version, or older
+        The folder must exist and be locked. ConfigError: the file is of another cluster, of a newer version, or older
         than `revision_seen`, a revision that the caller knows was reached. LogCorrupt: it is damaged.
         """
         self.created = not storage.exists(path)
         if self.created:
-            # A file that is made anew goes on above every revision that this node has acted on.
+            # A new file continues above every revision that this node has acted on.
             revision = max(revision_seen, 0) + 1
             state = StoreState(Versioned(ClusterRecord(cluster_id or new_uid(rng)), revision), revision)
             whole = _encode(_everything(state))
@@ -72,7 +72,7 @@ class EmbeddedStore(MemoryStore):
             try:
                 self._file.replace(whole)
             except AppendFailed:
-                pass  # no room for a second file; the old one may still have some
+                pass  # no space for a second file; there may still be some to append to the old one
             else:
                 self._rewrite_at = _rewrite_at(len(whole))
                 return
@@ -84,7 +84,7 @@ def _rewrite_at(state_bytes: int) -> int:
 
 
 def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> tuple[RecordFile, StoreState, bytes]:
-    """The file, what it holds, and the record that it was begun with."""
+    """The file, its state, and its first record."""
     file, contents = RecordFile.load(storage, path)
     try:
         if contents.damaged:
@@ -139,7 +139,7 @@ def _encode(change: Change, *, cluster_version: int = 1) -> bytes:
 
 
 class _Stored(msgspec.Struct):
-    """A record as it is read."""
+    """The form in which a record is read."""
 
     revision: int
     cluster: tuple[int, dict[str, Any]] | None

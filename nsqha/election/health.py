@@ -1,12 +1,12 @@
-"""How a partition is, by its record and by who is alive: the same words in the command line, on pages and in metrics.
+"""The state of a partition, by its record and the live nodes: the same words in the command line, pages and metrics.
 
     ok                every replica is in sync
-    under-replicated  serves with fewer in sync than it has replicas: nearer to standing still
+    under-replicated  serves with fewer in sync than it has replicas: further losses may stop it
     below min_isr     delivers what it has, acknowledges nothing
-    no leader         serves nobody
+    no leader         does not serve
 
-An ISR that has reached min_isr never gets smaller than that, so that no leader acknowledges with fewer: who dies last
-stays a member. What counts is therefore how many members are alive.
+An ISR that has reached min_isr never gets smaller than that, so that no leader acknowledges with fewer: the last
+members stay in it when they die. So the number of members that are alive decides.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def below_min_isr(meta: PartitionMeta, alive: Container[int]) -> bool:
 
 
 def owed(meta: PartitionMeta, settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> int:
-    """Replicas that a partition is to have and no node was found for yet. `nodes`: those that may get replicas."""
+    """How many replicas of a partition have no node yet. `nodes`: those that may get replicas."""
     return max(replicas_due(meta, settings, nodes) - len(meta.replicas), 0)
 
 
@@ -52,9 +52,9 @@ def stays(
     alive: Mapping[int, NodeInfo],
     able: Mapping[int, NodeInfo],
 ) -> dict[PartitionName, str]:
-    """The partitions that can not be moved away from a node as things are, and why; as the planner goes about it.
+    """The partitions that cannot be moved away from a node now, and why; by the rules of the planner.
 
-    `able`: the nodes that may get replicas; it is not among them."""
+    `able`: the nodes that may get replicas, without this node."""
     found = {}
     hosts = len({host_of(node) for node in able.values()})
     for name, meta in metas.items():
@@ -82,7 +82,7 @@ def counts(metas: Iterable[PartitionMeta], alive: Container[int]) -> dict[str, i
 
 
 def progress(node: int, metas: Mapping[PartitionName, PartitionMeta], names: Iterable[PartitionName]) -> dict[str, int]:
-    """How far the emptying of a node is: partitions that still have a replica there, led there, and under way."""
+    """The progress of emptying a node: partitions with a replica there, led there, and being moved."""
     mine = [name for name, meta in metas.items() if node in meta.replicas]
     return {
         "replicas": len(mine),

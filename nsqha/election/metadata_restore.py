@@ -1,29 +1,29 @@
-"""Metadata that went back to an older state follows the nodes again: what `nsqha cluster accept-metadata` decides.
+"""How metadata that were restored to an older state follow the nodes: the plan of `nsqha cluster accept-metadata`.
 
-    metadata as it was put back  +  {node: NodeEvidence}  ->  Plan: topics and partitions as they are to be
+    restored metadata  +  {node: NodeInventory}  ->  RestorePlan: topics and partitions as they will be
 
-A node that finds an etcd which is not the one it belonged to, or is older than what it has seen, does not believe it.
-It announces itself under `waiting/` there, and answers what it has (`Evidence`). The command shows the plan, and then
+A node that finds an etcd which is not the one it belonged to, or is older than what it has seen, does not trust it. It
+announces itself under `waiting/` there, and answers what it has (`NodeInventory`). The command shows the plan, and then
 
-    hold      put: every node stops to lead and to follow; logs are recovered, nothing changes any more
-    evidence  asked again, the plan made again
-    records   changed, each by compare-and-set
-    accepted  generation + 1 with the nodes that were heard; in the same transaction the hold goes
+    hold       put: every node stops leading and following; logs are recovered, nothing changes any more
+    inventory  asked for again, the plan made again
+    records    changed, each by compare-and-set
+    accepted   generation + 1 with the nodes that answered; the same transaction removes the hold
 
-in that order, so that whatever ends it half way leaves the nodes waiting, and the command is simply run again.
+in that order, so that an interruption leaves the nodes waiting, and the command can be run again.
 
-Per partition, of everything that was heard:
+Per partition, from all answers:
 
 - the epoch is above every promise, every entry and every record: what an old leader still sends is refused;
 - the ISR is the replicas with the highest (last epoch, log end). A message that was acknowledged in epoch e is on all
-  of the ISR of e, and later leaders had it. So of replicas with one last epoch the longest has it, and with a later one
-  whoever has the latest; two with the same (last epoch, end) have the same log. That holds if one of the last ISR was
-  heard, which is certain when fewer than `min_isr` replicas are missing;
-- nobody leads: the controller elects from that ISR, as ever.
+  of the ISR of e, and later leaders had it. So of replicas with one last epoch the longest has it, and of several last
+  epochs the replicas with the latest; two with the same (last epoch, end) have the same log. That holds if one of the
+  last ISR answered, which is certain when fewer than `min_isr` replicas are missing;
+- there is no leader: the controller elects one from that ISR, as always.
 
-Topics that the metadata does not have come back as a node knew them, else as their logs tell. One that nobody has
-anything of, and that a node saw deleted, is deleted again. Generations count acceptances; a node that was away follows
-a later one without a hold if no promise of it reaches the epochs that were decided without it.
+Topics that the metadata do not have come back as a node knew them, else as their logs describe them. A topic of which
+no node has anything, and that a node saw deleted, is deleted again. Generations count acceptances; a node that was away
+follows a later one without a hold if no promise of it reaches the epochs that were decided without it.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from nsqha.election.placement import PartitionName, min_isr_of
 from nsqha.ids import PartitionKey, is_ephemeral, topic_salt
 
 CHANNELS_MARGIN = 1000
-"""Changes of a channel list that the uncommitted ends of logs may hold, of which nobody can know yet."""
+"""Changes of a channel list that the uncommitted ends of logs may have, and that no node knows yet."""
 
 
 @dataclass(frozen=True)
 class WaitingNode(StoredRecord):
-    """A node that does not believe this metadata. Lives as long as the node does."""
+    """A node that does not trust these metadata. The record exists as long as the node is alive."""
 
     node_uid: int
     name: str = ""
     grpc_address: str = ""
     cluster_id: int = 0
-    generation: int = 0  # that it follows
+    generation: int = 0  # the one that it follows
     held: bool = False  # it leads and follows nothing any more
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Hold(StoredRecord):
-    """An acceptance is under way: no node leads or follows, nobody elects."""
+    """An acceptance is under way: no node leads or follows, and there are no elections."""
 
     by: str = ""
 
@@ -73,19 +73,19 @@ class Known:
     """A topic as a node knows it; its partitions without leaders count, their leaders do not."""
 
     record: TopicRecord
-    version: int = 0  # in the metadata it was read from; 0: put together from a log
+    version: int = 0  # in the metadata it was read from; 0: rebuilt from a log
 
 
 @dataclass(frozen=True)
 class NodeInventory:
-    """What one node has, and knows."""
+    """What one node has and knows."""
 
     uid: int
     name: str
-    waiting: bool = True  # False: it believes the metadata as they are
+    waiting: bool = True  # False: it trusts the metadata as they are
     held: bool = False
     generation: int = 0
-    view_revision: int = 0  # `topics` are all that there were at this revision; 0: only those it has logs of
+    view_revision: int = 0  # `topics` are all topics at this revision; 0: only those it has logs of
     poisoned: str = ""
     replicas: Mapping[PartitionKey, ReplicaReport] = field(default_factory=dict)
     topics: tuple[Known, ...] = ()
@@ -93,27 +93,27 @@ class NodeInventory:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of one partition."""
+    """The plan for one partition."""
 
     name: PartitionName
     before: PartitionMeta | None  # in the metadata; None: it is not there
     after: PartitionMeta | None  # None: it stays as it is
     have: Mapping[int, ReplicaReport]
-    missing: tuple[int, ...] = ()  # replicas that were not heard
-    loss: str = ""  # why acknowledged messages may be gone
+    missing: tuple[int, ...] = ()  # replicas that did not answer
+    loss: str = ""  # why acknowledged messages may be lost
 
     @property
     def waits(self) -> bool:
-        """For a replica that was not heard: nobody who was has anything."""
+        """Whether it waits for a replica that did not answer, because no replica that answered has anything."""
         return not self.have and bool(self.missing)
 
 
 @dataclass(frozen=True)
 class TopicPlan:
-    """What becomes of one topic."""
+    """The plan for one topic."""
 
-    record: TopicRecord  # as it is to be
-    version: int  # of the record in the metadata that is replaced; 0: it is put back
+    record: TopicRecord  # as it will be
+    version: int  # of the record in the metadata that is replaced; 0: there is none
     decisions: tuple[Decision, ...]
 
     @property
@@ -123,15 +123,15 @@ class TopicPlan:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """Everything that is to be done."""
+    """All changes of one acceptance."""
 
     topics: tuple[TopicPlan, ...]
     delete: Mapping[str, Versioned[TopicRecord]]  # names -> lives of topics that are over
-    left: tuple[tuple[int, str], ...]  # (node, topic): logs of an earlier life of a topic, left where they are
-    unheard: tuple[int, ...]  # nodes that records name and nobody answers for
+    left: tuple[tuple[int, str], ...]  # (node, topic): logs of an earlier life of a topic, which are not touched
+    unheard: tuple[int, ...]  # nodes that records name and that did not answer
     generation: int
-    nodes: tuple[int, ...]  # that were heard
-    hold: bool  # no: nodes that were away only follow what was decided without them
+    nodes: tuple[int, ...]  # nodes that answered
+    hold: bool  # False: nodes that were away only follow what was decided without them
 
     @property
     def decisions(self) -> list[Decision]:
@@ -151,7 +151,7 @@ def plan(
     salt_constant: int,
     also_named: Iterable[int] = (),
 ) -> RestorePlan:
-    """Decide. `accepted`: the generation in the metadata; `also_named`: nodes that are known from elsewhere."""
+    """Make the plan. `accepted`: the generation in the metadata; `also_named`: nodes that are known from elsewhere."""
     stored = {topic.record.uid: topic for name, topic in topics.items() if not is_ephemeral(name)}
     known = _newest(evidence.values())
     held = {key[0] for node in evidence.values() for key in node.replicas}
@@ -171,11 +171,11 @@ def plan(
     chosen = {}
     left = []
     for name, uids in lives.items():
-        # A name is free again only when its topic is deleted: the one that was made last is the one that lives.
+        # A name is free again only when its topic is deleted: the topic that was created last is the live one.
         best = max(uids, key=lambda uid: (uid in held, _made(_record(uid, stored, known), salt_constant)))
         chosen[best] = name
         over |= {uid for uid in uids if uid != best and uid in stored}
-        # Of what the metadata have, a tombstone is written, and with that the files go.
+        # For a topic in the metadata a tombstone is written, which has its files removed.
         earlier = [uid for uid in uids if uid != best and uid not in stored]
         left += [(n.uid, name) for n in evidence.values() for uid in earlier if _has(n, uid)]
 
@@ -198,14 +198,14 @@ def _needs_hold(
     accepted: int,
     evidence: Mapping[int, NodeInventory],
 ) -> bool:
-    """Whether anything is to be decided, and not only followed."""
+    """Whether anything must be decided, and not only followed."""
     if any(uid not in stored for uid in chosen):
         return True
     for node in evidence.values():
         if not node.waiting:
             continue
         if node.generation >= accepted:
-            return True  # nothing was decided since it believed: what it has counts
+            return True  # nothing was decided since it trusted the metadata: what it has counts
         for (uid, number), report in node.replicas.items():
             meta = stored[uid].record.partitions.get(number) if uid in stored else None
             if uid in chosen and (meta is None or report.promise >= meta.epoch):
@@ -226,10 +226,10 @@ def _topic(
         for (topic, number), report in node.replicas.items():
             if topic == uid:
                 have.setdefault(number, {})[node.uid] = report
-    # What a node read is newer than what was put back, but what a log tells is less than either.
+    # A node's record is newer than the restored one; one rebuilt from a log has less than both.
     newest = known.record if known is not None and (known.version or before is None) else None
     base = newest or (before.record if before is not None else None)
-    assert base is not None, "a topic that nobody knows"
+    assert base is not None, "a topic that no node and no record has"
     if before is not None and not hold:
         metas = before.record.partitions
         whole = tuple(
@@ -267,7 +267,7 @@ def _partition(
     unheard: tuple[int, ...],
     informed: bool,
 ) -> Decision:
-    """`informed`: a node that was heard saw all records until they were doubted, so nothing was moved without it."""
+    """`informed`: a node that answered saw all records until they were doubted, so nothing was moved without it."""
     known = base.partitions.get(name.number) or before or PartitionMeta()
     named = dict.fromkeys((*known.replicas, *known.isr))
     missing = tuple(uid for uid in named if uid in unheard)
@@ -300,14 +300,14 @@ def _partition(
     loss = _loss(begun, isr, missing, gone, after.min_isr)
     others = tuple(uid for uid in unheard if uid not in named)
     if begun and not loss and others and not informed and gone + len(others) >= after.min_isr:
-        loss = "every node that was heard was started since; replicas may have been moved to nodes that were not heard"
+        loss = "every node that answered was started since; replicas may have been moved to nodes that did not answer"
     return Decision(name, before, after, have, missing, loss)
 
 
 def _replicas(
     wanted: tuple[int, ...], isr: Mapping[int, int], begun: Mapping[int, ReplicaReport], missing: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Who has it, in the order that was wanted; others that were wanted only as long as there are too few."""
+    """The replicas that have it, in the wanted order; others that were wanted only if there are too few."""
     kept = {uid for uid in (*wanted, *begun, *isr) if uid in begun or uid in missing or uid in isr}
     spare = [uid for uid in wanted if uid not in kept]
     kept |= set(spare[: max(0, len(wanted) - len(kept))])
@@ -318,26 +318,26 @@ def _replicas(
 def _loss(
     begun: Mapping[int, ReplicaReport], isr: Iterable[int], missing: tuple[int, ...], gone: int, min_isr: int
 ) -> str:
-    """Why acknowledged messages may be gone, if so. `gone`: replicas that were not heard or do not have the log that
-    they had, which a node makes anew where its disk was replaced, or its host went down before all was synced."""
+    """Why acknowledged messages may be lost; empty: they are not. `gone`: replicas that did not answer or do not have
+    the log that they had: a new log begins if the disk was replaced, or the host crashed before all was synced."""
     if not begun:
         return "" if missing else "no node has anything of it"
     if all(begun[uid].corrupt or begun[uid].poisoned for uid in isr):
-        # A log that lost its end is whole again at the next start, and is elected: nobody would say it then.
+        # The next start repairs a log that lost its end, and it can be elected: the loss must be reported now.
         return "every replica that has most has damage"
     if not gone:
         return ""
     if gone >= min_isr:
-        whose = "were not heard or have lost their log" if missing else "have lost their log"
+        whose = "did not answer or have lost their log" if missing else "have lost their log"
         return f"{gone} of its replicas {whose}, and {min_isr} are enough to acknowledge"
     doubtful = [report for report in begun.values() if report.cut or report.corrupt or report.poisoned]
-    return "not all of its replicas were heard and have their log, and one that has it has damage" if doubtful else ""
+    return "not all of its replicas answered and have their log, and one that has it has damage" if doubtful else ""
 
 
 def _channels(
     before: Versioned[TopicRecord] | None, known: Known | None, nodes: Iterable[NodeInventory], uid: int
 ) -> ChannelList:
-    """The newest list that anybody knows, newer than every copy in a log."""
+    """The newest list that any node knows, newer than every copy in a log."""
     lists = [topic.record.channels for node in nodes for topic in node.topics if topic.record.uid == uid]
     if before is not None:
         lists.append(before.record.channels)
@@ -348,7 +348,7 @@ def _channels(
 
 
 def _newest(nodes: Iterable[NodeInventory]) -> dict[int, Known]:
-    """Of each topic what the best informed node knows: partitions are as new as their own versions."""
+    """The newest record of each topic that a node knows; each partition has its own version."""
     found: dict[int, Known] = {}
     for node in nodes:
         for topic in node.topics:
@@ -367,19 +367,19 @@ def _newest(nodes: Iterable[NodeInventory]) -> dict[int, Known]:
 
 
 def _age(topic: Known) -> tuple[int, int, int]:
-    # A salt is in the ids of messages: a log without any does not tell it.
+    # The salt is in the ids of messages: a log without messages does not show it.
     return topic.version, topic.record.salt != 0, topic.record.channels.version
 
 
 def _seen_deleted(topic: Versioned[TopicRecord], nodes: Iterable[NodeInventory]) -> bool:
-    """A node that has seen the metadata when they were newer than this record saw no such topic any more."""
+    """Whether a node that saw newer metadata than this record saw no such topic in them."""
     views = [node for node in nodes if node.view_revision >= topic.version]
     newest = max(views, key=lambda node: node.view_revision, default=None)
     return newest is not None and all(seen.record.uid != topic.record.uid for seen in newest.topics)
 
 
 def _made(record: TopicRecord, salt_constant: int) -> int:
-    """When a topic was made, counted in topics; -1: its salt is not known."""
+    """When a topic was created, counted in topics; -1: its salt is not known."""
     return topic_salt(record.salt ^ salt_constant, 0) if record.salt else -1
 
 

@@ -4,8 +4,8 @@
     nodes/<node uid>        NodeInfo          lives as long as its node does
     topics/<name>           TopicRecord       uid, salt, settings, channel list
                               PartitionMeta   per partition: leader, epoch, ISR (etcd keeps it under a key of its own)
-    tombstones/<topic uid>  Tombstone         a deleted topic whose files may still be somewhere
-    controller              Controller        who places and elects; lives as long as it does
+    tombstones/<topic uid>  Tombstone         a deleted topic whose files may still exist on some node
+    controller              Controller        the process that places and elects; lives as long as that does
     intents/<name>          any JSON object   what the controller has begun (moves, placements)
 
 Two counters that are never mixed: `epoch` rises when a partition's leader changes and is stamped on every batch;
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[R]):
-    """A record as it was read; give `version` back to change it."""
+    """A record as it was read; a change has to name `version`."""
 
     record: R
     version: int
@@ -43,21 +43,21 @@ class Versioned(Generic[R]):
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """What all stored records share: fields written by a newer version are carried along, not dropped."""
+    """Base of all stored records: fields written by a newer version are kept, not dropped."""
 
     unknown: Mapping[str, object] = field(default_factory=dict, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
 class TopicSettings(StoredRecord):
-    """What an operator may choose for a topic. None = the node's (or cluster's) default at the time of use."""
+    """Settings of a topic that an operator may choose. None: the node's (or cluster's) default at the time of use."""
 
     sync: Sync | None = None  # what OK means: on disk, in the page cache, or the same without the timer
     retention_ms: int | None = None  # finished messages are kept for replay this long; UNLIMITED: for ever
     retention_bytes: int | None = None  # ... and at most this much per partition; UNLIMITED: no limit
     # Retention never passes an unread message of a channel, unless the channel counts as abandoned:
-    abandoned_after_ms: int | None = None  # no consumer and nothing finished for so long; None: never
-    abandoned_over_bytes: int | None = None  # more than so much of a partition unread; None: never
+    abandoned_after_ms: int | None = None  # no consumer and nothing finished for this long; None: never
+    abandoned_over_bytes: int | None = None  # more than this many bytes of a partition unread; None: never
     ordered: bool = False  # a message is delivered only after the one before it is finished, per partition
     partitions: int = 1
     replicas: int | None = None  # None: min(3, nodes)
@@ -74,21 +74,21 @@ class TopicSettings(StoredRecord):
         _check("replicas", self.replicas, 1, REPLICAS_MAX)
         _check("min_isr", self.min_isr, 1, REPLICAS_MAX)
         if self.replicas is not None and self.min_isr is not None and self.min_isr > self.replicas:
-            raise ValueError(f"min_isr is {self.min_isr}; it can not be more than replicas, {self.replicas}")
+            raise ValueError(f"min_isr is {self.min_isr}; it cannot be more than replicas, {self.replicas}")
 
 
 @dataclass(frozen=True)
 class ChannelInfo(StoredRecord):
-    """One channel of a topic. The uid is drawn by whoever creates it and never used again."""
+    """One channel of a topic. The node that creates it draws the uid, which is never used again."""
 
     uid: int
     paused: bool = False
-    reader: bool = False  # it hands out nothing; who reads the log's files keeps a place there
+    reader: bool = False  # it delivers nothing; a reader of the log's files keeps its floor there
 
 
 @dataclass(frozen=True)
 class ChannelList(StoredRecord):
-    """The durable channels of a topic; `version` counts the changes, so that logs can tell old copies from new."""
+    """The durable channels of a topic; `version` counts changes, so that a log can recognize an older copy."""
 
     version: int = 0
     paused: bool = False  # the topic
@@ -134,13 +134,13 @@ class ChannelList(StoredRecord):
 
 @dataclass(frozen=True)
 class PartitionMeta(StoredRecord):
-    """Who leads a partition and who must hold a message before it is acknowledged.
+    """The leader of a partition and the replicas that must have a message before it is acknowledged.
 
-    `nothing_acked` is set when a record is made whose ISR is below `min_isr`, and lost for ever with the first change
-    that brings the two together, in the same write: no leader acknowledges anything before it has read such a record.
-    So where it is still set, no log of the partition ever had a message that somebody was told of."""
+    `nothing_acked` is set when a record is created whose ISR is below `min_isr`, and cleared for ever in the first
+    write after which it is not below: no leader acknowledges anything before it has read such a record. So while it is
+    set, no log of the partition ever had a message that was acknowledged."""
 
-    leader: int = 0  # node uid; 0: nobody yet
+    leader: int = 0  # node uid; 0: none yet
     epoch: int = 1  # of the leader
     isr: Mapping[int, int] = field(default_factory=dict)  # node uid -> log_uid that counts there (0: not reported yet)
     replicas: tuple[int, ...] = ()  # node uids, the preferred leader first
@@ -150,12 +150,12 @@ class PartitionMeta(StoredRecord):
     successor: int = 0  # node that leads next; the leader that sees this takes no more publishes. 0: none
     version: int = 0  # revision of the last change to this partition; set by the store
     damage_accepted: int = 0  # the epoch whose leader an operator lets lead although its log is damaged; 0: none
-    nothing_acked: bool = False  # the ISR has been below min_isr ever since this partition was made
-    moved_from: tuple[int, ...] = ()  # nodes that had a replica, the last one last: some may have its files still
+    nothing_acked: bool = False  # the ISR has been below min_isr since this partition was created
+    moved_from: tuple[int, ...] = ()  # nodes that had a replica, the last one last: some may still have its files
 
     def __post_init__(self) -> None:
         if self.nothing_acked and len(self.isr) >= self.min_isr:
-            object.__setattr__(self, "nothing_acked", False)  # whoever made the change: none can forget it
+            object.__setattr__(self, "nothing_acked", False)  # here, so that no change can forget it
 
     def led_by(self, node: int, log_uid: int = 0) -> PartitionMeta:
         """The same epoch with this node alone: how a single node creates its partitions."""
@@ -164,7 +164,7 @@ class PartitionMeta(StoredRecord):
 
 @dataclass(frozen=True)
 class TopicRecord(StoredRecord):
-    """A topic, for the length of one life: delete and create again gives another uid and salt."""
+    """One life of a topic: after a delete, a topic of the same name has another uid and salt."""
 
     name: str
     uid: int
@@ -176,7 +176,7 @@ class TopicRecord(StoredRecord):
 
 @dataclass(frozen=True)
 class Tombstone(StoredRecord):
-    """A deleted topic. Only this lets a node remove files; it goes when every node in `nodes` has done so."""
+    """A deleted topic. A node removes files only if it sees this; it goes when every node in `nodes` has done so."""
 
     name: str
     uid: int
@@ -186,7 +186,7 @@ class Tombstone(StoredRecord):
 
 @dataclass(frozen=True)
 class ClusterRecord(StoredRecord):
-    """What exists once."""
+    """The cluster's identity and counters, which exist once."""
 
     cluster_id: int
     salt_counter: int = 0  # topics created so far; raised in the transaction that creates one
@@ -194,14 +194,14 @@ class ClusterRecord(StoredRecord):
 
     @property
     def salt_constant(self) -> int:
-        """Part of every salt. Taken from the id, which every node's journal keeps, so a rebuild finds it again."""
+        """Part of every salt. It comes from the id, which is in every node's journal, so a rebuild has the same one."""
         return self.cluster_id & ((1 << SALT_BITS) - 1)
 
     def next_salt(self) -> int:
         return topic_salt(self.salt_counter, self.salt_constant)
 
     def past_salt(self, salt: int) -> ClusterRecord:
-        """With the counter above the one that gave `salt`, so that it is not given again."""
+        """The record with the counter above the one of `salt`, so that this salt is not used again."""
         # Bit reversal is its own inverse.
         counter = topic_salt(salt ^ self.salt_constant, 0)
         return replace(self, salt_counter=max(self.salt_counter, counter + 1))
@@ -217,7 +217,7 @@ class NodeInfo(StoredRecord):
     zone: str = ""
     region: str = ""
     hostname: str = ""
-    broadcast_address: str = ""  # what clients are told to connect to, with the ports of the addresses
+    broadcast_address: str = ""  # where clients connect, with the ports of the addresses
     tcp_address: str = ""
     http_address: str = ""
     grpc_address: str = ""  # calls: administration, segments, and those between nodes
@@ -228,12 +228,12 @@ class NodeInfo(StoredRecord):
     feature_level: int = FEATURE_LEVEL
     version: str = ""
     poisoned: str = ""  # why its data directory is closed; empty: it is not
-    leaving: bool = False  # it shuts down, or its disk hangs: its leaderships are to go elsewhere
+    leaving: bool = False  # it shuts down, or its disk hangs: its leaderships must move
 
 
 @dataclass(frozen=True)
 class Controller(StoredRecord):
-    """Who places partitions and elects leaders."""
+    """The process that places partitions and elects leaders."""
 
     name: str = ""
     grpc_address: str = ""

@@ -1,20 +1,20 @@
-"""Changes of a partition's replicas that take a while, and the intents that keep them alive when the controller dies.
+"""Changes of a partition's replicas that take several steps, and the intents that survive the controller's death.
 
-A move is the list of replicas that a partition is to have. Whatever state it is found in, the next step follows from
-the partition's record alone, so a new controller goes on where the old one stopped:
+A move is the list of wanted replicas of a partition. In every state the next step follows from the partition's record
+alone, so a new controller continues where the old one stopped:
 
-    add the new nodes to `replicas`  ->  they catch up and join the ISR (the leader's doing)  ->  if the leader goes,
+    add the new nodes to `replicas`  ->  they catch up and the leader adds them to the ISR  ->  if the leader must go,
     the leadership is handed to one that stays  ->  `replicas` and ISR become the wanted list  ->  done
 
-Until the last step nothing that counted before has been given up. Intents are JSON objects in the metadata store:
+Until the last step no old member of the ISR is removed. Intents are JSON objects in the metadata store:
 
     moves/<topic uid>.<partition>   {"topic": "t", "uid": 7, "partition": 0, "replicas": [1, 2, 3], "why": "operator"}
     decommissions/<node uid>        {"node": 7}
     settings/balance                {"paused": true}
     names/<node uid>                {"node": 7, "name": "node-7"}
 
-uids in names are 16 hex digits. A decommission stays until an operator takes it back: the node gets no new replicas.
-A name is no wish: it is what a node that holds something was last called, kept for when it is away.
+uids in names are 16 hex digits. A decommission stays until an operator removes it: the node gets no new replicas. A
+name is not a request: it is the last name of a node that has replicas, kept for when it is away.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Another replica has to lead first."""
+    """Another replica must lead first."""
 
     candidates: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """These nodes have to catch up and join the ISR first."""
+    """These nodes must catch up and join the ISR first."""
 
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The partition has the replicas that it is to have."""
+    """The partition has the wanted replicas."""
 
 
 Step = Put | HandOver | Joining | Done
 
 
 def next_step(meta: PartitionMeta, wanted: tuple[int, ...], settings: TopicSettings) -> Step:
-    """What a move needs now."""
+    """The next step of a move."""
     if new := [uid for uid in wanted if uid not in meta.replicas]:
         return Put(replace(meta, replicas=(*meta.replicas, *new)), "replicas_added")
     if missing := tuple(uid for uid in wanted if uid not in meta.isr):
@@ -69,7 +69,7 @@ def next_step(meta: PartitionMeta, wanted: tuple[int, ...], settings: TopicSetti
         return HandOver(wanted)
     isr = {uid: log_uid for uid, log_uid in meta.isr.items() if uid in wanted}
     min_isr = min_isr_of(settings, len(wanted))
-    # One that is down keeps its files until it hears of this. If the topic is deleted before, its tombstone says so.
+    # A node that is down keeps its files until it sees this. If the topic is deleted before, its tombstone says so.
     moved_from = [uid for uid in meta.moved_from if uid not in meta.replicas]
     moved_from = [uid for uid in (*moved_from, *meta.replicas) if uid not in wanted][-MOVED_FROM_MAX:]
     moved = replace(meta, replicas=wanted, isr=isr, min_isr=min(min_isr, len(isr)), moved_from=tuple(moved_from))
@@ -78,16 +78,16 @@ def next_step(meta: PartitionMeta, wanted: tuple[int, ...], settings: TopicSetti
 
 @dataclass(frozen=True)
 class Intents:
-    """What operators and controllers have asked for."""
+    """The requests of operators and controllers."""
 
     moves: Mapping[PartitionName, tuple[int, ...]]
     decommissions: frozenset[int]
     balance_paused: bool = False
-    names: Mapping[int, str] = field(default_factory=dict)  # what nodes that hold something were last called
+    names: Mapping[int, str] = field(default_factory=dict)  # last names of nodes that have replicas
 
 
 def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
-    """Those that this version knows; others, and what does not have the right form, are left alone."""
+    """Read the intents that this version knows; others, and malformed ones, are ignored."""
     moves: dict[PartitionName, tuple[int, ...]] = {}
     nodes: set[int] = set()
     names: dict[int, str] = {}

@@ -1,14 +1,14 @@
-"""Which nodes hold a partition, and what to change when they are not the best ones any more. Plans only.
+"""Which nodes have replicas of a partition, and what to change when there are better ones. Plans only.
 
-    place      replicas for partitions that have none
-    fill       one list of replicas made complete: a new partition, a dead replica, more replicas than before
-    balance    leaders back to the first replica of each list, a few at a time
-    spread     replica lists that even out how much each node holds
+    place      chooses replicas for partitions that have none
+    fill       completes one list of replicas: a new partition, a dead replica, more replicas than before
+    balance    moves leaders back to the first replica of each list, a few at a time
+    spread     changes lists of replicas to balance the load of the nodes
 
-Rules, in this order: never two replicas on one host; as many zones as there are; the node with the fewest replicas (for
-the first place: the fewest first places); for the second place, who inherits least from the first; the lowest uid, so
-that the same input has the same answer everywhere. A node without a `host` label counts as a host of its own. With
-fewer hosts than replicas wanted the list is shorter; it grows when hosts come.
+Rules, in this order: never two replicas on one host; as many zones as possible; the node with the fewest replicas (for
+the first place: the fewest first places); for the second place, the node that would take over least from the first; the
+lowest uid, so that the same input has the same answer everywhere. A node without a `host` label counts as a host of its
+own. With fewer hosts than wanted replicas the list is shorter; it grows when hosts are added.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PartitionName(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Leadership that is to go from one replica to another."""
+    """A change of leadership from one replica to another."""
 
     name: PartitionName
     source: int
@@ -40,7 +40,7 @@ class Transfer(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The replicas that a partition is to have in the end."""
+    """The replicas that a partition will have in the end."""
 
     name: PartitionName
     replicas: tuple[int, ...]
@@ -48,11 +48,11 @@ class Move(NamedTuple):
 
 @dataclass
 class Load:
-    """How much each node holds; plans count what they add."""
+    """The replicas of each node; plans count what they add."""
 
     replicas: Counter[int] = field(default_factory=Counter)
     first: Counter[int] = field(default_factory=Counter)  # lists that begin with the node
-    # ... and how they go on: who takes over from a node when it dies should not be one other node.
+    # ... and their second places: when a node dies, not all its leaderships should go to a single other node.
     heirs: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     @classmethod
@@ -78,23 +78,23 @@ def host_of(node: NodeInfo) -> str:
 
 
 def able(nodes: Mapping[int, NodeInfo], emptied: Iterable[int] = ()) -> dict[int, NodeInfo]:
-    """The nodes that may get replicas: not those with a closed disk, on their way out, or being emptied."""
+    """The nodes that may get replicas: not those with a closed disk, shutting down, or being emptied."""
     out = set(emptied)
     return {u: node for u, node in nodes.items() if not node.poisoned and not node.leaving and u not in out}
 
 
 def replicas_wanted(settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> int:
-    """What the topic asks for, else three or as many as there are hosts."""
+    """The number of replicas that the topic requires, else three, or fewer if there are fewer hosts."""
     return settings.replicas or max(1, min(DEFAULT_REPLICAS, len({host_of(node) for node in nodes.values()})))
 
 
 def replicas_due(meta: PartitionMeta, settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> int:
-    """The same for a partition that has some: without a setting it keeps up to three, also when hosts go."""
+    """The same for a partition that has some: without a setting it keeps up to three, also when hosts are lost."""
     return settings.replicas or max(replicas_wanted(settings, nodes), min(len(meta.replicas), DEFAULT_REPLICAS))
 
 
 def min_isr_of(settings: TopicSettings, replicas: int) -> int:
-    """What the topic asks for, else a majority."""
+    """The topic's min_isr, else a majority."""
     return min(settings.min_isr or replicas // 2 + 1, max(replicas, settings.replicas or 0, 1))
 
 
@@ -111,7 +111,7 @@ def place(
 
 
 def fill(keep: Sequence[int], count: int, nodes: Mapping[int, NodeInfo], load: Load) -> tuple[int, ...]:
-    """`keep` and as many more of `nodes` as make `count`, or as there are. `load` is only read."""
+    """`keep` and more of `nodes`, up to `count` in all if there are enough. `load` is only read."""
     chosen = list(keep)
     hosts = {host_of(nodes[uid]) for uid in keep if uid in nodes}
     zones = Counter(nodes[uid].zone for uid in keep if uid in nodes)
@@ -136,9 +136,9 @@ def _rank(node: NodeInfo, zones: Counter[str], load: Load, chosen: Sequence[int]
 def balance(
     partitions: Mapping[PartitionName, PartitionMeta], nodes: Mapping[int, NodeInfo], limit: int
 ) -> list[Transfer]:
-    """The next leaders to bring back to the first replica of their list, those of the fullest nodes first.
+    """The next leaderships to move back to the first replica of their list, those of the most loaded nodes first.
 
-    Only to members of the ISR on `nodes`, the ones that may lead. Empty: nothing is to be done."""
+    Only to members of the ISR on `nodes`, which may lead. Empty: nothing has to be done."""
     leaders = Counter(meta.leader for meta in partitions.values() if meta.leader)
     possible = [
         Transfer(name, meta.leader, meta.replicas[0])
@@ -178,7 +178,7 @@ def _lighter(
     load: Load,
     taken: Mapping[PartitionName, Move],
 ) -> Move | None:
-    """One replica from a full node to one that has at least two fewer, if zones and hosts allow."""
+    """Move one replica from a node to one that has at least two fewer, if zones and hosts allow."""
     for source in sorted(nodes, key=lambda u: (-load.replicas[u], u)):
         for target in sorted(nodes, key=lambda u: (load.replicas[u], u)):
             if load.replicas[source] - load.replicas[target] < 2:
@@ -199,7 +199,7 @@ def _reordered(
     load: Load,
     taken: Mapping[PartitionName, Move],
 ) -> Move | None:
-    """The same replicas, another one first."""
+    """The same replicas with another one first."""
     for name in sorted(lists, key=lambda n: (-load.first[lists[n][0]], n)):
         replicas = lists[name]
         others = [uid for uid in replicas[1:] if uid in nodes]

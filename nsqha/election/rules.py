@@ -1,4 +1,4 @@
-"""What a change of the metadata may do, whichever store makes it: checks, and the records that follow from others."""
+"""Which changes of the metadata are allowed in every store: checks, and the records that follow from others."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _INTENT = re.compile(r"[a-zA-Z0-9._#/-]{1,200}")
 
 
 def next_epoch(meta: PartitionMeta, leader: int | None) -> PartitionMeta:
-    """Epoch + 1, led by `leader` alone if it is given."""
+    """The record in the next epoch, led by `leader` alone if it is given."""
     led = meta if leader is None else meta.led_by(leader, log_uid=meta.isr.get(leader, 0))
     return replace(led, epoch=meta.epoch + 1)
 
 
 def tombstone_of(record: TopicRecord) -> Tombstone:
-    """It names all that may have files: replicas, and who was one and may have been down since."""
+    """A tombstone with all nodes that may have files: replicas, and former ones that may have been down since."""
     partitions = record.partitions.values()
     nodes = tuple(sorted({node for meta in partitions for node in (*meta.replicas, *meta.moved_from)}))
     return Tombstone(record.name, record.uid, len(partitions), nodes)
 
 
 def without_node(tombstone: Tombstone, node: int | None) -> Tombstone | None:
-    """What is left of a tombstone when this node (None: every node) has no file of the topic any more."""
+    """The tombstone after this node (None: every node) has removed all files of the topic; None: it can be removed."""
     left = () if node is None else tuple(uid for uid in tombstone.nodes if uid != node)
     return replace(tombstone, nodes=left) if left else None
 
@@ -37,7 +37,7 @@ def without_node(tombstone: Tombstone, node: int | None) -> Tombstone | None:
 def new_partitions(
     name: str, settings: TopicSettings, partitions: Mapping[int, PartitionMeta] | None
 ) -> Mapping[int, PartitionMeta]:
-    """Of a topic that is to be created. ValueError if the name or the partitions do not fit."""
+    """The partitions of a new topic. ValueError if the name or the partitions do not fit."""
     if not valid_name(name):
         raise ValueError(f"{name!r} is not a topic name")
     if partitions is None:
@@ -50,14 +50,14 @@ def new_partitions(
 def changed_partitions(
     old: Versioned[TopicRecord], expected_version: int, new: TopicRecord
 ) -> dict[int, PartitionMeta]:
-    """The partitions that a `replace` has to write. Conflict, ValueError."""
+    """The partitions that a `replace` must write. Raises Conflict, ValueError."""
     name = old.record.name
     if old.version != expected_version:
         raise Conflict(f"topic {name} was changed meanwhile (version {old.version}, not {expected_version})")
     if (name, old.record.uid, old.record.salt) != (new.name, new.uid, new.salt):
-        raise ValueError(f"name, uid and salt of topic {name} can not be changed")
+        raise ValueError(f"name, uid and salt of topic {name} cannot be changed")
     if missing := sorted(set(old.record.partitions) - set(new.partitions)):
-        raise ValueError(f"partitions {missing} of topic {name} can not be taken away")
+        raise ValueError(f"partitions {missing} of topic {name} cannot be taken away")
     check_partitions(new)
     changed = {}
     for number, meta in new.partitions.items():
@@ -70,7 +70,7 @@ def changed_partitions(
 
 
 def check_partitions(record: TopicRecord) -> None:
-    """ValueError unless there is a record for each partition that the settings ask for."""
+    """Raise ValueError unless there is a record for each partition of the settings."""
     wanted: Iterable[int] = range(record.settings.partitions)
     if set(record.partitions) != set(wanted):
         raise ValueError(
@@ -80,31 +80,31 @@ def check_partitions(record: TopicRecord) -> None:
 
 
 def changed_settings(record: TopicRecord, changes: Mapping[str, Any]) -> TopicSettings:
-    """ValueError if they do not fit each other or what is there."""
+    """The settings after `changes`. ValueError if they do not fit each other or the present partitions."""
     settings = replace(record.settings, **changes)
     there = len(record.partitions)
     if settings.partitions < there:
         raise ValueError(
-            f"topic {record.name} has {there} partitions; they can not become {settings.partitions}, only more"
+            f"topic {record.name} has {there} partitions; they cannot become {settings.partitions}, only more"
         )
     check_settings(settings)
     return settings
 
 
 def check_settings(settings: TopicSettings) -> None:
-    """ValueError for what the record alone does not refuse: min_isr against replicas that are not said."""
+    """Raise ValueError for what the record alone does not refuse: min_isr if the number of replicas is not set."""
     if settings.replicas is None and (settings.min_isr or 0) > DEFAULT_REPLICAS:
         raise ValueError(
-            f"min_isr is {settings.min_isr}; it can not be more than replicas, {DEFAULT_REPLICAS} unless they are set"
+            f"min_isr is {settings.min_isr}; it cannot be more than replicas, {DEFAULT_REPLICAS} unless they are set"
         )
 
 
 def with_settings(record: TopicRecord, changes: Mapping[str, Any]) -> TopicRecord:
-    """The record with these settings and what follows for its partitions; new ones are the controller's to place.
+    """The record with these settings and its partitions changed accordingly; the controller places new ones.
 
-    ValueError if they do not fit each other or what is there."""
+    ValueError if they do not fit each other or the present partitions."""
     if is_ephemeral(record.name) and (fixed := sorted({"partitions", "replicas", "min_isr"} & changes.keys())):
-        raise ValueError(f"{record.name} is kept by one node only, in one partition: {fixed[0]} can not be changed")
+        raise ValueError(f"{record.name} is kept by one node only, in one partition: {fixed[0]} cannot be changed")
     settings = changed_settings(record, changes)
     metas = with_min_isr(record, settings) if changes.keys() & {"min_isr", "replicas"} else record.partitions
     new = {number: PartitionMeta() for number in range(len(metas), settings.partitions)}
@@ -112,9 +112,9 @@ def with_settings(record: TopicRecord, changes: Mapping[str, Any]) -> TopicRecor
 
 
 def with_min_isr(record: TopicRecord, settings: TopicSettings) -> dict[int, PartitionMeta]:
-    """The partitions' records with the floor that the settings say, as far as there are replicas.
+    """The partitions' records with the min_isr of the settings, limited by the replicas that they have.
 
-    Where more replicas are yet to come it rises with the move that brings them, so that nothing stands still meanwhile.
+    If replicas are still missing, the move that adds them raises min_isr, so that nothing stops meanwhile.
     """
     metas = {}
     for number, meta in record.partitions.items():

@@ -1,8 +1,8 @@
-"""The metadata store: what every implementation promises, and the one that lives in memory.
+"""The metadata store: the contract of every implementation, and the one in memory.
 
     MetadataStore    protocol; blocking, so the shell calls it in a worker thread
       MemoryStore      all the rules below; tests, simulation
-        EmbeddedStore    the same with a file behind it (nsqha.election.embedded), for a node without etcd
+        EmbeddedStore    the same, stored in a file (nsqha.election.embedded), for a node without etcd
       EtcdStore        the cluster's (nsqha.election.etcd.store)
 
 - Every change is compare-and-set: it names the version it read and raises `Conflict` if that is no longer current.
@@ -11,13 +11,13 @@
   of its own, so leaders that change an ISR and nodes that add channels do not disturb each other.
 - A missing record means nothing; a `Tombstone` means that the topic was deleted. It stays until its files are gone.
 - An ephemeral topic's record is kept like any other but never stored, and leaves no tombstone.
-- A change that is told which registrations or which controller it relies on is a Conflict when one of them is gone.
-- Hints tell which record may have changed ("topics/<name>" also for its partitions, "tombstones/<uid>", "nodes/<uid>",
-  "controller", "intents/<name>", "cluster"; uids as 16 hex digits); whoever gets one reads again. They may be late,
+- A change can name registrations or a controller that it relies on; it is a Conflict when one of them is gone.
+- Hints name a record that may have changed ("topics/<name>" also for its partitions, "tombstones/<uid>", "nodes/<uid>",
+  "controller", "intents/<name>", "cluster"; uids as 16 hex digits); the receiver reads it again. They may be late,
   repeated or, when a connection breaks, a single "" for "anything".
 - StaleMetadata from any method: this is another store than the one this node belongs to, or an older state of it.
-- ConfigError or LogCorrupt from a read: a record is of a newer version, or is none. Only an intent of which that is
-  true counts as empty: it is none that anybody knows, and can be changed or removed by its name.
+- ConfigError or LogCorrupt from a read: a record is of a newer version, or is not one. Only such an intent counts as
+  empty instead: this version does not know it, and it can be changed or removed by its name.
 """
 
 from __future__ import annotations
@@ -57,26 +57,26 @@ Intent = Mapping[str, Any]  # a JSON object
 
 
 class MetadataStore(Protocol):
-    """The small truth."""
+    """The contract of every metadata store."""
 
     @property
     def revision(self) -> int:
-        """Of the newest change this store has seen."""
+        """The revision of the newest change that this store has seen."""
 
     def identity(self) -> StoreIdentity:
         """Which store this is and the newest revision seen, for the journal."""
 
     def view(self) -> View:
-        """What is known without a call; may be late."""
+        """The local copy of all records; it costs no call and may be late."""
 
     def cluster(self) -> Versioned[ClusterRecord]:
-        """What exists once."""
+        """The cluster's record."""
 
     def topics(self) -> dict[str, Versioned[TopicRecord]]:
         """All topics by name."""
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
-        """One topic, as of now (a linearizable read)."""
+        """One topic, by a linearizable read."""
 
     def create_topic(
         self,
@@ -87,7 +87,7 @@ class MetadataStore(Protocol):
         channels: ChannelList | None = None,
     ) -> Versioned[TopicRecord]:
         """Draw a uid, take a salt and store the record. Without `partitions` they wait for a leader, in epoch 1.
-        `channels`: those that it has from its first message on.
+        `channels`: those that exist from its first message on.
 
         Conflict if it exists; ValueError if the name or the partitions do not fit."""
 
@@ -96,9 +96,9 @@ class MetadataStore(Protocol):
     ) -> Versioned[TopicRecord]:
         """Change a topic. Conflict unless the topic, and every partition that differs, is still as it was read.
 
-        `controller` is the epoch of the controller that wants it.
+        `controller` is the epoch of the controller that makes the change.
 
-        Partitions can be added, not taken away; name, uid and salt never change (ValueError). NotFound."""
+        Partitions can be added, not removed; name, uid and salt never change (ValueError). NotFound."""
 
     def replace_partition(
         self,
@@ -113,13 +113,13 @@ class MetadataStore(Protocol):
         """Change one partition, guarded by `meta.version`; returns it with its new version. NotFound, Conflict.
 
         `registered` maps nodes to the registrations they must still have (a node that joins the ISR), `controller` is
-        the epoch of the controller that wants it. After OutcomeUnknown call `fence_partition`."""
+        the epoch of the controller that makes the change. After OutcomeUnknown call `fence_partition`."""
 
     def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
-        """End the doubt about a change that was guarded by `version`: what is returned is not it, or is its outcome.
+        """Resolve an unknown outcome of a change guarded by `version`: the result has that change or excludes it.
 
-        If the partition still has this version it is put again as it is, with a new one, so that the lost change can
-        not happen any more. Unavailable: the doubt goes on. NotFound: the topic is gone, and the doubt with it."""
+        If the partition still has this version it is put again unchanged, with a new version, so that the lost change
+        cannot happen any more. Unavailable: the outcome is still unknown. NotFound: the topic is gone."""
 
     def delete_topic(self, name: str, *, expected_version: int | None = None) -> Tombstone:
         """Put a tombstone in the place of a topic. NotFound, Conflict."""
@@ -128,52 +128,52 @@ class MetadataStore(Protocol):
         """Deleted topics by uid."""
 
     def forget_tombstone(self, uid: int, *, node: int | None = None) -> None:
-        """No file of this topic is left anywhere; fine if it is gone already.
+        """Remove a tombstone: no node has a file of this topic any more. No error if it is gone already.
 
-        `node`: no file is left on that node; the tombstone goes when that is true of every node it names."""
+        `node`: no file is left on that node; the tombstone is removed when that is true of every node it names."""
 
     def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:
-        """Store a record that was put together from logs or from another cluster, uid and salt kept.
+        """Store a record that was rebuilt from logs or comes from another cluster; uid and salt are kept.
 
-        Its channel list has to be newer than every log's (`ChannelList.above`), its epochs higher than every promise.
+        Its channel list must be newer than every log's (`ChannelList.above`), its epochs higher than every promise.
         Conflict if the name is taken or the uid was deleted."""
 
     def raise_epochs(self, *, leader: int | None = None) -> dict[str, Versioned[TopicRecord]]:
         """Begin a new epoch of every partition, led by `leader` alone if given; returns all topics.
 
-        For a node that is alone, at start: one process life leads an epoch. One write in the embedded store; in etcd
-        it may stop half-way, so that the next attempt begins another epoch of some."""
+        For a single node, at start: one process life leads an epoch. One write in the embedded store; in etcd it may
+        stop half-way, so that the next attempt begins another epoch of some partitions."""
 
     def open_session(self, *, ttl_s: float, lost: Lost) -> ClusterSession:
-        """Begin to be alive. `lost` may be called from any thread. Conflict: this store has a session already."""
+        """Open this process's session. `lost` may be called from any thread. Conflict: there is a session already."""
 
     def intents(self) -> dict[str, Versioned[Intent]]:
-        """What controllers have begun, by name."""
+        """All intents, by name."""
 
     def put_intent(
         self, name: str, intent: Intent, *, expected_version: int = 0, controller: int | None = None
     ) -> Versioned[Intent]:
-        """Create (`expected_version` 0) or change one. Conflict; ValueError for a name that is none."""
+        """Create (`expected_version` 0) or change an intent. Conflict; ValueError for an invalid name."""
 
     def remove_intent(self, name: str, expected_version: int, *, controller: int | None = None) -> None:
-        """Done or given up. Conflict, also if it is gone."""
+        """Remove an intent that is done or given up. Conflict, also if it is gone."""
 
     def controller(self) -> Controller | None:
-        """Who is controller, as of now (a linearizable read)."""
+        """The current controller, by a linearizable read."""
 
     def nodes(self) -> dict[int, NodeInfo]:
         """The nodes that are alive, by uid."""
 
     def watch(self, hint: Hint) -> Callable[[], None]:
-        """Call `hint(name of a record)` after changes, from any thread; it must not block. The result ends it."""
+        """Call `hint(name of a record)` after changes, from any thread; it must not block. Call the result to stop."""
 
     def close(self) -> None:
-        """Let go of files, threads and leases."""
+        """Release files, threads and leases."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One transaction: records by key, None = removed. What is not mentioned stays."""
+    """One transaction: records by key, None: removed. Other records stay."""
 
     revision: int
     cluster: ClusterRecord | None = None
@@ -182,7 +182,7 @@ class Change:
     intents: Mapping[str, Versioned[Intent] | None] = field(default_factory=dict)
 
     def hints(self) -> list[str]:
-        """What watchers are told."""
+        """The hints for watchers."""
         names = [f"topics/{name}" for name in self.topics]
         names += [f"tombstones/{uid:016x}" for uid in self.tombstones]
         names += [f"intents/{name}" for name in self.intents]
@@ -378,7 +378,7 @@ class MemoryStore:
         self._hints.clear()
 
     def _save(self, change: Change) -> None:
-        """Make a change durable, or raise and leave no trace of it."""
+        """Make a change durable, or raise and change nothing."""
 
     def _commit(self, change: Change) -> None:
         self._save(change)
@@ -392,7 +392,7 @@ class MemoryStore:
                 hint(name)
 
     def _next_revision(self) -> int:
-        """A change without content: the revision, and so a registration or a controller epoch, is used up for ever."""
+        """Make an empty change, so that its revision, as a registration or a controller epoch, is never used again."""
         self._commit(Change(self.revision + 1))
         return self.revision
 
@@ -443,7 +443,7 @@ class MemorySession:
         return self._ttl_s
 
     def ticked(self) -> None:
-        """Nobody has to be told."""
+        """There is no lease to renew."""
 
     def fresh(self, now: float) -> bool:
         return not self._ended
@@ -485,7 +485,7 @@ class MemorySession:
             self._store._tell(["controller"])
 
     def expire(self) -> None:
-        """What happens when nobody renews the lease."""
+        """End the session as if its lease had expired."""
         if not self._ended:
             self.close()
             self._lost()

@@ -1,11 +1,11 @@
-"""An operator's election: who leads a partition when the rules of `nsqha.election.elect` let nobody lead.
+"""An operator's election: the leader of a partition when the rules of `nsqha.election.elect` allow none.
 
-The best of the replicas that answered is chosen, in the ISR or not, or the one that the operator names. What it does
-not have is lost to the partition, acknowledged or not; `Unclean` says what is known of that, so that it can be shown
-before anybody decides. The new ISR is that replica alone: the others join it again and cut what they have more.
+The best of the replicas that answered is chosen, in the ISR or not, or the one that the operator names. The partition
+loses what that replica does not have, acknowledged or not; `Unclean` says what is known about that, so that it can be
+shown before the decision. The new ISR is that replica alone: the others join it again and cut their logs to its.
 
-One that has damage may lead only if the record says so for this epoch (`damage_accepted`): it asks the others for the
-damaged ranges first, and gives up what nobody has.
+A replica with damage may lead only if the record says so for this epoch (`damage_accepted`): it asks the others for the
+damaged ranges first, and gives up what no replica has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta
 
 @dataclass(frozen=True, slots=True)
 class Unclean:
-    """A choice, and what it may cost."""
+    """A choice, and what it may lose."""
 
     meta: PartitionMeta  # to be put by compare-and-set, with the registration of its leader
     unheard: tuple[int, ...]  # members of the ISR that did not answer: they may have acknowledged more
@@ -35,7 +35,7 @@ class Unclean:
 def elect_unclean(
     meta: PartitionMeta, reports: Mapping[int, ReplicaReport], nodes: Mapping[int, NodeInfo], wanted: int = 0
 ) -> Unclean | str:
-    """Choose among `reports`, live answers; or say why nobody can be. `wanted` 0: the one that has most.
+    """Choose among `reports`, live answers; or say why none can be chosen. `wanted` 0: the replica that has most.
 
     A replica with a range that does not verify is chosen only if it is named; it may lead then, in this epoch."""
     heard = {
@@ -50,7 +50,7 @@ def elect_unclean(
     if wanted and wanted not in able:
         return "that node did not answer, does not have the partition, or its disk is closed"
     if not able and any(r.log_uid and not r.poisoned for r in heard.values()):
-        return "every replica that answered has damage; name the one that is to lead in spite of it"
+        return "every replica that answered has damage; name the one that shall lead with it"
     if not able:
         return "no replica that can lead has answered"
     uid = wanted or max(able, key=lambda u: (able[u].reach, u in meta.isr, -meta.replicas.index(u)))

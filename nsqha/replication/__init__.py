@@ -1,9 +1,9 @@
-"""Replication of one partition as decisions without I/O: who has acknowledged what, and what is committed.
+"""Replication of one partition as decisions without I/O: which replica has acknowledged what, and what is committed.
 
 Downwards:
 
-    isr         who leaves the ISR, who joins it, and who must be asked until that is certain
-    leader      who has which batches, and up to where they are committed
+    isr         which replicas leave and join the ISR, and which must acknowledge until that is certain
+    leader      the progress of the replicas, and the commit point
     acceptance  what a follower answers to a leader, and the reverse: decided on entries alone
-    divergence  where a follower's log stops being the leader's, found by epochs
+    divergence  where a follower's log diverges from the leader's, found by epochs
 """

@@ -1,22 +1,22 @@
-"""What a follower says to a leader, and a leader to what a follower has: decided on entries alone.
+"""What a follower answers to a leader, and how a leader judges a follower's log: decided on entries alone.
 
-An Open names an epoch and who leads in it:
+An Open names an epoch and its leader:
 
     below the promise, or below what the metadata says     Fenced       the sender does not lead any more
     the promise, with nothing known against the sender     Accepted
     above it, and the metadata names this leader for it    PromiseNeeded    journal it, durably, then answer
     anything else                                          NotConfirmed     read the metadata and ask again
 
-So a promise never rests on the word of the one who asks. From the durable promise on, nothing of a lower epoch is
-taken: an old leader can not collect another ack here (Push in the spec).
+So a promise never rests only on the sender's claim. From the durable promise on, nothing of a lower epoch is accepted:
+an old leader cannot collect another ack here (Push in the spec).
 
-An Append is a run of consecutive entries. What lies below the own end is compared with what is there, content and
-all: equal numbers are no proof, as two leaders may have given the same log id to different batches. What lies above
-must be the direct continuation, by ordinals, positions and chain. Whether the frames are what their entry says is
-for the log to check when it stores them.
+An Append is a run of consecutive entries. Entries below the own end are compared with the log, content included: equal
+numbers are no proof, as two leaders may have given the same log id to different batches. Entries above it must be the
+direct continuation, by ordinals, positions and chain. The log itself checks the frames against their entry when it
+stores them.
 
-A log is never cut below what is known to be committed (`check_cut`): whatever asks for that is wrong, and the
-partition stops.
+A log is never cut below what is known to be committed (`check_cut`): a request to do that is wrong, and the partition
+stops.
 
 All ends are exclusive log ids.
 """
@@ -31,7 +31,7 @@ from nsqha.election.model import PartitionMeta
 
 
 class ChainedEntry(Protocol):
-    """What is needed of a commitlog entry (`nsqha.commitlog.entry`). Its chain names all of it and its whole past."""
+    """The part of a commitlog entry (`nsqha.commitlog.entry`) used here. Its chain covers it and its whole past."""
 
     @property
     def log_id(self) -> int: ...
@@ -54,12 +54,12 @@ E = TypeVar("E", bound=ChainedEntry)
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The epoch is promised already: answer with what is here."""
+    """The epoch is promised already: answer with the state of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromiseNeeded:
-    """Stop leading, if this node does, and make the promise of `epoch` durable. Then answer."""
+    """Stop leading, if this node leads, and make the promise of `epoch` durable. Then answer."""
 
     epoch: int
 
@@ -73,7 +73,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class NotConfirmed:
-    """The metadata, as known here, does not say so. Read it (linearizably) and decide again."""
+    """The metadata known here do not confirm it. Read them (linearizably) and decide again."""
 
     why: str
 
@@ -84,7 +84,7 @@ Opening: TypeAlias = Accepted | PromiseNeeded | Fenced | NotConfirmed
 def decide_open(
     *, epoch: int, leader: int, promise: int, meta: PartitionMeta | None, leading: int | None = None
 ) -> Opening:
-    """What to do about "node `leader` leads in `epoch`".
+    """Decide about the claim "node `leader` leads in `epoch`".
 
     `promise`: the highest epoch promised here, durably. `meta`: the newest record seen. `leading`: the epoch in which
     this node leads itself.
@@ -108,19 +108,19 @@ def decide_open(
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Store the entries of the run from index `first` on; those before it are here already."""
+    """Store the entries of the run from index `first` on; the log has those before it already."""
 
     first: int
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """All of it is here. Acknowledge again."""
+    """The log has the whole run. Acknowledge again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Entry `log_id` of the sender does not belong to this log: they have parted at or before it."""
+    """Entry `log_id` of the sender does not belong to this log: the two have diverged at or before it."""
 
     log_id: int
     why: str
@@ -128,7 +128,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The run begins behind our end: something is missing between."""
+    """The run begins above our end: something is missing between."""
 
     end: int
 
@@ -146,7 +146,7 @@ Verdict: TypeAlias = Append | Duplicate | Mismatch | Gap | Fenced | NotOpened
 def decide_append(
     entries: Sequence[E], *, epoch: int, promise: int, last: E, own: Callable[[int], E | None]
 ) -> Verdict:
-    """What to do with a run that the leader of `epoch` sent.
+    """Decide about a run that the leader of `epoch` sent.
 
     `last` is the entry before our end (the anchor, or the genesis, if none is left); `own` gives those before it by
     log id, None below the log's start.
@@ -171,7 +171,7 @@ def decide_append(
 
 
 def _continuation(entries: Sequence[E], first: int, last: E, epoch: int) -> Verdict:
-    """Whether the entries from `first` on are what comes after `last`."""
+    """Check that the entries from `first` on continue the log after `last`."""
     for entry in entries[first:]:
         if entry.epoch > epoch:
             return Mismatch(entry.log_id, f"entry {entry.log_id} is of epoch {entry.epoch}, the sender of {epoch}")
@@ -189,9 +189,9 @@ def same_batch(one: ChainedEntry, other: ChainedEntry) -> bool:
 
 
 def first_difference(entries: Sequence[E], *, last: E, own: Callable[[int], E | None]) -> int | None:
-    """Of a run that was not accepted: our first entry that is another than the sender's, if the run shows one.
+    """For a run that was not accepted: our first entry that differs from the sender's, if the run shows one.
 
-    `last` and `own` as for `decide_append`. What is wrong with the run itself says nothing about our log.
+    `last` and `own` as for `decide_append`. An error in the run itself says nothing about our log.
     """
     for entry in entries:
         if entry.log_id > last.log_id:
@@ -206,10 +206,10 @@ def first_difference(entries: Sequence[E], *, last: E, own: Callable[[int], E | 
 
 
 def same_past(*, end: int, chain: int, own_start: int, own_end: int, before: Callable[[int], ChainedEntry]) -> bool:
-    """Whether a follower whose last entry ends at `end` with `chain` holds a beginning of our log and nothing else.
+    """Whether the log of a follower whose last entry ends at `end` with `chain` is a prefix of our log.
 
     `before(log_id)`: our entry that `log_id` follows, for log ids in [own_start, own_end]. False also if the follower
-    ends before our start, where nobody can tell any more.
+    ends before our start, where it cannot be compared any more.
     """
     return own_start <= end <= own_end and before(end).chain == chain
 
@@ -218,10 +218,10 @@ def same_past(*, end: int, chain: int, own_start: int, own_end: int, before: Cal
 
 
 def check_cut(to: int, *, committed: int) -> None:
-    """Before a cut to `to`: what this node knows to be committed stays. An AssertionError stops the partition."""
+    """Check a cut to `to`: what this node knows to be committed must stay. An AssertionError stops the partition."""
     assert to >= committed, f"asked to cut the log at {to}, and everything below {committed} is committed"
 
 
 def check_anew(start: int, *, committed: int) -> None:
-    """Before the log is dropped to begin anew at the leader's `start`: nothing committed may be behind it."""
-    assert start >= committed, f"asked to begin anew at {start}, and everything below {committed} is committed"
+    """Check before the log is replaced by a new one from the leader's `start`: no committed entry may be above it."""
+    assert start >= committed, f"asked to begin a new log at {start}, and everything below {committed} is committed"

@@ -1,18 +1,18 @@
-"""The leader's view of one partition: who has which batches, and up to where they are committed.
+"""The leader's view of one partition: the progress of its replicas, and the commit point.
 
-The local disk is one more acknowledging replica. Writing to the own page cache, the own fdatasync and the acks of
-followers are the same kind of fact, so append, disk round and push can run in parallel and one replica is not a
+The local disk is one more acknowledging replica. The local write to the page cache, the local fdatasync and the acks
+of followers are the same kind of event, so append, disk round and push can run in parallel and one replica is not a
 special case:
 
     committed = min over the effective ISR of acked(replica), while the recorded ISR has min_isr members
     acked     = durable end   if the topic is sync=always   (fdatasync'ed there)
                 log end       otherwise                      (written to the OS there)
 
-The *recorded* ISR is what the metadata is known to say. The *effective* ISR is the union of every set that may be in
-force while a change of the metadata is under way, so a change whose outcome is unknown never lets a batch commit
-without a replica that could still be elected. `nsqha.replication.isr` decides both.
+The *recorded* ISR is the one that the metadata are known to have. The *effective* ISR is the union of every set that
+may be in force while a change of the metadata is under way, so a change whose outcome is unknown never lets a batch
+commit without a replica that could still be elected. `nsqha.replication.isr` decides both.
 
-Invariants: durable <= end for each replica; recorded is a part of effective; committed never falls; nothing counts
+Invariants: durable <= end for each replica; recorded is a subset of effective; committed never falls; nothing commits
 while fewer than `min_isr` members are recorded.
 All ends are exclusive log ids. Per batch this costs a few integer comparisons and no object.
 """
@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-NOTHING: tuple[int, int] = (0, 0)  # what a replica that we have not heard of has acknowledged: (end, durable)
+NOTHING: tuple[int, int] = (0, 0)  # (end, durable) acknowledged by a replica that has not reported yet
 
 
 class ReplicaProgress:
-    """What one replica of the partition has told us."""
+    """What one replica of the partition has reported."""
 
     __slots__ = ("durable", "end")
 
@@ -51,8 +51,8 @@ class LeaderReplica:
         self.committed = 0
         self._replicas = {node: ReplicaProgress(end, durable)}
         self._effective: tuple[ReplicaProgress, ...] = ()
-        self._enough = False  # members are recorded, so that anything may commit
-        self._spare = 0  # members that may leave the ISR
+        self._enough = False  # enough members are recorded, so that batches may commit
+        self._spare = 0  # how many members may leave the ISR
         self._set_members(set(isr) | {node}, set(isr) | {node})
 
     def set_isr(
@@ -63,10 +63,10 @@ class LeaderReplica:
         min_isr: int | None = None,
         acked: Mapping[int, tuple[int, int]] | None = None,
     ) -> bool:
-        """Who must acknowledge from now on. True if the commit point moved.
+        """Set the replicas that must acknowledge from now on. True if the commit point moved.
 
-        `acked` restates the (end, durable) of followers: what was heard of one before its acks began to count. A
-        member that was never heard of has acknowledged nothing.
+        `acked` repeats the (end, durable) that followers reported before their acks began to count. A member that has
+        never reported has acknowledged nothing.
         """
         if min_isr is not None:
             self.min_isr = min_isr
@@ -87,9 +87,9 @@ class LeaderReplica:
 
     @property
     def waits_for(self) -> str:
-        """What keeps batches from being committed, for people; empty if it is the disk, or followers that may leave."""
+        """Why batches are not committed, for people; empty if the disk, or followers that may leave, cause it."""
         if not self._enough:
-            return f"fewer than the {self.min_isr} replicas that have to be in sync are"
+            return f"fewer than {self.min_isr} replicas (min_isr) are in sync"
         own = self._replicas[self.node]
         behind = sum(self._acked(p) < self._acked(own) for p in self._effective)
         if self._spare > 0 or not behind:
@@ -110,10 +110,10 @@ class LeaderReplica:
         return durable
 
     def opened(self, node: int, *, end: int, durable: int) -> bool:
-        """A follower began a stream: this is what it has, and what it said before is void. True if the commit moved.
+        """A follower began a stream: this replaces what it reported before. True if the commit point moved.
 
-        It may have less than it acknowledged once: entries that were not durable, or another log. Give zeros for one
-        whose log_uid does not count or whose log is not a part of ours.
+        It may have less than it acknowledged once: entries that were not durable, or another log. Pass zeros for one
+        whose log_uid does not count or whose log is not a prefix of ours.
         """
         assert node != self.node, "a leader does not follow itself"
         self._set_progress(node, end, durable)
@@ -151,7 +151,7 @@ class LeaderReplica:
         return self._advance()
 
     def _advance(self) -> bool:
-        # Called for each write and each ack, and all but one of them are in vain: a plain loop, left at the first no.
+        # Called for each write and each ack, and mostly nothing moves: a plain loop, left at the first member behind.
         committed, acked = self.committed, None
         for progress in self._effective:
             end = progress.durable if self.sync_always else progress.end

@@ -93,7 +93,7 @@ def test_a_topic_keeps_its_name_uid_and_salt(store: MetadataStore) -> None:
         replace(topic.record, uid=topic.record.uid ^ 1),
         replace(topic.record, salt=topic.record.salt ^ 1),
     ):
-        with pytest.raises(ValueError, match="can not be changed"):
+        with pytest.raises(ValueError, match="cannot be changed"):
             store.replace("orders", topic.version, other)
 
 
@@ -107,7 +107,7 @@ def test_partitions_are_added_and_never_taken_away(store: MetadataStore) -> None
     topic = store.replace("orders", topic.version, more)
     assert sorted(topic.record.partitions) == [0, 1, 2]
     fewer = replace(topic.record, settings=TopicSettings(), partitions={0: topic.record.partitions[0]})
-    with pytest.raises(ValueError, match="can not be taken away"):
+    with pytest.raises(ValueError, match="cannot be taken away"):
         store.replace("orders", topic.version, fewer)
     with pytest.raises(ValueError, match="settings for 3 partitions"):
         store.replace(

@@ -259,7 +259,7 @@ def test_partitions_are_added_under_load(cluster: Cluster, topic: str, admins: l
     )
     for drain in drains:
         drain.close()
-    with pytest.raises(grpc.RpcError, match="can not become 2, only more"):
+    with pytest.raises(grpc.RpcError, match="cannot become 2, only more"):
         other("UpdateTopicSettings", topic=topic, partitions=2)
 
 
@@ -273,7 +273,7 @@ def test_min_isr_and_replicas(cluster: Cluster, topic: str, admins: list[Admin])
     assert record.min_isr == 3
     publish(leader, topic, b"three have it")
     wait_until(lambda: other("DescribeTopic", topic=topic).topic.partitions[0].min_isr == 3, "the leader knows")
-    with pytest.raises(grpc.RpcError, match=r"min_isr is 3; it can not be more than replicas, 2"):
+    with pytest.raises(grpc.RpcError, match=r"min_isr is 3; it cannot be more than replicas, 2"):
         other("UpdateTopicSettings", topic=topic, replicas=2)
     said = other("UpdateTopicSettings", topic=topic, replicas=5, min_isr=0)
     assert [remark for remark in said.remarks if "replicas is 5, and there are" in remark]

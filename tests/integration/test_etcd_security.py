@@ -73,7 +73,7 @@ def test_without_the_right_certificates_there_is_no_connection(tls_etcd: EtcdSer
     ):
         with pytest.raises(Unavailable):
             store_on(wrong)
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         store_on(EtcdOptions((tls_etcd.endpoint,), ca=str(certificates / "missing.crt")))
 
 
@@ -136,7 +136,7 @@ def test_a_store_takes_new_certificates_and_keeps_old_ones_while_they_are_broken
     assert works()
     replaced.write("mine.key", b"half a key")
     tls_etcd.kill()
-    with pytest.raises(Unavailable, match=r"mine\.key for the connection to etcd can not be used"):
+    with pytest.raises(Unavailable, match=r"mine\.key for the connection to etcd cannot be used"):
         store.topics()
     tls_etcd.start()
     eventually(works)
@@ -150,7 +150,7 @@ def test_a_store_takes_new_certificates_and_keeps_old_ones_while_they_are_broken
 
 def test_certificates_that_can_not_be_used_are_refused_at_the_start(replaced: Replaced) -> None:
     replaced.write("mine.key", b"half a key")
-    with pytest.raises(ConfigError, match=r"mine\.key for the connection to etcd can not be used"):
+    with pytest.raises(ConfigError, match=r"mine\.key for the connection to etcd cannot be used"):
         EtcdClient(replaced.options("127.0.0.1:1"))
 
 

@@ -4,9 +4,9 @@ Downwards:
 
     controller  the machine
     leader_check  whether the leader of an epoch leads
-    pending_probes  what nodes were asked and have not answered yet
+    pending_probes  requests to nodes that are not answered yet
     rounds      attempts to find a leader, partition by partition
     planner     the slow work: where replicas go, which leader moves where
-    node_health what the controller thinks of each node
-    events      what the controller hears and what it wants done
+    node_health what the controller knows about the health of each node
+    events      events and actions of the controller
 """

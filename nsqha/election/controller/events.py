@@ -1,7 +1,7 @@
-"""What the controller hears and what it wants done. Frozen, so that a decision can be logged, scripted and replayed.
+"""Events and actions of the controller. Frozen, so that a decision can be logged, scripted and replayed.
 
 Every `Probe` is answered by `Answered` or `NotAnswered`, every `PutPartition` by `PutDone`, every `ReadTopic` by
-`TopicRead`, every change of an intent by `IntentDone`: whoever carries actions out must not lose one.
+`TopicRead`, every change of an intent by `IntentDone`: the shell, which carries out actions, must not lose one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Outcome = Literal["applied", "refused", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """All records, as the store's view has them. What is missing is not touched any more; that is all it means."""
+    """All records, as the store's view has them. A missing record only means that it is not changed any more."""
 
     topics: Mapping[str, Versioned[TopicRecord]]
     nodes: Mapping[int, NodeInfo]
@@ -32,7 +32,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class TopicRead:
-    """One topic, read after a compare-and-set that did not go as hoped."""
+    """One topic, read after a compare-and-set that failed."""
 
     name: str
     topic: Versioned[TopicRecord] | None
@@ -40,7 +40,7 @@ class TopicRead:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Our own stream to a node ended, or could not be opened, or somebody asks us to look."""
+    """The controller's own stream to a node ended, or could not be opened, or a check of the node was requested."""
 
     node: int
     why: str = ""
@@ -48,7 +48,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """Everything that one node has lost its streams to, now."""
+    """All nodes that one node has lost its streams to, now."""
 
     by: int
     nodes: frozenset[int]
@@ -56,7 +56,7 @@ class Blamed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A node told what it has. A key that was asked for and is missing is not there."""
+    """A node reported what it has. A requested key that is missing does not exist there."""
 
     number: int  # of the probe
     node: int
@@ -66,7 +66,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class NotAnswered:
-    """The connection was refused, or the time is over."""
+    """The connection was refused, or the time-out is over."""
 
     number: int
     node: int
@@ -84,14 +84,14 @@ class PutDone:
 
 @dataclass(frozen=True, slots=True)
 class IntentDone:
-    """An intent was changed, or not; the next `Metadata` tells."""
+    """A change of an intent ended; the next `Metadata` shows its outcome."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went by."""
+    """Time has passed."""
 
 
 Event = Metadata | TopicRead | Suspect | Blamed | Answered | NotAnswered | PutDone | IntentDone | Tick
@@ -138,7 +138,7 @@ class PutIntent:
 
 @dataclass(frozen=True, slots=True)
 class RemoveIntent:
-    """It is carried out, or has become pointless."""
+    """Remove an intent that is carried out, or is no longer needed."""
 
     name: str
     expected_version: int
@@ -146,7 +146,7 @@ class RemoveIntent:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """For the log and the counters; `event` is a stable name."""
+    """Write a log line and count it; `event` is a stable name."""
 
     event: str
     text: str

@@ -1,7 +1,7 @@
-"""Whether the leader of an epoch leads. It is asked now and then, also when nobody complains.
+"""Whether the leader of an epoch leads. It is asked periodically, also when no node complains.
 
-A leader that was elected a moment ago may still be about to begin, so one answer is not enough; one that has promised
-its epoch and does not lead it never will: a process life leads an epoch once. Its answers count double.
+A leader that was just elected may not have begun yet, so one answer is not enough. A leader that has promised its epoch
+and does not lead will never lead it: a process life leads an epoch once. Its answers count double.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nsqha.ids import PartitionKey
 
 
 class Idle(NamedTuple):
-    """A leader that says that it does not lead."""
+    """A leader that reports that it does not lead."""
 
     epoch: int
     audits: int
@@ -26,15 +26,15 @@ class Idle(NamedTuple):
 
 
 class LeaderCheck:
-    """What leaders say of themselves."""
+    """Counts answers of leaders that do not lead."""
 
     def __init__(self, limits: ControllerLimits) -> None:
         self._limits = limits
         self._idle: dict[PartitionName, Idle] = {}
-        self._last: dict[int, PartitionKey] = {}  # that each node was asked for
+        self._last: dict[int, PartitionKey] = {}  # the last one that each node was asked for
 
     def turn(self, node: int, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
-        """What fits one question, of all that a node is to be asked for: those behind the ones of the last question."""
+        """The keys for the next request to a node: as many of `keys` as fit, after those of its last request."""
         ordered = sorted(set(keys))
         first = bisect_right(ordered, self._last.get(node, (0, 0)))
         chosen = [*ordered[first:], *ordered[:first]][: self._limits.keys_max]
@@ -43,7 +43,7 @@ class LeaderCheck:
         return chosen
 
     def answered(self, part: TopicPartition, node: int, report: ReplicaReport | None, now: float) -> None:
-        """A node says what it has of a partition; None: nothing."""
+        """A node reports what it has of a partition; None: nothing."""
         meta = part.meta
         if node != meta.leader:
             return
@@ -57,10 +57,10 @@ class LeaderCheck:
             self._idle[part.name] = Idle(meta.epoch, idle.audits + weight, now)
 
     def does_not_lead(self, name: PartitionName, meta: PartitionMeta) -> bool:
-        """It has said so often enough."""
+        """Whether the leader has reported often enough that it does not lead."""
         idle = self._idle.get(name)
         return idle is not None and idle.epoch == meta.epoch and idle.audits >= self._limits.idle_audits
 
     def forget(self, name: PartitionName) -> None:
-        """Another leader, or none, or no partition."""
+        """Drop the count: another leader, or none, or no partition."""
         self._idle.pop(name, None)

@@ -1,9 +1,9 @@
-"""What the controller thinks of each node: suspected, silent, blamed by others, shutting down, and which life it is in.
+"""What the controller knows of each node: suspected, silent, blamed by others, shutting down, its process life.
 
     a stream ended, or others blame it --> suspected: asked once more --answered--> nothing
                                                                       --not answered--> silent, until it answers again
 
-A node that comes, goes or registers anew begins without a past. Nothing here decides about partitions.
+A node that joins, leaves or registers again begins without history. Nothing here decides about partitions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta
 
 
 class NodeHealth:
-    """Of all nodes, in one term of one controller."""
+    """The health of all nodes, in one term of one controller."""
 
     def __init__(self) -> None:
         self.nodes: Mapping[int, NodeInfo] = {}
@@ -22,10 +22,10 @@ class NodeHealth:
         self.leaving: dict[int, float] = {}  # shut down, and since when
         self._suspects: dict[int, float] = {}
         self._blame: dict[int, dict[int, float]] = {}  # blamed -> by -> since
-        self._lives: dict[int, int] = {}  # registration that the node itself last told
+        self._lives: dict[int, int] = {}  # registration that the node itself last reported
 
     def changed(self, nodes: Mapping[int, NodeInfo], now: float) -> list[int]:
-        """These are the nodes now; whose record is another one than before."""
+        """Set the current nodes; return those whose record differs from before."""
         before, self.nodes = self.nodes, nodes
         found = [uid for uid in set(before) | set(nodes) if before.get(uid) != nodes.get(uid)]
         for uid in found:
@@ -35,13 +35,13 @@ class NodeHealth:
             else:
                 self.leaving.setdefault(uid, now)
             if old is None or new is None or old.registration != new.registration:
-                # Another life, or none: what was thought of the last one does not apply.
+                # Another life, or none: the state of the last one does not apply.
                 for held in (self.silent, self._suspects, self._blame, self._lives):
                     held.pop(uid, None)
         return found
 
     def suspect(self, node: int, now: float) -> bool:
-        """Whether that is news."""
+        """Note a suspicion. True if it is new."""
         if node not in self.nodes or node in self._suspects or node in self.silent:
             return False
         self._suspects[node] = now
@@ -51,19 +51,19 @@ class NodeHealth:
         return self._suspects.get(node)
 
     def answered(self, node: int, registration: int) -> bool:
-        """Whether a suspicion, or its silence, ends with that."""
+        """Note an answer. True if it ends a suspicion, or the node's silence."""
         self._lives[node] = registration
         return self._suspects.pop(node, None) is not None or self.silent.pop(node, None) is not None
 
     def not_answered(self, node: int) -> bool:
-        """Whether it was suspected, and counts as silent from now on."""
+        """Note a missing answer. True if the node was suspected, and counts as silent from now on."""
         since = self._suspects.pop(node, None)
         if since is not None:
             self.silent[node] = since
         return since is not None
 
     def blamed(self, by: int, nodes: frozenset[int], now: float) -> tuple[list[int], list[int]]:
-        """`by` has lost its streams to these and no others: whom it blames no more, and whom it did not blame yet."""
+        """`by` has lost its streams to exactly `nodes`. Return those it no longer blames, and those it blames newly."""
         forgiven = [
             node for node, blamers in self._blame.items() if node not in nodes and blamers.pop(by, None) is not None
         ]
@@ -73,12 +73,12 @@ class NodeHealth:
         return forgiven, anew
 
     def restarted(self, meta: PartitionMeta) -> bool:
-        """Whether the leader of a record, which is there, is in a later life than the one that was elected."""
+        """Whether the leader of a record is alive in a later life than the one that was elected."""
         lives = (self.nodes[meta.leader].registration, self._lives.get(meta.leader, 0))
         return bool(meta.registration) and max(lives) > meta.registration
 
     def cut_off(self, meta: PartitionMeta, now: float, *, after: float) -> bool:
-        """Whether so many followers have blamed the leader for `after` seconds that it can not commit."""
+        """Whether enough followers have blamed the leader for `after` seconds that it cannot commit."""
         blamers = self._blame.get(meta.leader)
         if not blamers:
             return False

@@ -1,6 +1,6 @@
-"""What the controller has asked nodes and not heard yet: one question at a time to each node, and one that is urgent.
+"""Requests of the controller that nodes have not answered yet: at most one to each node, and one urgent one.
 
-Partitions that would have been asked for meanwhile wait until the answer is there (`wait`, `returned`).
+Partitions that need a request meanwhile wait until the answer is there (`wait`, `returned`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nsqha.ids import PartitionKey
 
 
 class PendingProbes:
-    """Of one term of one controller."""
+    """The open requests of one term of one controller."""
 
     def __init__(self, limits: ControllerLimits) -> None:
         self._limits = limits
@@ -24,23 +24,23 @@ class PendingProbes:
         self._number = 0
 
     def ask(self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False) -> Probe | None:
-        """What a node has of these partitions; None: it has not answered the last question yet."""
+        """Ask a node what it has of these partitions; None: it has not answered the last request yet."""
         asked = self._asked.get((node, urgent))
         if asked is not None and now < asked.due:
             return None
         chosen = tuple(sorted(set(keys))[: self._limits.keys_max])
         self._number += 1
         timeout = self._limits.doubt_s if urgent else self._limits.probe_s
-        # An answer that never comes would silence us for good; after twice its time the question counts as lost.
+        # A lost answer would block the node for ever; after twice its time-out the request counts as lost.
         self._asked[node, urgent] = OpenProbe(self._number, frozenset(chosen), now, now + 2 * timeout)
         return Probe(self._number, node, chosen, timeout)
 
     def wait(self, node: int, urgent: bool, names: Iterable[PartitionName]) -> None:
-        """These are asked for when the answer is there."""
+        """Ask for these when the answer to the open request is there."""
         self._waiting[node, urgent].update(names)
 
     def returned(self, number: int, node: int) -> tuple[OpenProbe | None, set[PartitionName]]:
-        """The question that was answered, or failed, and who waited for that. None: it was given up."""
+        """The request that was answered, or failed, and the partitions that waited for it. None: it was given up."""
         for urgent in (True, False):
             asked = self._asked.get((node, urgent))
             if asked is not None and asked.number == number:

@@ -1,8 +1,8 @@
 """The controller's slow work: where replicas go, and which leader moves where, a little at a time.
 
-Every second or so the planner looks at the whole picture and says what to begin or to continue. All of it is throttled,
-because all of it costs the disks and the network of nodes that are busy serving; none of it is urgent, except that a
-partition which is one loss away from standing still gets a new replica sooner.
+About every second the planner looks at all metadata and says what to begin or to continue. All of it is throttled,
+because it loads the disks and the network of nodes that serve; none of it is urgent, except that a partition which
+would stop acknowledging after one more loss gets a new replica sooner.
 
     no replicas yet                      -> placed
     a move is asked for (intent)         -> its next step
@@ -12,10 +12,10 @@ partition which is one loss away from standing still gets a new replica sooner.
     more replicas than its settings say  -> moves that take some away, likewise
     leader is not the first replica      -> transfer, after `settle_s`
 
-A partition whose leader is looked for gets no more replicas: they could copy from nobody, and a single replica that can
-do without an operator as long as there is no other would need one.
+A partition whose leader is being elected gets no more replicas: they could not copy from any leader, and a single
+replica, which can be elected without an operator while it is the only one, would then need one.
 
-It also keeps the names of the nodes that hold something, so that one that is away can be called what people know it by.
+It also keeps the names of the nodes that have replicas, so that a node that is away can be shown by its name.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from nsqha.election.placement import (
 class PlanLimits:
     """Times in seconds, counts of partitions in the whole cluster."""
 
-    settle_s: float = 10.0  # nodes came or went so long ago at least
-    replace_after_s: float = 600.0  # a node that is away for so long does not come back soon
+    settle_s: float = 10.0  # time since nodes last came or went
+    replace_after_s: float = 600.0  # a node that is away for this long does not come back soon
     emergency_after_s: float = 30.0  # the same for a partition with fewer live members than min_isr
     moves_max: int = 4  # under way at once
     transfers_max: int = 4  # of leaderships back to their first replica, in one round
@@ -56,12 +56,12 @@ class PlanLimits:
 
 @dataclass(frozen=True)
 class World:
-    """The picture that plans are made from."""
+    """The state of the cluster that plans are made from."""
 
     metas: Mapping[PartitionName, PartitionMeta]
     settings: Mapping[PartitionName, TopicSettings]
     nodes: Mapping[int, NodeInfo]
-    unled: frozenset[PartitionName] = frozenset()  # a leader is looked for
+    unled: frozenset[PartitionName] = frozenset()  # a leader is being elected
 
     def load(self) -> Load:
         return Load.of(meta.replicas for meta in self.metas.values())
@@ -69,7 +69,7 @@ class World:
 
 @dataclass
 class Steps:
-    """What to do now."""
+    """The changes to make now."""
 
     puts: list[NamedPut] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class NamedPut:
-    """A partition's record to put by compare-and-set, and why, for people."""
+    """A partition's record to put by compare-and-set, with a reason for people."""
 
     name: PartitionName
     meta: PartitionMeta
@@ -86,7 +86,7 @@ class NamedPut:
 
 
 class Planner:
-    """Knows since when nodes are away, and what it has asked for already."""
+    """Makes plans. It remembers since when nodes are away, and what it has asked for already."""
 
     def __init__(self, now: float, limits: PlanLimits) -> None:
         self.limits = limits
@@ -105,7 +105,7 @@ class Planner:
     def metadata(
         self, world: World, intents: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int], now: float
     ) -> None:
-        """The picture changed."""
+        """Note that the metadata changed."""
         read = moves.read_intents(intents)
         self.moves, self.decommissions, self.balance_paused = read.moves, read.decommissions, read.balance_paused
         self._names = read.names
@@ -122,11 +122,11 @@ class Planner:
         self._asked.discard(name)
 
     def avoided(self, nodes: Mapping[int, NodeInfo]) -> frozenset[int]:
-        """Nodes that should not become leaders if others can."""
+        """Nodes that should become leaders only if no other can."""
         return self.decommissions | {uid for uid, node in nodes.items() if node.leaving or node.poisoned}
 
     def place(self, names: Iterable[PartitionName], world: World) -> list[NamedPut]:
-        """Replicas for partitions that have none; nothing for those that no node can take now."""
+        """Choose replicas for partitions that have none; those that no node can take now are left out."""
         nodes = able(world.nodes, self.decommissions)
         load = world.load()
         puts = []
@@ -139,7 +139,7 @@ class Planner:
         return puts
 
     def plan(self, world: World, now: float) -> Steps:
-        """What to begin or go on with."""
+        """What to begin or to continue."""
         steps = Steps()
         if self._ready:
             self._continue_moves(world, steps)
@@ -172,14 +172,14 @@ class Planner:
     def _begin_moves(self, world: World, steps: Steps, now: float) -> None:
         room = self.limits.moves_max - len(self.moves)
         nodes = able(world.nodes, self.decommissions)
-        # Most partitions are fine, and this runs all the time: only the others get a closer look.
+        # Most partitions need nothing, and this runs all the time: only the others are examined.
         suspects = self.decommissions | self._away.keys()
         default = replicas_wanted(TopicSettings(), nodes)
         closer = sorted(
             name
             for name, meta in world.metas.items()
             if meta.leader
-            and (room > 0 or name in self.moves)  # one that goes elsewhere needs no room
+            and (room > 0 or name in self.moves)  # a move with a new target needs no room
             and (
                 name in self.moves
                 or len(meta.replicas) < (world.settings[name].replicas or default)
@@ -208,11 +208,11 @@ class Planner:
         load: Load,
         now: float,
     ) -> tuple[tuple[int, ...], str] | None:
-        """Other replicas for a partition, and why; None if it has the right ones, or there are none better."""
+        """Better replicas for a partition, and why; None if it has the right ones, or there are no better ones."""
         wanted = self.moves.get(name)
         away = {uid for uid in (*meta.replicas, *(wanted or ())) if self._stays_away(uid, meta, world, now)}
         if wanted is not None and not away & set(wanted):
-            return None  # a move is under way, to nodes that are there
+            return None  # a move is under way, to nodes that are alive
         emptied = self.decommissions & set(meta.replicas)
         gone = away | emptied
         settings = world.settings[name]
@@ -246,7 +246,7 @@ class Planner:
         steps.transfers += balance(still, nodes, self.limits.transfers_max - under_way)
 
     def _keep_names(self, world: World, steps: Steps) -> None:
-        """What each node that holds replicas, or is to be emptied, is called; forgotten when it is away and neither."""
+        """Store names of nodes that have replicas or are being emptied; forget those of other nodes that are away."""
         named = self.decommissions.union(*(meta.replicas for meta in world.metas.values()))
         for uid in sorted(named & world.nodes.keys()):
             name, key = world.nodes[uid].name, moves.node_name(uid)
@@ -277,7 +277,7 @@ class Planner:
 
 
 def fewer(meta: PartitionMeta, count: int, nodes: Mapping[int, NodeInfo]) -> tuple[tuple[int, ...], str] | None:
-    """`count` of the replicas: the leader, and members of the ISR as they are listed; None while there are too few."""
+    """Keep `count` replicas: the leader, and members of the ISR in their order; None while there are too few."""
     fit = [uid for uid in meta.replicas if uid in meta.isr and uid in nodes]
     kept = sorted(fit, key=lambda uid: uid != meta.leader)[:count]
     return (tuple(uid for uid in fit if uid in kept), "fewer_replicas") if len(kept) == count else None

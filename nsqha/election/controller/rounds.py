@@ -1,4 +1,4 @@
-"""What the controller keeps in its head about one partition: an attempt to find a leader, and what led to it."""
+"""The controller's state about one partition: an attempt to find a leader, and its reason."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Kind = Literal["doubt", "elect", "transfer"]
 class ControllerLimits:
     """Times in seconds."""
 
-    doubt_s: float = 0.1  # a leader that is suspected has so long to answer
+    doubt_s: float = 0.1  # a suspected leader has this long to answer
     probe_s: float = 1.0
     ask_again_s: float = 0.25
-    begin_ask_s: float = 0.05  # replicas of a new partition, while they begin their logs
+    begin_ask_s: float = 0.05  # between requests to replicas of a new partition, while they begin their logs
     transfer_ask_s: float = 0.02
-    handover_s: float = 0.25  # a leader that is to go names the next one itself; else it is done here after this
+    handover_s: float = 0.25  # a leader that leaves names the next one itself; else the controller does after this
     transfer_s: float = 1.0  # then a planned change of leader is given up, or forced if the leader leaves
     transfer_pause_s: float = 30.0  # before it is tried again
-    blamed_s: float = 2.0  # a leader that so many members lost that it can not commit is replaced after this
-    scan_s: float = 0.5  # everything is looked at, and slow work goes on
-    audit_s: float = 2.0  # leaders are asked whether they lead
-    idle_audits: int = 5  # a leader that does not lead for so many audits is replaced (2 if it gave the epoch up)
+    blamed_s: float = 2.0  # a leader that lost so many members that it cannot commit is replaced after this
+    scan_s: float = 0.5  # between scans of all partitions and steps of slow work
+    audit_s: float = 2.0  # between requests to leaders whether they lead
+    idle_audits: int = 5  # a leader that does not lead in this many audits is replaced (2 if it gave the epoch up)
     keys_max: int = 1000  # per probe
     plan: PlanLimits = field(default_factory=PlanLimits)
 
 
 @dataclass
 class TopicPartition:
-    """One partition and what its topic says."""
+    """One partition and its topic's record."""
 
     name: PartitionName
     settings: TopicSettings
@@ -48,7 +48,7 @@ class TopicPartition:
 
     @property
     def sync(self) -> Sync:
-        # A default that only the nodes know counts as the strictest here.
+        # A default that only the nodes know counts as the strictest one here.
         return self.meta.sync or self.settings.sync or "always"
 
 
@@ -67,7 +67,7 @@ class Round:
 
 @dataclass(frozen=True)
 class OpenProbe:
-    """A question that a node has not answered yet; times are monotonic seconds."""
+    """A request that a node has not answered yet; times are monotonic seconds."""
 
     number: int
     keys: frozenset[PartitionKey]

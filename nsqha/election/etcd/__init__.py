@@ -1,16 +1,16 @@
-"""The metadata of a cluster in etcd: the one user of etcd, with threads of its own.
+"""The metadata of a cluster in etcd: only this package uses etcd, with threads of its own.
 
 Downwards:
 
     access     from flags to the metadata: what brokers, lookup daemons and `nsqha cluster` share
     store      the metadata store
     watch      one thread that follows all keys
-    session    a process's life in the cluster: what hangs on its lease
-    metadata_restore  what is written about metadata that nodes do not believe
+    session    a process's life in the cluster: the keys on its lease
+    metadata_restore  keys about metadata that nodes do not trust
     lease      a lease and the thread that renews it
     view       a copy of the keys, as immutable views
     keys       where records are, and requests about them
     client     calls: which endpoint, how long, how often, what a failure means
-    bridge     messages and stubs out of the package etcd3
+    bridge     messages and stubs from the package etcd3
     binary     where an etcd program is, to try a cluster on one machine
 """

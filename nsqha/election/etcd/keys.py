@@ -12,9 +12,9 @@
       hold                  Hold
       accepted              Accepted                      mod_revision
 
-uids are 16 hex digits, partition numbers decimal. Values are JSON (nsqha.election.codec); what etcd
-itself counts is not stored in them. (x): ephemeral topics hang on the lease of the process that created them. Other
-keys are left alone.
+uids are 16 hex digits, partition numbers decimal. Values are JSON (nsqha.election.codec); numbers that etcd itself
+counts are not stored in them. (x): ephemeral topics are on the lease of the process that created them. Other keys are
+not touched.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Keys:
     """The keys of one cluster."""
 
     def __init__(self, cluster_name: str) -> None:
-        """ConfigError for a name that would reach into another cluster's keys."""
+        """Raise ConfigError for a name that could reach another cluster's keys."""
         if not _NAME.fullmatch(cluster_name):
             raise ConfigError(f"{cluster_name!r} is not a cluster name: 1 to 64 letters, digits, . _ -")
         self.prefix = f"/nsqha/{cluster_name}/"
@@ -83,7 +83,7 @@ class Keys:
         return self._key(f"intents/{name}")
 
     def short(self, key: bytes) -> str:
-        """Without the prefix; "" if it is not one of ours."""
+        """The key without the prefix; "" if it is not one of this cluster's."""
         text = key.decode(errors="replace")
         return text[len(self.prefix) :] if text.startswith(self.prefix) else ""
 
@@ -98,7 +98,7 @@ def partition_of(short: str) -> tuple[int, int] | None:
 
 
 def uid_of(short: str) -> int:
-    """Of the key of a node, tombstone or waiting node, or of the intent that keeps a node's name; 0 if it is none."""
+    """The uid in the key of a node, tombstone or waiting node, or of the intent with a node's name; else 0."""
     match = _UID.fullmatch(short)
     return 0 if match is None else int(match[1], 16)
 
@@ -146,7 +146,7 @@ def intent_of(kv: Any) -> Versioned[Mapping[str, Any]]:
         plain = msgspec.json.decode(kv.value, type=dict[str, Any])
         number, intent = msgspec.convert(plain.get("format"), int), msgspec.convert(plain.get("intent"), dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise LogCorrupt(f"etcd key {kv.key.decode(errors='replace')} is no intent: {error}") from error
+        raise LogCorrupt(f"etcd key {kv.key.decode(errors='replace')} is not an intent: {error}") from error
     if number > FORMAT:
         raise ConfigError(f"etcd key {kv.key.decode(errors='replace')} has format {number}; use a newer version")
     return Versioned(intent, kv.mod_revision)
@@ -164,7 +164,7 @@ def controller_of(kv: Any) -> Controller:
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key behind all that begin with `prefix`, which ends in "/" or another byte below 0xff."""
+    """The first key after all that begin with `prefix`, which ends in "/" or another byte below 0xff."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
@@ -173,7 +173,7 @@ def get(key: bytes, *, prefix: bool = False) -> Any:
 
 
 def put(key: bytes, value: bytes, *, lease: int = 0, keep_lease: bool = False) -> Any:
-    """`keep_lease`: the key is there and stays on the lease that it has, if any."""
+    """A put request. `keep_lease`: the key exists and stays on the lease that it has, if any."""
     return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease, ignore_lease=keep_lease))
 
 
@@ -183,17 +183,17 @@ def delete(key: bytes, *, prefix: bool = False) -> Any:
 
 
 def unchanged(key: bytes, mod_revision: int) -> Any:
-    """Still as it was read; 0: still absent."""
+    """A compare: the key is still as it was read; 0: still absent."""
     return rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=mod_revision)
 
 
 def created(key: bytes, create_revision: int) -> Any:
-    """Still the same life of this key; 0: absent."""
+    """A compare: it is still the same life of this key; 0: absent."""
     return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=create_revision)
 
 
 def none_newer(prefix: bytes, revision: int) -> Any:
-    """No key with this prefix was put after `revision` (deletions do not count)."""
+    """A compare: no key with this prefix was put after `revision` (deletions do not count)."""
     return rpc.Compare(
         key=prefix,
         range_end=prefix_end(prefix),
@@ -204,7 +204,7 @@ def none_newer(prefix: bytes, revision: int) -> Any:
 
 
 def txn(compares: Iterable[Any], then: Iterable[Any], otherwise: Iterable[Any] = ()) -> Any:
-    """All or nothing. More than OPS_MAX operations are packed into transactions inside this one, without compares."""
+    """One transaction. More than OPS_MAX operations are packed into transactions inside this one, without compares."""
     ops = list(then)
     if len(ops) > OPS_PER_PART:
         parts = [ops[i : i + OPS_PER_PART] for i in range(0, len(ops), OPS_PER_PART)]

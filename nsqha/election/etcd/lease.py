@@ -1,10 +1,10 @@
 """A lease and the thread that renews it, over one stream.
 
-Renewals stop when the process's loop stops: `ticked` has to be called more often than `ttl_s / 3`, else nothing is sent
-until it is called again. A lease that was last renewed by a request *sent* at t is certainly alive on etcd's side until
-t + ttl, whatever the network did to the answer; `fresh` ends at t + 2/3 ttl, which leaves a third for clocks that
-run apart. A TTL of 0 in an answer means that etcd has no such lease any more: `lost` is called once, the thread ends.
-Silence means nothing; the thread goes on asking, on another endpoint if there is one.
+Renewals stop when the process's loop stops: `ticked` must be called more often than every `ttl_s / 3`, else nothing is
+sent until it is called again. A lease that was last renewed by a request *sent* at t is certainly alive on etcd's side
+until t + ttl, whatever happened to the answer; `fresh` ends at t + 2/3 ttl, which leaves a third for clock drift. A TTL
+of 0 in an answer means that etcd has no such lease any more: `lost` is called once, the thread ends. No answer means
+nothing; the thread keeps asking, on another endpoint if there is one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nsqha.election.etcd.view import Trouble
 from nsqha.election.session import Lost
 from nsqha.errors import NsqhaError
 
-FRESH = 2 / 3  # of the lease's time
-RENEWALS = 3  # per lease's time, while all is well
-CHECK_S = 0.1  # how soon a loop that runs again is noticed
+FRESH = 2 / 3  # of the TTL
+RENEWALS = 3  # per TTL, while all is well
+CHECK_S = 0.1  # how soon it is noticed that the loop runs again
 STOP_WAIT_S = 2.0
 
 
 class EtcdLease:
-    """Granted when made, renewed after `start`."""
+    """A lease that is granted when this is created, and renewed after `start`."""
 
     def __init__(self, client: EtcdClient, clock: Clock, *, ttl_s: float, lost: Lost, trouble: Trouble) -> None:
         """Raises what a call raises."""
@@ -38,17 +38,17 @@ class EtcdLease:
         self._lost = lost
         self._trouble = trouble
         self._renewed = self._ticked = clock.monotonic()
-        # A second lease, if the answer to the first got lost, dies of age.
+        # If the answer to a first request was lost, that lease expires unused.
         granted = client.lease_call(
             lambda stubs: stubs.lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=max(1, round(ttl_s)))
         )
         self.id: int = granted.ID
-        self.ttl_s: float = granted.TTL  # at least what was asked for; etcd has a lowest
+        self.ttl_s: float = granted.TTL  # at least what was asked for; etcd has a minimum
         self._stopped = threading.Event()
         self._gone = False
-        self._failing = False  # said already
+        self._failing = False  # reported already
         self._stream: _Stream | None = None
-        self._endpoint = 0  # of the client, that it is on
+        self._endpoint = 0  # the client's endpoint that the stream is on
         self._thread = threading.Thread(target=self._run, name="etcd-lease", daemon=True)
 
     def start(self) -> None:
@@ -62,11 +62,11 @@ class EtcdLease:
 
     @property
     def gone(self) -> bool:
-        """etcd has said so, or it was given back."""
+        """Whether etcd has reported the lease as gone, or it was revoked."""
         return self._gone
 
     def stop(self, *, revoke: bool) -> None:
-        """Renew no more. `revoke`: what hangs on it goes at once, else when its time is up."""
+        """Stop renewing. `revoke`: keys on the lease are removed at once, else when its TTL is over."""
         self._stopped.set()
         stream = self._stream  # the thread may drop it at any moment
         if stream is not None:
@@ -77,14 +77,14 @@ class EtcdLease:
             try:
                 self._client.lease_call(lambda stubs: stubs.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=self.id))
             except NsqhaError as error:
-                self._trouble(f"the lease was not given back and ends in {self.ttl_s:g} s: {error}")
+                self._trouble(f"the lease was not revoked and ends in {self.ttl_s:g} s: {error}")
         self._gone = True
 
     def _run(self) -> None:
         try:
             self._renew_on()
         finally:
-            self._close_stream()  # also one that was opened while `stop` looked
+            self._close_stream()  # also one that was opened while `stop` ran
 
     def _renew_on(self) -> None:
         interval = self.ttl_s / RENEWALS
@@ -103,18 +103,18 @@ class EtcdLease:
     def _renew(self, now: float) -> bool:
         try:
             if self._stream is not None and self._endpoint != self._client.endpoint:
-                # Others have left that endpoint. A member that froze would take the renewal, and its time.
+                # Other calls have left that endpoint. A renewal on a frozen member would wait for its time-out.
                 self._close_stream()
             if self._stream is None:
                 self._endpoint = self._client.endpoint
                 self._stream = _Stream(self._client, self._endpoint, self.id)
             ttl = self._stream.renew(self._client.options.call_s)
         except Exception as error:
-            # Whatever it is, no thread that can not be started included: this one ends only with the lease.
+            # Any error, also a thread that cannot be started: this thread ends only with the lease.
             if self._stopped.is_set():
                 return False
             if not self._failing:
-                self._trouble(f"the lease could not be renewed, trying on: {reason(error)}")
+                self._trouble(f"the lease could not be renewed, trying again: {reason(error)}")
             self._failing = True
             self._drop_stream(error)
             return False
@@ -139,7 +139,7 @@ class EtcdLease:
 
 
 class _Stream:
-    """Requests and answers take turns. A second thread reads, so that waiting for an answer has an end."""
+    """A stream of requests and answers in turn. A second thread reads, so that waiting for an answer has a limit."""
 
     def __init__(self, client: EtcdClient, endpoint: int, lease: int) -> None:
         self._client = client
@@ -151,7 +151,7 @@ class _Stream:
         threading.Thread(target=self._read, name="etcd-lease-reader", daemon=True).start()
 
     def renew(self, wait_s: float) -> int:
-        """The TTL that etcd answers, 0: no such lease. Unavailable after `wait_s`, RpcError."""
+        """Renew; return the TTL that etcd answers, 0: no such lease. NsqhaError after `wait_s`, RpcError."""
         self._requests.put(rpc.LeaseKeepAliveRequest(ID=self._lease))
         try:
             answer = self._answers.get(timeout=wait_s)

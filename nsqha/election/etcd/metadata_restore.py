@@ -1,7 +1,7 @@
-"""What nodes that do not believe their etcd, and the operator who lets them, write there all the same.
+"""Keys that nodes and an operator write to an etcd whose metadata the nodes do not trust.
 
-The keys `waiting/<uid>`, `hold` and `accepted` are no metadata: nothing is decided by them but whom to ask and when to
-wait. So they are read and written through a connection that believes whoever answers.
+The keys `waiting/<uid>`, `hold` and `accepted` are not metadata: they only decide which nodes to ask and when to wait.
+So they are read and written through a connection that trusts every etcd.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TTL_S = 10.0  # a waiting node that is gone is forgotten after this
 
 @dataclass(frozen=True)
 class EtcdSnapshot:
-    """All of it at one revision, and whose etcd it is."""
+    """All these keys at one revision, and the cluster that the etcd belongs to."""
 
     etcd_cluster_id: int
     revision: int
@@ -36,9 +36,9 @@ class EtcdSnapshot:
 
     @property
     def why_not(self) -> str:
-        """Why nobody may decide by this metadata; empty: nothing is known against it."""
+        """Why these metadata are not trusted; empty: no reason is known."""
         if self.hold is not None:
-            return "nsqha cluster accept-metadata is under way, or was broken off: run it again"
+            return "nsqha cluster accept-metadata is under way, or was interrupted: run it again"
         if self.waiting:
             names = ", ".join(node.name or f"{uid:016x}" for uid, node in sorted(self.waiting.items()))
             return f"nodes wait for nsqha cluster accept-metadata: {names}"
@@ -46,7 +46,7 @@ class EtcdSnapshot:
 
 
 class EtcdAcceptance:
-    """Blocking calls, from one thread at a time. Unavailable, OutcomeUnknown, ConfigError as `EtcdClient`."""
+    """Blocking calls, from one thread at a time. Unavailable, OutcomeUnknown, ConfigError as of `EtcdClient`."""
 
     def __init__(self, options: EtcdOptions, cluster_name: str, clock: Clock, trouble: Trouble) -> None:
         self._client = _Believing(options)
@@ -60,7 +60,7 @@ class EtcdAcceptance:
         return look(self._client, self._keys)
 
     def announce(self, node: WaitingNode) -> None:
-        """Be found under `waiting/`; call it again about once a second, or it ends."""
+        """Write this node under `waiting/`; call it again about once a second, or the key expires."""
         if self._lease is None or self._lease.gone:
             self._lease = EtcdLease(self._client, self._clock, ttl_s=TTL_S, lost=lambda: None, trouble=self._trouble)
             self._lease.start()
@@ -72,17 +72,17 @@ class EtcdAcceptance:
             self._told = node
 
     def hold(self, hold: Hold) -> None:
-        """From now on nodes stop to lead; safe to repeat."""
+        """Write the hold: nodes stop leading; safe to repeat."""
         self._change([], [put(self._keys.hold, encode(hold))])
 
     def accept(self, before: Versioned[AcceptedMetadata], accepted: AcceptedMetadata) -> None:
-        """Let these nodes go on, and end the hold. Conflict: somebody else accepted meanwhile."""
+        """Let these nodes continue, and end the hold. Conflict: another operator accepted meanwhile."""
         changes = [put(self._keys.accepted, encode(accepted)), delete(self._keys.hold)]
         if not self._change([unchanged(self._keys.accepted, before.version)], changes).succeeded:
-            raise Conflict("the metadata were accepted by somebody else meanwhile; look again")
+            raise Conflict("another operator accepted the metadata meanwhile; look again")
 
     def close(self) -> None:
-        """Be found no more."""
+        """Remove the key under `waiting/`."""
         if self._lease is not None:
             self._lease.stop(revoke=True)
         self._client.close()
@@ -92,7 +92,7 @@ class EtcdAcceptance:
 
 
 def look(client: EtcdClient, keys: etcd_keys.Keys) -> EtcdSnapshot:
-    """One read of what nodes and operators wrote about this metadata."""
+    """Read once what nodes and operators wrote about these metadata."""
     wanted = [get(keys.waiting, prefix=True), get(keys.hold), get(keys.accepted), get(keys.cluster)]
     (waiting, hold, accepted, cluster), header = client.ranges(*(op.request_range for op in wanted))
     nodes = [etcd_keys.record_of(WaitingNode, kv) for kv in waiting]
@@ -107,7 +107,7 @@ def look(client: EtcdClient, keys: etcd_keys.Keys) -> EtcdSnapshot:
 
 
 class _Believing(EtcdClient):
-    """Takes every etcd for the right one."""
+    """A client that trusts every etcd."""
 
     def saw(self, header: Any, *, at_least: int) -> None:
         pass

@@ -1,8 +1,8 @@
-"""A process's life in a cluster: what hangs on its lease, and how it gets there.
+"""A process's life in a cluster: the keys on its lease, and how they are created.
 
-A node's key is created only if it is absent, so that its create_revision is a registration nobody else had. One that is
-there already belongs to an earlier life of this node, which is waited for until its lease ends; or, if it is still
-renewed after twice that time, to another process that runs on a copy of the data directory.
+A node's key is created only if it is absent, so that its create_revision is a unique registration. A key that exists
+already belongs to an earlier life of this node, and registration waits until its lease ends; or, if it is still renewed
+after twice that time, to another process that runs on a copy of the data directory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nsqha.election.model import Controller, NodeInfo
 from nsqha.election.session import Lost
 from nsqha.errors import ConfigError, Conflict, NotFound, OutcomeUnknown
 
-WAIT_S = 0.25  # between two looks at a key that has to go
+WAIT_S = 0.25  # between two reads of a key that must go
 CLONE_TTLS = 2
-LESSOR_S = 1.0  # etcd looks for leases that ended every half second
+LESSOR_S = 1.0  # etcd checks for ended leases every half second
 
 
 class EtcdSession:
@@ -113,18 +113,18 @@ class EtcdSession:
         self._lease.stop(revoke=True)
 
     def _create(self, key: bytes, value: bytes, *, wait_out_doubt: bool = True) -> Any:
-        """The key as it is now, created on our lease if it was absent. None: the outcome is unknown, ask again."""
+        """Create the key on our lease if it is absent; return it as it is now. None: outcome unknown, ask again."""
         request = txn([created(key, 0)], [put(key, value, lease=self._lease.id), get(key)], [get(key)])
         try:
             answer = self._client.change(lambda stubs: stubs.kv.Txn, request)
         except OutcomeUnknown as error:
-            if wait_out_doubt and not isinstance(error, Full):  # which takes an operator
+            if wait_out_doubt and not isinstance(error, Full):  # Full needs an operator
                 return None
             raise
         return answer.responses[-1].response_range.kvs[0]
 
     def _patience(self, lease: int) -> float:
-        """How long a key on this lease can be there without being renewed, twice."""
+        """Twice the time for which a key on this lease can exist without a renewal."""
         request = rpc.LeaseTimeToLiveRequest(ID=lease)
         answer = self._client.lease_call(lambda stubs: stubs.lease.LeaseTimeToLive, request)
         return CLONE_TTLS * max(float(answer.grantedTTL), self._lease.ttl_s) + LESSOR_S

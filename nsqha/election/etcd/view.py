@@ -1,8 +1,8 @@
 """A copy of a cluster's keys, kept up to date by the watch and handed out as immutable views.
 
-Only the watch thread changes it. A record that can not be read (of a newer version, or damaged) is left as it was known
-before, reported once, and named in each view (`unreadable`); whoever has to decide by it reads it himself and gets the
-error.
+Only the watch thread changes it. A record that cannot be read (of a newer version, or damaged) stays as it was known
+before, is reported once, and is named in each view (`unreadable`); a caller that must decide by it reads it from the
+store and gets the error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Trouble = Callable[[str], None]
 
 @dataclass
 class KeyedRecords:
-    """What the keys hold. A topic's partitions are under its uid, as in etcd, until a view puts them together."""
+    """The records of the keys. A topic's partitions are under its uid, as in etcd, until a view joins them."""
 
     keys: etcd_keys.Keys
     trouble: Trouble
@@ -81,7 +81,7 @@ class KeyedRecords:
         return self._view(topics), hints
 
     def whole(self) -> View:
-        """The view from scratch."""
+        """Build the view from all records."""
         self._end_round()
         return self._view({name: self._join(topic) for name, topic in self.topics.items()})
 
@@ -134,7 +134,7 @@ class KeyedRecords:
         elif kind == "tombstones" and (uid := etcd_keys.uid_of(short)):
             self.tombstones[uid] = etcd_keys.record_of(Tombstone, kv)
         elif kind == "intents":
-            intent = etcd_keys.intent_of(kv).record  # also of those that are not kept here: this is who reports it
+            intent = etcd_keys.intent_of(kv).record  # also for intents that are not kept here: this reports damage
             if uid := etcd_keys.uid_of(short):
                 self.node_names[uid] = str(intent.get("name", ""))
         elif (partition := etcd_keys.partition_of(short)) is not None:
@@ -143,5 +143,5 @@ class KeyedRecords:
 
 
 def join(topic: Versioned[TopicRecord], partitions: dict[int, PartitionMeta]) -> Versioned[TopicRecord]:
-    """A topic as the rest of the program knows it."""
+    """A topic record with its partitions."""
     return Versioned(replace(topic.record, partitions=dict(sorted(partitions.items()))), topic.version)

@@ -6,10 +6,10 @@
 
 Where it stopped is the last *event's* revision + 1: in the middle of a backlog the header of a response already names
 the newest revision, while events up to it are still to come. A response without events is a progress notification,
-only sent when there is nothing more to come, and there the header counts.
+sent only when there are no more events, and there the header counts.
 
-Each attempt is a fresh stream on the client's current endpoint, after a pause of 50 ms that doubles up to 1 s. The
-thread hands over views and hints; whoever gets them is called on this thread.
+Each attempt is a new stream on the client's current endpoint, after a back-off of 50 ms that doubles up to 1 s. The
+receiver of views and hints is called on this thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Publish = Callable[[View, list[str]], None]
 
 
 class EtcdWatch:
-    """The thread. `publish` gets each new view and the hints that lead to it."""
+    """The watch thread. `publish` gets each new view and its hints."""
 
     def __init__(self, client: EtcdClient, keys: etcd_keys.Keys, publish: Publish, trouble: Trouble) -> None:
         self._client = client
@@ -47,13 +47,13 @@ class EtcdWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
         self._stream: Any = None
-        self._endpoint = 0  # of the client, that it is on
+        self._endpoint = 0  # the client's endpoint that the stream is on
         self._view = View()
         self._records = KeyedRecords(keys, trouble)
         self._next = 0  # the revision to watch from
         self._broke = False  # a stream has ended
         self._relist = False
-        self._doubted = False  # and that was said
+        self._doubted = False  # and that was reported
 
     def start(self) -> None:
         """List, publish the first view, then follow in the background. Raises what a read raises."""
@@ -62,18 +62,18 @@ class EtcdWatch:
         self._thread.start()
 
     def reconnect(self) -> None:
-        """Give up the stream there is; the thread opens another. From any thread."""
+        """Close the current stream; the thread opens another. From any thread."""
         stream = self._stream
         if stream is not None:
             stream.cancel()
 
     def begin_again(self) -> None:
-        """List everything anew: what was known is of another past. From any thread."""
+        """List everything again: the known records are of another history. From any thread."""
         self._relist = True
         self.reconnect()
 
     def stop(self) -> None:
-        """No more calls of `publish` when this returns, unless one of them hangs."""
+        """Stop. `publish` is not called after this returns, unless a call of it hangs."""
         self._stopped.set()
         self.reconnect()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -97,18 +97,18 @@ class EtcdWatch:
                     self._take(response)
                     pause = PAUSE_MIN_S
             except Exception as error:
-                # Whatever it is, no thread that can not be started included: without this one nothing is seen any more.
+                # Any error, also a thread that cannot be started: without this thread no change is seen any more.
                 why = reason(error)
                 if isinstance(error, grpc.RpcError):
                     self._leave(error.code())
                 elif isinstance(error, StaleMetadata) and not self._doubted:
                     self._doubted = True
-                    self._publish(self._view, [""])  # whoever looks now hears of it from the store
+                    self._publish(self._view, [""])  # a reader that reacts to it gets the error from the store
             if self._stopped.is_set():
                 return
             self._broke = True
             if pause == PAUSE_MIN_S:  # not for every attempt
-                self._trouble(f"the watch on etcd broke and goes on behind revision {self._next - 1}: {why}")
+                self._trouble(f"the watch on etcd broke and continues after revision {self._next - 1}: {why}")
             self._stopped.wait(pause)
             pause = min(2 * pause, PAUSE_MAX_S)
 
@@ -119,13 +119,13 @@ class EtcdWatch:
             self._client.rotate(self._endpoint)
 
     def _responses(self) -> Iterator[Any]:
-        """Of one stream."""
+        """The responses of one stream."""
         if not self._next or self._relist:
-            self._next = 0  # as long as that fails
+            self._next = 0  # while that fails
             self._relist = self._doubted = False
             self._list()
         elif self._broke:
-            # A watch that goes on behind what an older etcd has would wait there without a word. A read notices.
+            # A watch from a revision that an older etcd does not have yet would wait silently. A read notices that.
             self._client.confirm(self._keys.cluster)
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         create = rpc.WatchCreateRequest(
@@ -144,17 +144,17 @@ class EtcdWatch:
                 return
             yield from stream
         finally:
-            requests.put(None)  # lets gRPC's sending thread go
+            requests.put(None)  # ends gRPC's sending thread
             stream.cancel()
             self._stream = None
 
     def _take(self, response: Any) -> None:
-        self._client.saw(response.header, at_least=0)  # of a member that may lag
+        self._client.saw(response.header, at_least=0)  # from a member that may lag
         if response.canceled:
             if response.compact_revision:
                 self._next = 0
                 raise Compacted(f"revision {response.compact_revision} is the oldest that etcd still has")
-            self._client.forget_token()  # an expired token looks like a permission that is missing
+            self._client.forget_token()  # an expired token looks like a missing permission
             raise NsqhaError(f"etcd refuses the watch: {response.cancel_reason}")
         if response.events:
             for event in response.events:
@@ -177,7 +177,7 @@ def list_keys(client: EtcdClient, prefix: bytes, *, revision: int = 0) -> tuple[
         except Compacted:
             if revision:
                 raise
-            # Changes went on and were compacted while we listed; begin again.
+            # There were changes, and a compaction, during the listing; begin again.
 
 
 def _list_at(client: EtcdClient, prefix: bytes, revision: int) -> tuple[list[Any], int]:

@@ -65,7 +65,7 @@ def test_a_cluster_is_well_when_everything_can_be_acknowledged() -> None:
 
 
 def test_records_that_can_not_be_read_are_shown_and_refuse_a_change(capsys: pytest.CaptureFixture[str]) -> None:
-    why = "etcd key /nsqha/c/topics/bad: this is no TopicRecord"
+    why = "etcd key /nsqha/c/topics/bad: this is not a TopicRecord"
 
     class Store(MemoryStore):
         def topics(self) -> dict[str, Versioned[TopicRecord]]:

@@ -85,4 +85,4 @@ def test_a_replica_without_a_log_is_in_the_plan(capsys: pytest.CaptureFixture[st
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[1:3] for row in rows[1:]] == [["a", "5:100"], ["b", "nothing"], [f"{3:016x}", "no"]]
     (lost,) = cluster_accept._costs(planned, found)
-    assert lost.startswith("orders/0: acknowledged messages may be lost: 2 of its replicas were not heard or")
+    assert lost.startswith("orders/0: acknowledged messages may be lost: 2 of its replicas did not answer or")

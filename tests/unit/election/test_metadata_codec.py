@@ -163,7 +163,7 @@ def damaged(**changes: Any) -> bytes:
     ],
 )
 def test_what_is_no_record_is_refused(data: bytes) -> None:
-    with pytest.raises(LogCorrupt, match="this is no TopicRecord: "):
+    with pytest.raises(LogCorrupt, match="this is not a TopicRecord: "):
         decode(TopicRecord, data)
 
 

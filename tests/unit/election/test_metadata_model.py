@@ -70,7 +70,7 @@ def test_a_list_after_a_rebuild_is_newer_than_every_copy() -> None:
         ({"abandoned_over_bytes": 0}, "abandoned_over_bytes is 0; it must be 1 or more"),
         ({"replicas": 16}, "replicas is 16; it must be 1 to 15"),
         ({"min_isr": 0}, "min_isr is 0; it must be 1 to 15"),
-        ({"replicas": 2, "min_isr": 3}, "min_isr is 3; it can not be more than replicas, 2"),
+        ({"replicas": 2, "min_isr": 3}, "min_isr is 3; it cannot be more than replicas, 2"),
     ],
 )
 def test_settings_that_can_not_be(changes: dict[str, object], message: str) -> None:

@@ -117,9 +117,9 @@ def test_a_node_that_is_not_heard_is_named_with_what_that_may_cost() -> None:
     assert not decided(one_away).loss, "two acknowledged whatever was: one of them was heard"
     assert C in after(one_away).replicas
     two_away = planned(node(A))
-    assert two_away.unheard == (B, C) and "2 of its replicas were not heard" in decided(two_away).loss
+    assert two_away.unheard == (B, C) and "2 of its replicas did not answer" in decided(two_away).loss
     has_nothing = planned(node(A), node(B, replicas={}))
-    assert "2 of its replicas were not heard or have lost their log" in decided(has_nothing).loss
+    assert "2 of its replicas did not answer or have lost their log" in decided(has_nothing).loss
     doubtful = planned(node(A, replicas={KEY: has(A, cut=True)}), node(B))
     assert "has damage" in decided(doubtful).loss
 
@@ -189,7 +189,7 @@ def test_replicas_moved_while_all_who_answer_were_away_are_not_forgotten() -> No
     """C led, gave A's and B's replicas to D and another, and all three are dead now."""
     unaware = planned(node(A), node(B), also_named=(D, 5))
     assert unaware.unheard == (C, D, 5)
-    assert "moved to nodes that were not heard" in decided(unaware).loss
+    assert "moved to nodes that did not answer" in decided(unaware).loss
     aware = planned(node(A, topics=seen(ORDERS), view_revision=60), node(B), also_named=(D, 5))
     assert not decided(aware).loss, "A saw the records until the end: nothing was moved"
     assert not decided(planned(node(A), node(B), node(C), also_named=(D,))).loss, "one alone could not acknowledge"

@@ -52,7 +52,7 @@ def test_what_keeps_from_committing_is_told() -> None:
     core.acked(2, end=5, durable=0)
     assert core.waits_for == ""
     core.set_isr((1,), (1,))
-    assert core.waits_for == "fewer than the 2 replicas that have to be in sync are"
+    assert core.waits_for == "fewer than 2 replicas (min_isr) are in sync"
     core = leader(isr=(1, 2, 3), min_isr=2)
     core.written(5)
     assert core.waits_for == "", "one of them may leave the ISR"

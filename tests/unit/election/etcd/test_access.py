@@ -46,7 +46,7 @@ def test_an_etcd_that_is_not_there_is_named_once_with_what_to_do() -> None:
     flags = Options(etcd_endpoints=("127.0.0.1:1",))
     with pytest.raises(Unavailable) as unusable:
         look_at(flags, SystemClock())
-    wanted = "etcd at 127.0.0.1:1 can not be reached: Connection refused; start it, or correct --etcd-endpoint"
+    wanted = "etcd at 127.0.0.1:1 cannot be reached: Connection refused; start it, or correct --etcd-endpoint"
     assert str(unusable.value) == wanted
 
 

@@ -65,23 +65,23 @@ def test_why_etcd_is_not_reached_is_said_in_few_words() -> None:
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to remote host: "
     )
     error = _meaning(Failed(Code.UNAVAILABLE, f"{whole}Connection refused"), "; a file is missing")
-    assert str(error) == "etcd can not be reached: 127.0.0.1:9: Connection refused; a file is missing"
+    assert str(error) == "etcd cannot be reached: 127.0.0.1:9: Connection refused; a file is missing"
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"endpoints": ()}, "no etcd endpoint"),
-        ({"endpoints": ("localhost",)}, "no endpoint of etcd"),
-        ({"endpoints": ("h:x",)}, "no endpoint of etcd"),
-        ({"endpoints": ("h:70000",)}, "no endpoint of etcd"),
-        ({"endpoints": ("unix://h:1",)}, "no endpoint of etcd"),
+        ({"endpoints": ("localhost",)}, "not an endpoint of etcd"),
+        ({"endpoints": ("h:x",)}, "not an endpoint of etcd"),
+        ({"endpoints": ("h:70000",)}, "not an endpoint of etcd"),
+        ({"endpoints": ("unix://h:1",)}, "not an endpoint of etcd"),
         ({"endpoints": ("http://h:1", "https://h:2")}, "use one of them"),
         ({"endpoints": ("http://h:1",), "ca": "ca.crt"}, "do not use TLS"),
         ({"endpoints": ("h:1",), "ca": "ca.crt", "cert": "c.crt"}, "both its file and its key"),
         ({"endpoints": ("h:1",), "cert": "c.crt", "key": "c.key"}, "needs TLS"),
-        ({"endpoints": ("h:1",), "user": "me"}, "together or not at all"),
-        ({"endpoints": ("h:1",), "password": "secret"}, "together or not at all"),
+        ({"endpoints": ("h:1",), "user": "me"}, "must be given together"),
+        ({"endpoints": ("h:1",), "password": "secret"}, "must be given together"),
         ({"endpoints": ("h:1",), "call_s": 5.0}, "at most 1.0"),
     ],
 )

@@ -183,4 +183,4 @@ def test_who_waits_for_replicas_is_told_that_it_is_replicas() -> None:
     outcome = rig.publish(b"too few")
     rig.pass_time(6)
     rig.partition.keep_house(rig.partition.now())
-    assert outcome.answers == ["not stored: fewer than the 2 replicas that have to be in sync are"]
+    assert outcome.answers == ["not stored: fewer than 2 replicas (min_isr) are in sync"]

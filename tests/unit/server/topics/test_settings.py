@@ -38,16 +38,16 @@ def floors(found: TopicRecord, **chosen: Any) -> list[int]:
 def test_partitions_only_grow() -> None:
     assert rules.changed_settings(record(2), {"partitions": 5}).partitions == 5
     assert rules.changed_settings(record(2), {"partitions": 2}).partitions == 2
-    with pytest.raises(ValueError, match="topic t has 2 partitions; they can not become 1, only more"):
+    with pytest.raises(ValueError, match="topic t has 2 partitions; they cannot become 1, only more"):
         rules.changed_settings(record(2), {"partitions": 1})
     with pytest.raises(ValueError, match="partitions is 1024"):
         rules.changed_settings(record(2), {"partitions": 1024})
 
 
 def test_min_isr_is_at_most_replicas() -> None:
-    with pytest.raises(ValueError, match="min_isr is 3; it can not be more than replicas, 2"):
+    with pytest.raises(ValueError, match="min_isr is 3; it cannot be more than replicas, 2"):
         rules.changed_settings(record(replicas=3), {"replicas": 2, "min_isr": 3})
-    with pytest.raises(ValueError, match="min_isr is 4; it can not be more than replicas, 3 unless they are set"):
+    with pytest.raises(ValueError, match="min_isr is 4; it cannot be more than replicas, 3 unless they are set"):
         rules.changed_settings(record(), {"min_isr": 4})
     assert rules.changed_settings(record(), {"replicas": 4, "min_isr": 4}).min_isr == 4
 
