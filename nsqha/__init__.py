@@ -7,8 +7,8 @@ Downwards:
     cli          the `nsqha` command
     admin        administration over gRPC
     server       the broker's shell: sockets, the event loop, worker threads
-    replication  who has acknowledged what, and what is committed: decisions without I/O
-    election     the metadata: which topics exist, who leads each partition, where that is kept
+    replication  which replica has acknowledged what, and what is committed: decisions without I/O
+    election     the metadata: which topics exist, which node leads each partition, where that is stored
     cursor       channels as cursors over the log
     commitlog    segments, commitlog, recovery, the node journal
     wire         the NSQ V2 protocol
@@ -19,10 +19,10 @@ Downwards:
     frames       numbers of control frames and flags of batches
     ranges       sets of integers as ranges
     ids          names and numbers of the whole system
-    clock        time, handed in
-    grpc_env     the environment that gRPC finds
+    clock        clocks, passed in
+    grpc_env     environment variables for gRPC
     errors       every exception
-    hot          what touches every message, compiled or not
+    hot          the code that runs for every message, compiled or not
 """
 
 __version__ = "0.1.0"

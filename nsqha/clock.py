@@ -1,4 +1,4 @@
-"""Time, handed in: the only module below the shell that reads a clock.
+"""Clocks, passed in as arguments: this is the only module below the shell that reads a clock.
 
 Two clocks that are never mixed: `monotonic` for deadlines (seconds, never goes back), `wall_ns` for message
 timestamps, due times of delays and retention (nanoseconds since 1970, may jump).
@@ -35,7 +35,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told; for tests and simulation."""
+    """A clock that moves only by `advance`; for tests and simulation."""
 
     def __init__(self, mono: float = 1000.0, wall_ns: int = 1_700_000_000_000_000_000) -> None:
         self.mono = mono
@@ -53,5 +53,5 @@ class ManualClock:
 
 
 def read(clock: Clock) -> Now:
-    """Both clocks at once."""
+    """Read both clocks at once."""
     return tuple.__new__(Now, (clock.monotonic(), clock.wall_ns()))  # Now(...), in half the time

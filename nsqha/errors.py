@@ -1,20 +1,20 @@
-"""Every exception of the project, and whose fault each one is.
+"""Every exception of the project, and its cause.
 
     NsqhaError
       ConfigError          a flag, file or folder that this program was started with; says what to change
-      NotFound             a topic, channel, message or file that is not there
+      NotFound             a topic, channel, message or file does not exist
       Conflict             it exists already, or was changed meanwhile
-        WrongKind            a channel that is there is a reader's, or is not; a topic is another one of the same name
+        WrongKind            the channel is a reader's, or is not one; or the topic is another one of the same name
       StaleMetadata        the metadata store is another one, or older, than this node has acted on; nothing was done
-      LimitReached         there are as many as there may be; nothing was done
+      LimitReached         a limit on their number is reached; nothing was done
       Unavailable          not now: shutting down, disk low, no leader; the request was NOT carried out
       OutcomeUnknown       the request may or may not have been carried out
       StorageError         the disk refused
         AppendFailed         nothing was stored; the log is as it was before
-        Poisoned             a write or fsync failed in a way that can not be undone; the data directory is closed
-      LogCorrupt           our disk lies: stored bytes do not verify; the partition stops there
+        Poisoned             a write or fsync failed in a way that cannot be undone; the data directory is closed
+      LogCorrupt           stored bytes do not verify; the partition stops there
 
-Trouble that is expected (a peer is gone, a client misbehaves) is an event or a reply, not an exception.
+An expected failure (a peer is gone, a client misbehaves) is an event or a reply, not an exception.
 A broken invariant is an `assert`.
 """
 
@@ -26,32 +26,32 @@ class NsqhaError(Exception):
 
 
 class ConfigError(NsqhaError):
-    """The program was started with something it can not use."""
+    """The program was started with something it cannot use."""
 
 
 class NotFound(NsqhaError):
-    """What was asked for does not exist."""
+    """The requested object does not exist."""
 
 
 class Conflict(NsqhaError):
-    """It exists already, or somebody changed it meanwhile."""
+    """It exists already, or was changed meanwhile."""
 
 
 class WrongKind(Conflict):
-    """The channel is one for consumers where a reader's is asked for, or the other way round; or the topic was deleted
-    and made anew, and the one before is meant."""
+    """The channel is for consumers where a reader's is wanted, or the other way round; or the request means an earlier
+    topic of this name, which was deleted."""
 
 
 class StaleMetadata(NsqhaError):
-    """The metadata store is not the one, or is older than, what this node has acted on: nobody decides by it."""
+    """The metadata store is another one, or older, than this node has acted on: no decision may rest on it."""
 
 
 class LimitReached(NsqhaError):
-    """There are as many as there may be; nothing was done."""
+    """A limit on their number is reached; nothing was done."""
 
 
 class Unavailable(NsqhaError):
-    """Not now; nothing was done."""
+    """It is not possible now; nothing was done."""
 
 
 class OutcomeUnknown(NsqhaError):
@@ -67,7 +67,7 @@ class AppendFailed(StorageError):
 
 
 class Poisoned(StorageError):
-    """A failed fsync, or a failed write that could not be cut back: nothing more is trusted here."""
+    """An fsync failed, or a write failed and could not be cut back: this data directory is not trusted any more."""
 
 
 class LogCorrupt(NsqhaError):

@@ -2,9 +2,9 @@
 
     [size u32 = 4 + len(payload)][type u32][payload]         big endian
 
-Type 2 is a message. Types 16 to 31 must be understood by whoever reads the log, types from 32 on may be skipped. In a
-batch, channel events come first and their place is the batch's first offset; an attributes frame precedes the messages
-it speaks of. What the payloads say is decided in `nsqha.cursor.events`.
+Type 2 is a message. A reader of the log must understand types 16 to 31 and may skip types from 32 on. In a batch,
+channel events come first and their place is the batch's first offset; an attributes frame precedes its messages. The
+formats of the payloads are in `nsqha.cursor.events`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CHECKPOINT: Final = 24
 EPOCH_START: Final = 25
 HOLD: Final = 26
 
-# Flags of a commitlog entry: what a reader of the batch can not step over without looking.
+# Flags of a commitlog entry: reasons why a reader may not skip the batch unread.
 HAS_EVENTS: Final = 1
 HAS_ATTRIBUTES: Final = 2
 HAS_CHECKPOINT: Final = 4
 HAS_CARRY: Final = 8
-# The frames of the batch can not be read on this replica, and an operator has given them up; see `commitlog.entry`.
+# The frames of the batch cannot be read on this replica, and an operator has given them up; see `commitlog.entry`.
 LOST: Final = 1 << 29
 
 HEAD: Final = struct.Struct(">II")

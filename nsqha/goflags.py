@@ -1,4 +1,4 @@
-"""Command line flags, config file and environment, with the habits of Go's flag package.
+"""Command line flags, config file and environment, with the syntax of Go's flag package.
 
     -x v   --x v   -x=v   --x=v     one dash or two are the same; a boolean takes a value only after `=`
 
@@ -8,8 +8,8 @@ is the default. A repeatable flag appends, and each value may be a list with com
     flag provided but not defined: -x              invalid value "soon" for flag -msg-timeout: parse error
     flag needs an argument: -x                     invalid boolean value "maybe" for -tls-required: parse error
 
-Different from Go on purpose: an argument that is no flag is refused. Go stops reading there and silently ignores
-every flag behind it, so `nsqd --verbose true --tcp-address=...` listens somewhere else than its owner believes.
+Different from Go on purpose: an argument that is not a flag is refused. Go stops reading there and silently ignores
+every flag after it, so `nsqd --verbose true --tcp-address=...` would listen on another address than configured.
 
 Durations are integers of nanoseconds inside, `1m30s` outside.
 """
@@ -32,7 +32,7 @@ _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of `1h2m3.5s`. ValueError for what Go does not take: no unit, a blank, more than 292 years."""
+    """Nanoseconds of `1h2m3.5s`. ValueError for what Go refuses: no unit, a blank, more than 292 years."""
     sign, rest = (-1, text[1:]) if text[:1] == "-" else (1, text[1:] if text[:1] == "+" else text)
     if rest == "0":
         return 0
@@ -51,7 +51,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(ns: int) -> str:
-    """As Go prints it: `0s`, `1.5µs`, `2ms`, `1m30s`, `1h0m0.25s`."""
+    """Format a duration as Go does: `0s`, `1.5µs`, `2ms`, `1m30s`, `1h0m0.25s`."""
     if ns == 0:
         return "0s"
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
@@ -80,7 +80,7 @@ class Kind:
     many: bool = False
 
     def of_file(self, value: object) -> Any:
-        """A value from the config file: text is read as on the command line, the rest as TOML has it."""
+        """Read a value from the config file: text as on the command line, other types as TOML has them."""
         return self.from_text(value) if isinstance(value, str) else self.from_toml(value)
 
 
@@ -95,18 +95,18 @@ class Flag:
     key: str
     """Its name in the config file; "" if it belongs on the command line only."""
     inert: str = ""
-    """Why it is accepted though it changes nothing here; said once when somebody sets it."""
+    """Why it is accepted although it has no effect here; logged once if it is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlagValues:
-    """What a program was started with: a value for every flag, and where it came from."""
+    """A value for every flag of a program, and where it came from."""
 
     values: Mapping[str, Any]
     sources: Mapping[str, str]
     """flag name -> "flag", "env" or "file"; a flag at its default is not in it."""
     notices: Sequence[str] = ()
-    """Lines worth logging once: flags that mean nothing here, keys that nobody knows."""
+    """Lines to log once: flags without effect here, unknown keys."""
 
 
 class UsageError(ConfigError):
@@ -245,7 +245,7 @@ def parse_bool(text: str) -> bool:
 
 
 def _integer(text: str) -> int:
-    """Base 10, or 0x, 0o, 0b; within 64 bits."""
+    """Parse an integer in base 10, or 0x, 0o, 0b; within 64 bits."""
     if len(text) > 70 or not re.fullmatch(r"[+-]?(0[xX][0-9a-fA-F]+|0[oO]?[0-7]*|0[bB][01]+|[1-9][0-9]*)", text):
         raise ValueError("parse error")
     digits = text.lstrip("+-")
@@ -280,7 +280,7 @@ def _exactly(type_: type, word: str) -> Callable[[Any], Any]:
 
 
 def _toml_duration(value: Any) -> int:
-    """A bare number is milliseconds, as nsqd has it."""
+    """Read a duration; a bare number is milliseconds, as in nsqd."""
     if type(value) is not int:
         raise ValueError('expected a duration, for example "1m30s" or milliseconds')
     return _in_range(value * 10**6)
@@ -300,7 +300,7 @@ def _toml_list(of: type[str] | type[float]) -> Callable[[Any], tuple[Any, ...]]:
 
 def _text(text: str) -> str:
     if "\0" in text:
-        raise ValueError("a NUL character")  # which no path and no name can hold
+        raise ValueError("a NUL character")  # no path and no name can contain it
     return text
 
 
@@ -313,7 +313,7 @@ FLOATS = Kind("value", lambda text: tuple(_float(part) for part in _strings(text
 
 
 def choice(*words: str) -> Kind:
-    """One of these words; capitals do not matter."""
+    """The kind of a flag whose value is one of these words; capitals do not matter."""
 
     def check(text: str) -> str:
         if text.lower() not in words:

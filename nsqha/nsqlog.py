@@ -53,7 +53,7 @@ class Logger:
         self._write(logging.ERROR, event, text, args, fields, error)
 
     def fatal(self, event: str, text: str, *args: object, **fields: object) -> None:
-        """Only says it; ending the process is the caller's."""
+        """Only writes the line; the caller ends the process."""
         self._write(logging.CRITICAL, event, text, args, fields)
 
     def _write(
@@ -76,7 +76,7 @@ def configure(*, prefix: str, level: str, format: str = "text", stream: TextIO |
     logging.raiseExceptions = False  # a closed stderr must not become a traceback per line
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)  # what libraries have to say
+    root.setLevel(logging.WARNING)  # for lines of libraries
     set_level(level)
 
 
@@ -101,7 +101,7 @@ class NsqFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line, UTC; fields of the event stand beside `event`, and can not hide the fixed keys."""
+    """One JSON object per line, UTC; fields of the event stand beside `event`, and cannot hide the fixed keys."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
 A dataclass is the table: a field `msg_timeout_ns` is the flag --msg-timeout and the key msg_timeout. Names, keys,
 defaults and refusals are nsqd's; the last block of Options is our own. Durations are integers of nanoseconds (`_ns`).
-Flags that tune something this broker does not have are accepted, so that existing start scripts work; they say so once.
+Flags that tune something this broker does not have are accepted, so that existing start scripts work; a log line says
+so once.
 
     loaded = nsqd_command_line(sys.argv[1:], os.environ)      # or SystemExit: --version, --help, a wrong flag
     loaded.options.msg_timeout_ns
@@ -51,16 +52,16 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 DELAY_NS_MAX = 8760 * HOUR
-"""A year: the most that --max-req-timeout takes."""
+"""The largest --max-req-timeout: a year."""
 BODY_BYTES_LIMIT = 112 * MIB
-"""The most that --max-body-size takes: as frames of messages of one byte that is one batch of 2 GB, the largest that
-can go to followers."""
+"""The largest --max-body-size: as frames of messages of one byte that is one batch of 2 GB, the largest that can be
+replicated."""
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 TLS_VERSIONS = {"": 0x0301, "tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 
 
 class TlsRequired(enum.IntEnum):
-    """Which listeners insist on TLS; the numbers are what GET /config/tls_required answers."""
+    """Which listeners require TLS; GET /config/tls_required answers these numbers."""
 
     NO = 0
     EXCEPT_HTTP = 1
@@ -82,7 +83,7 @@ def _tls_required_toml(value: object) -> TlsRequired:
 _TLS_REQUIRED = Kind("", _tls_required, _tls_required_toml, is_bool=True)
 _LEVEL = choice(*LOG_LEVELS)
 _LOG_FORMAT = choice("text", "json")
-_NO_SCAN = "time-outs and delays have exact deadlines, nothing is scanned for them"
+_NO_SCAN = "time-outs and delays have exact deadlines, there is no queue scan"
 
 
 def _flag(kind: Kind, default: Any, usage: str, *, name: str = "", key: str = "", inert: str = "") -> Any:
@@ -91,7 +92,7 @@ def _flag(kind: Kind, default: Any, usage: str, *, name: str = "", key: str = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What one nsqd was started with. `replace` it to change what PUT /config may change."""
+    """The options of one nsqd. PUT /config makes a changed copy with `replace`."""
 
     config: str = _flag(STRING, "", "path to a config file")
     node_id: int = _flag(
@@ -102,7 +103,7 @@ class Options:
     log_prefix: str = _flag(STRING, "[nsqd] ", "log message prefix")
     log_format: str = _flag(_LOG_FORMAT, "text", "text: as nsqd writes it; json: one object per line")
     verbose: bool = _flag(BOOL, False, "", inert="--log-level decides")
-    worker_id: bool = _flag(BOOL, False, "", inert="long gone from nsqd; --node-id replaced it")
+    worker_id: bool = _flag(BOOL, False, "", inert="removed from nsqd; --node-id replaced it")
 
     tcp_address: str = _flag(STRING, "0.0.0.0:4150", "<addr>:<port> or the path of a unix socket, for TCP clients")
     http_address: str = _flag(STRING, "0.0.0.0:4151", "<addr>:<port> for HTTP clients; empty: none")
@@ -123,8 +124,8 @@ class Options:
     topology_region: str = _flag(STRING, "", "region of this host, for clients that prefer near ones")
     topology_zone: str = _flag(STRING, "", "zone of this host, for clients that prefer near ones")
 
-    data_path: str = _flag(STRING, "", "folder of everything stored (default: the current one)")
-    mem_queue_size: int = _flag(INT, 10_000, "unread messages that an #ephemeral topic or channel keeps")
+    data_path: str = _flag(STRING, "", "folder for all data (default: the current folder)")
+    mem_queue_size: int = _flag(INT, 10_000, "unread messages that an #ephemeral topic or channel keeps at most")
     max_bytes_per_file: int = _flag(INT, 100 * MIB, "bytes per segment file before rolling, unless --segment-bytes")
     sync_every: int = _flag(INT, 2500, "messages per fsync with --sync=interval; at most one fsync per 50 ms")
     sync_timeout_ns: int = _flag(DURATION, 2 * SECOND, "time between fsyncs with --sync=interval")
@@ -132,7 +133,7 @@ class Options:
     queue_scan_selection_count: int = _flag(INT, 20, "", inert=_NO_SCAN)
 
     msg_timeout_ns: int = _flag(DURATION, MINUTE, "default time to answer a message before it is requeued")
-    max_msg_timeout_ns: int = _flag(DURATION, 15 * MINUTE, "longest such time that a client may ask for")
+    max_msg_timeout_ns: int = _flag(DURATION, 15 * MINUTE, "longest --msg-timeout that a client may ask for")
     max_msg_size: int = _flag(INT, MIB, "largest message in bytes")
     max_req_timeout_ns: int = _flag(DURATION, HOUR, "longest delay of REQ and DPUB, up to 8760h")
     max_body_size: int = _flag(INT, 5 * MIB, "largest command body in bytes")
@@ -163,8 +164,8 @@ class Options:
         choice("", "require", "require-verify"), "", "client certificates: require or require-verify"
     )
     tls_root_ca_file: str = _flag(STRING, "", "path to the certificates that client certificates are verified against")
-    tls_required: TlsRequired = _flag(  # noqa: RUF009 - an enumeration does not change
-        _TLS_REQUIRED, TlsRequired.NO, "refuse connections without TLS: true, false, tcp-https (plain HTTP may stay)"
+    tls_required: TlsRequired = _flag(  # noqa: RUF009 - an enumeration is immutable
+        _TLS_REQUIRED, TlsRequired.NO, "refuse connections without TLS: true, false, tcp-https (plain HTTP stays open)"
     )
     tls_min_version: str = _flag(choice(*TLS_VERSIONS), "tls1.0", "lowest TLS version: tls1.0, tls1.1, tls1.2, tls1.3")
     deflate: bool = _flag(BOOL, True, "allow deflate")
@@ -195,11 +196,11 @@ class Options:
     etcd_key: str = _flag(STRING, "", "path to the key of --etcd-cert")
     etcd_user: str = _flag(STRING, "", "user name for etcd")
     etcd_password_file: str = _flag(STRING, "", "path to a file with the password for etcd")
-    cluster_name: str = _flag(STRING, "nsqha", "which of the clusters in this etcd this one is")
-    node_name: str = _flag(STRING, "", "what operators call this node (default: broadcast address and TCP port)")
+    cluster_name: str = _flag(STRING, "nsqha", "name of this cluster in etcd, which may hold several")
+    node_name: str = _flag(STRING, "", "name of this node for operators (default: broadcast address and TCP port)")
     host: str = _flag(STRING, "", "label: replicas of a partition are never on the same host (default: each its own)")
-    lease_ttl_ns: int = _flag(DURATION, 3 * SECOND, "a node that is silent for so long counts as gone; at least 2s")
-    isr_timeout_ns: int = _flag(DURATION, 2 * SECOND, "a replica that is behind for so long leaves the in-sync set")
+    lease_ttl_ns: int = _flag(DURATION, 3 * SECOND, "a node that is silent for this long counts as gone; at least 2s")
+    isr_timeout_ns: int = _flag(DURATION, 2 * SECOND, "a replica that lags for this long leaves the in-sync replicas")
     topic_replicas: int = _flag(INT, 0, "replicas of a new topic's partitions; 0: three, or as many as there are nodes")
     cluster_tls_cert: str = _flag(
         STRING,
@@ -207,24 +208,26 @@ class Options:
         "this node's certificate; with it the gRPC and peer ports want one of --cluster-tls-ca from everybody",
     )
     cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
-    cluster_tls_ca: str = _flag(STRING, "", "path to the certificate authority of this cluster, and of nothing else")
+    cluster_tls_ca: str = _flag(STRING, "", "path to a certificate authority that is only for this cluster")
     segment_bytes: int = _flag(INT, 0, "bytes per segment file before rolling (default: --max-bytes-per-file)")
     tail_cache_bytes: int = _flag(INT, 16 * MIB, "memory for the newest batches, of all topics")
     disk_low_bytes: int = _flag(INT, 256 * MIB, "refuse publishes while the disk has less free space; 0: never")
-    retention_ns: int = _flag(DURATION, 24 * HOUR, "keep finished messages so long, for replay")
-    retention_bytes: int = _flag(INT, 1 << 30, "... and at most so many bytes per partition; -1: no limit")
+    retention_ns: int = _flag(DURATION, 24 * HOUR, "keep finished messages this long, for replay")
+    retention_bytes: int = _flag(INT, 1 << 30, "... and at most this many bytes per partition; -1: no limit")
     scrub_bytes_per_second: int = _flag(
-        INT, 8 * MIB, "read stored messages that nobody reads so fast, to find damage early; 0: do not"
+        INT, 8 * MIB, "bytes/s of reading stored messages that have no readers, to find damage early; 0: off"
     )
     catch_up_bytes_per_second: int = _flag(
-        INT, 32 * MIB, "replicas that are far behind and not waited for pull so fast, together; 0: no limit"
+        INT, 32 * MIB, "bytes/s that all replicas that catch up outside the ISR may pull; 0: no limit"
     )
-    scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "begin such a round over everything at most so often")
+    scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "shortest time between two such reads of everything")
     topic_partitions: int = _flag(INT, 1, "partitions of a topic that a client creates by using it")
     auto_create_topics: bool = _flag(BOOL, True, "PUB and SUB create the topic they name")
-    publish_queue_bytes: int = _flag(INT, 64 * MIB, "waiting publishes; beyond it sockets are not read")
-    publish_wait_ns: int = _flag(DURATION, 5 * SECOND, "a publish that waited so long without being written fails")
-    publish_outcome_wait_ns: int = _flag(DURATION, 30 * SECOND, "a written publish without outcome after so long fails")
+    publish_queue_bytes: int = _flag(INT, 64 * MIB, "bytes of waiting publishes; above it sockets are not read")
+    publish_wait_ns: int = _flag(DURATION, 5 * SECOND, "a publish that is not written after this time fails")
+    publish_outcome_wait_ns: int = _flag(
+        DURATION, 30 * SECOND, "a written publish without outcome after this time fails"
+    )
 
     @property
     def segment_bytes_or_default(self) -> int:
@@ -233,7 +236,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupdOptions:
-    """What one nsqlookupd was started with."""
+    """The options of one nsqlookupd."""
 
     config: str = _flag(STRING, "", "path to a config file")
     log_level: str = _flag(_LEVEL, "info", "debug, info, warn, error or fatal")
@@ -257,10 +260,10 @@ class LookupdOptions:
     etcd_key: str = _flag(STRING, "", "path to the key of --etcd-cert")
     etcd_user: str = _flag(STRING, "", "user name for etcd")
     etcd_password_file: str = _flag(STRING, "", "path to a file with the password for etcd")
-    cluster_name: str = _flag(STRING, "nsqha", "which of the clusters in this etcd it looks after")
-    cluster_tls_cert: str = _flag(STRING, "", "this daemon's certificate, for nodes that want one")
+    cluster_name: str = _flag(STRING, "nsqha", "name of its cluster in etcd, which may hold several")
+    cluster_tls_cert: str = _flag(STRING, "", "this daemon's certificate, for nodes that require one")
     cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
-    cluster_tls_ca: str = _flag(STRING, "", "path to the certificate authority of this cluster, and of nothing else")
+    cluster_tls_ca: str = _flag(STRING, "", "path to a certificate authority that is only for this cluster")
 
 
 T = TypeVar("T", Options, LookupdOptions)
@@ -268,7 +271,7 @@ T = TypeVar("T", Options, LookupdOptions)
 
 @dataclass(frozen=True, slots=True)
 class LoadedOptions(Generic[T]):
-    """Options, the flags that were set anywhere, and lines to log once the log is there."""
+    """Options, the flags that were set anywhere, and lines to log when logging is configured."""
 
     options: T
     given: frozenset[str]
@@ -286,7 +289,7 @@ def nsqlookupd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def load_nsqd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[Options]:
-    """ConfigError (UsageError for the command line itself) when it can not be used."""
+    """Load and check all options. ConfigError (UsageError for the command line itself) if they cannot be used."""
     loaded = _load(Options, "NSQHA_", argv, environ)
     options = loaded.options
     if "node-id" not in loaded.given:
@@ -295,7 +298,7 @@ def load_nsqd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[
 
 
 def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[LookupdOptions]:
-    """ConfigError (UsageError for the command line itself) when it can not be used."""
+    """Load and check all options. ConfigError (UsageError for the command line itself) if they cannot be used."""
     loaded = _load(LookupdOptions, "NSQLOOKUPD_", argv, environ)
     options = loaded.options
     _not_empty(options, "tcp_address", "http_address")
@@ -305,7 +308,7 @@ def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOp
 
 
 def checked(options: Options) -> Options:
-    """With what other flags and the host imply filled in; ConfigError for what nsqd refuses at its start."""
+    """Fill in what other flags and the host imply; ConfigError for what nsqd refuses at its start."""
     if options.tls_client_auth_policy and options.tls_required == TlsRequired.NO:
         options = replace(options, tls_required=TlsRequired.YES)
     options = replace(options, broadcast_address=options.broadcast_address or host_name())
@@ -395,9 +398,9 @@ def _at_most(options: Options, high: int, *names: str) -> None:
 
 
 def config_value(options: Options, key: str) -> Any:
-    """What GET /config/<key> answers: text, a number (durations in ns, enumerations by number) or a list.
+    """The answer to GET /config/<key>: text, a number (durations in ns, enumerations by number) or a list.
 
-    KeyError for a key that is no option.
+    KeyError for a key that is not an option.
     """
     for item in fields(options):
         if _key(item.name, item.metadata["key"]) == key and key != "config":
@@ -411,7 +414,7 @@ def config_value(options: Options, key: str) -> Any:
 
 
 def version_line(program: str) -> str:
-    """What --version prints and the log begins with: `nsqd v1.3.0 (built w/python3.11)`."""
+    """The line of --version, and the first line of the log: `nsqd v1.3.0 (built w/python3.11)`."""
     return f"{program} v{NSQ_VERSION} (built w/python{sys.version_info.major}.{sys.version_info.minor})"
 
 
@@ -420,12 +423,12 @@ def host_name() -> str:
 
 
 def default_node_id(host: str) -> int:
-    """nsqd's choice, so that a host keeps its ids when it changes brokers."""
+    """The same default as nsqd's, so that a host keeps its ids when it changes brokers."""
     return zlib.crc32(md5(host.encode(), usedforsecurity=False).digest()) % 1024
 
 
 def flags_of(options: type[Options] | type[LookupdOptions]) -> list[Flag]:
-    """The table as goflags wants it, and --version."""
+    """The flags for goflags, with --version."""
     table = [Flag("version", BOOL, False, "print the version and exit", "")]
     for item in fields(options):
         meta = item.metadata

@@ -1,10 +1,11 @@
-"""Distributions, kept small: latency percentiles over a sliding window, and histograms for Prometheus.
+"""Distributions in bounded memory: latency percentiles over a sliding window, and histograms for Prometheus.
 
-A `LatencyWindow` covers between half and the whole of its window: two half-windows, the older dropped when the newer is
-full of time. Each half keeps a systematic sample: every `stride`-th observation; when `SAMPLES_MAX` are held, every
-second one is dropped and the stride doubles. Below that the percentiles are exact. No random numbers, so a run repeats.
+A `LatencyWindow` covers between half and the whole of its window: it has two half-windows, and drops the older one when
+the time of the newer one is over. Each half keeps a systematic sample: every `stride`-th observation; when it has
+`SAMPLES_MAX`, every second one is dropped and the stride doubles. Below that the percentiles are exact. There are no
+random numbers, so that runs are reproducible.
 
-Time is handed in (monotonic seconds); values are integers (nanoseconds in the broker, but nothing depends on it).
+Time is an argument (monotonic seconds); values are integers (nanoseconds in the broker, but nothing depends on it).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Result(NamedTuple):
 
 
 NOTHING = Result(0, None)
-"""What is reported where no percentiles are configured."""
+"""The result if no percentiles are configured."""
 
 
 class _Half:
-    """A bounded systematic sample of what came in half a window."""
+    """A bounded systematic sample of the observations of half a window."""
 
     __slots__ = ("_skip", "count", "samples", "stride")
 
@@ -52,7 +53,7 @@ class _Half:
 
 
 class LatencyWindow:
-    """Percentiles of what was observed in the last `window_seconds`."""
+    """Percentiles of the observations of the last `window_seconds`."""
 
     __slots__ = ("_half_seconds", "_halves", "_rotated_at", "percentiles")
 
@@ -63,7 +64,7 @@ class LatencyWindow:
         self._halves = (_Half(), _Half())  # older, newer
 
     def add(self, value: int, now: float, times: int = 1) -> None:
-        """`times` observations of the same value: one call serves a whole run of FINs."""
+        """Add `times` observations of the same value: one call serves a whole run of FINs."""
         if now - self._rotated_at >= self._half_seconds:
             self._rotate(now)
         self._halves[1].add(value, times)
@@ -132,10 +133,10 @@ class Histogram:
 
 
 SECONDS_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""For disk and publish latencies: fine around what an SSD does, and up to where publishers are refused."""
+"""Bounds for disk and publish latencies: fine around an SSD's latencies, up to the time when publishes fail."""
 
 BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-"""Messages per group commit."""
+"""Bounds for messages per group commit."""
 
 EMPTY_SECONDS = Histogram(SECONDS_BOUNDS).data()
 EMPTY_BATCHES = Histogram(BATCH_BOUNDS).data()

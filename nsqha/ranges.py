@@ -1,7 +1,7 @@
 """An ordered set of integers, kept as merged half-open ranges `[first, end)`.
 
-It holds what a channel finished out of order: few, long ranges. Adding at the end and cutting from the front are
-cheap; everything else is a bisection over two parallel lists.
+It holds offsets that a channel finished out of order: few, long ranges. Adding at the end and cutting from the front
+are cheap; everything else is a bisection over two parallel lists.
 
 Invariant: firsts[i] < ends[i] < firsts[i + 1] (ranges that touch are one).
 """
@@ -24,7 +24,7 @@ class RangeSet:
             self.add(first, end)
 
     def add(self, first: int, end: int) -> None:
-        """Put in every integer of [first, end); an empty range changes nothing."""
+        """Add every integer of [first, end); an empty range changes nothing."""
         if first >= end:
             return
         firsts, ends = self._firsts, self._ends
@@ -41,7 +41,7 @@ class RangeSet:
         ends[lo:hi] = [end]
 
     def discard(self, first: int, end: int) -> None:
-        """Take out every integer of [first, end)."""
+        """Remove every integer of [first, end)."""
         if first >= end:
             return
         firsts, ends = self._firsts, self._ends
@@ -55,12 +55,12 @@ class RangeSet:
         ends[lo:hi] = [b for _, b in kept]
 
     def cut_below(self, first: int) -> None:
-        """Forget everything below `first`."""
+        """Remove every integer below `first`."""
         if self._firsts and self._firsts[0] < first:
             self.discard(self._firsts[0], first)
 
     def swallow(self, floor: int) -> int:
-        """Forget everything below `floor` and the range that starts at or spans it; return where that range ends.
+        """Remove everything below `floor` and the range that starts at or spans it; return where that range ends.
 
         This is how a floor moves: if [floor, x) is held, the new floor is x.
         """
@@ -87,7 +87,7 @@ class RangeSet:
         return iter(zip(self._firsts, self._ends, strict=True))
 
     def __len__(self) -> int:
-        """How many ranges."""
+        """The number of ranges."""
         return len(self._firsts)
 
     def __bool__(self) -> bool:
@@ -101,11 +101,11 @@ class RangeSet:
     __hash__ = None  # type: ignore[assignment]
 
     def total(self) -> int:
-        """How many integers are held."""
+        """The number of held integers."""
         return sum(self._ends) - sum(self._firsts)
 
     def count_below(self, end: int) -> int:
-        """How many held integers lie below `end`."""
+        """The number of held integers below `end`."""
         return sum(min(b, end) - a for a, b in self if a < end)
 
     def copy(self) -> RangeSet:

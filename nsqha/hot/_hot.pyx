@@ -199,7 +199,7 @@ def mpub_body(bytes data not None, Py_ssize_t pos, Py_ssize_t end, int64_t size_
 # Frames of a batch
 
 cdef inline Py_ssize_t frame_bytes(const uint8_t* data, Py_ssize_t pos, Py_ssize_t end, uint32_t* kind) except -1:
-    """The whole size of the frame at `pos`, and its type; ValueError if it is none or does not fit."""
+    """The whole size of the frame at `pos`, and its type; ValueError if it is not a frame or does not fit."""
     cdef int64_t size
     if end - pos < 8:
         raise ValueError(f"a frame is cut off at {pos}")

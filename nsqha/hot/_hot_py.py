@@ -53,7 +53,7 @@ _NO_FRAME = (0, 0)
 _ID_LIMIT = 2**64
 
 # A run is probed with this many frames first and eight times as many each time all of them match, so that finding
-# runs costs a bounded number of looks at each frame whatever the sizes are.
+# runs examines each frame a bounded number of times whatever the sizes are.
 _PROBE = 32
 
 # Ids are consecutive, so within a block of 4096 only the last three of their 16 digits change.
@@ -71,7 +71,7 @@ def _outside(data: Any, pos: int, end: int) -> ValueError:
 
 
 def _repeats(data: Any, pos: int, stride: int, count_max: int, mark: bytes) -> int:
-    """How many times in a row from `pos`, at most `count_max`, `mark` stands every `stride` bytes."""
+    """How many times in a row from `pos`, at most `count_max`, `mark` is found every `stride` bytes."""
     found = 0
     probe = _PROBE
     while True:
@@ -90,7 +90,7 @@ def _repeats(data: Any, pos: int, stride: int, count_max: int, mark: bytes) -> i
 
 
 def frame(body: bytes) -> bytes:
-    """One message frame with blank id and timestamp."""
+    """Make one message frame with blank id and timestamp."""
     if len(body) > SIZE_MAX:
         raise ValueError("body too large for a frame")
     return _blank(len(body)) + body
@@ -104,7 +104,7 @@ def _blank(size: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _command(prefix_size: int) -> Callable[[bytes, int], tuple[bytes, int]]:
-    """Splits what stands before a body into prefix and size."""
+    """A function that splits the bytes before a body into prefix and size."""
     return struct.Struct(f">{prefix_size}sI").unpack_from
 
 
@@ -122,7 +122,7 @@ def pub_run(data: bytes, pos: int, end: int, prefix: bytes, size_max: int) -> tu
 def mpub_body(data: bytes, pos: int, end: int, size_max: int) -> tuple[int, bytes] | None:
     """Take `i32 count` and that many times `i32 size, body` from `pos`; None if anything is wrong.
 
-    As in nsqd the parts say where the body ends: what is left before `end` is not looked at. The number of bytes taken
+    As in nsqd the parts determine where the body ends: bytes left before `end` are ignored. The number of bytes taken
     is `4 + len(frames) - 30 * count`.
     """
     if not 0 <= pos <= end <= len(data):
@@ -157,7 +157,7 @@ def _reframe(data: bytes, pos: int, end: int, prefix: bytes, size_max: int, coun
             pos = after
             count += 1
             continue
-        # The second of one size in a row: most likely many follow.
+        # The second one of the same size in a row: most likely many follow.
         stride = after - pos
         n = _repeats(data, pos, stride, min((end - pos) // stride, count_max - count), data[pos:body])
         run = memoryview(data)[pos : pos + n * stride]
@@ -207,7 +207,7 @@ def _message_starts(batch: bytearray, pos: int) -> list[list[int] | range]:
 
 
 def _after_control(kind: int, pos: int, after: int, end: int) -> int:
-    """`after` if a control frame is there from `pos` on; ValueError if none is, nor a message frame."""
+    """Return `after` if a whole control frame begins at `pos`; ValueError otherwise."""
     if kind < CONTROL or not pos + 8 <= after <= end:
         raise ValueError(f"no frame at {pos}, or it is cut off")
     return after
@@ -321,7 +321,7 @@ def crc32(data: Any) -> int:
 def fins_end(data: bytes, pos: int, end: int) -> int:
     """Where the run of complete lines `FIN <16 bytes>` + newline that starts at `pos` ends (21 bytes each).
 
-    A line whose id holds a blank, CR or newline is not one of them: its parts are not what they seem.
+    A line whose id has a blank, CR or newline is not one of them: the protocol would split it otherwise.
     """
     if not 0 <= pos <= end <= len(data):
         raise _outside(data, pos, end)
@@ -336,7 +336,7 @@ WAITING: Final = 4
 DEFERRED: Final = 5
 
 SPAN_MAX: Final = 1 << 26
-"""Slots that one ring may have: 200 MB. Channels stop delivering at their window, far below."""
+"""The largest number of slots of one ring: 200 MB. Channels stop delivering at their window, far below."""
 
 _SETTLED_SLOTS = re.compile(b"[\x02\x05]*+").match
 _FINISHED_SLOTS = re.compile(b"\x02++").finditer
@@ -344,13 +344,13 @@ _IN_FLIGHT_SLOTS = re.compile(b"\x01").finditer
 
 
 class Ring:
-    """What became of the messages handed out: one state byte and one owner per offset of [low, next).
+    """The states of delivered messages: one state byte and one owner per offset of [low, next).
 
-    `next` is the end of what was handed out. `low` is the highest offset below which all is settled (finished or
-    deferred): a slot at `low` is not settled, every change moves it on as far as it goes. Three bytes per slot.
+    `next` is the end of what was delivered. `low` is the highest offset below which all is settled (finished or
+    deferred): a slot at `low` is not settled, every change moves `low` as far as possible. Three bytes per slot.
 
     IN_FLIGHT is a delivery whose deadline is that of its range; SINGLE one with a deadline of its own; WAITING awaits
-    redelivery. What SINGLE, WAITING and DEFERRED mean further is the channel's business.
+    redelivery. The channel defines what else SINGLE, WAITING and DEFERRED mean.
 
     The owner of a slot is what `deliver` or `set` gave it, 0 after `settle` or in a gap.
     """
@@ -368,7 +368,7 @@ class Ring:
         self.reset(low)
 
     def reset(self, low: int) -> None:
-        """Forget everything: an empty ring whose `next` is `low`."""
+        """Become an empty ring whose `next` is `low`."""
         if low < 0:
             raise ValueError(f"offset {low} is negative")
         # Both grow at the end and lose their front, which a bytearray does without moving the rest.
@@ -378,7 +378,7 @@ class Ring:
         self.next = low
 
     def deliver(self, first: int, end: int, owner: int) -> None:
-        """[first, end) is in flight to `owner`; what was passed over, [next, first), is finished."""
+        """Mark [first, end) as in flight to `owner`, and [next, first), which was passed over, as finished."""
         if not self.next <= first <= end:
             raise ValueError(f"deliver [{first}, {end}) to a ring whose next is {self.next}")
         owner_bytes = owner.to_bytes(2)
@@ -397,7 +397,7 @@ class Ring:
         self.next = end
 
     def settle(self, first: int, end: int, state: int) -> None:
-        """[first, end) is FINISHED or DEFERRED; `next` moves up to `end`, what is between is finished."""
+        """Mark [first, end) as FINISHED or DEFERRED; `next` moves up to `end`, and offsets between are finished."""
         if state not in (FINISHED, DEFERRED):
             raise ValueError(f"state {state} does not settle")
         first = max(first, self.low)
@@ -484,7 +484,7 @@ class Ring:
         self._advance()
 
     def expire(self, first: int, end: int, owner: int) -> list[int]:
-        """What of [first, end) is still IN_FLIGHT of `owner` becomes WAITING; returns those offsets."""
+        """Set offsets of [first, end) that are still IN_FLIGHT of `owner` to WAITING; returns those offsets."""
         found = self._in_flight(first, end, owner)
         for offset in found:
             self._states[offset - self.low] = WAITING
@@ -502,7 +502,7 @@ class Ring:
         return [low + i for i in found if owners[2 * i : 2 * i + 2] == owner_bytes]
 
     def unfinished(self, first: int, end: int) -> int:
-        """How many of [first, end) are neither finished nor deferred, those at or above `next` included."""
+        """The number of offsets of [first, end) that are neither finished nor deferred, also at or above `next`."""
         first = max(first, self.low)
         if first >= end:
             return 0
@@ -517,7 +517,7 @@ class Ring:
         return [(low + match.start(), low + match.end()) for match in _FINISHED_SLOTS(self._states, a, b)]
 
     def _extend(self, end: int, state: int) -> None:
-        """Slots of nobody up to `end`, unless they are there."""
+        """Add slots without an owner up to `end`, unless they exist."""
         if end > self.next:
             self._states += bytes((state,)) * (end - self.next)
             self._owners += bytes(2 * (end - self.next))

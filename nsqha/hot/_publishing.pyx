@@ -97,7 +97,7 @@ cdef class Replies:
     def clear(self):
         cdef Slot slot = self._first
         self._first = self._last = None
-        while slot is not None:  # one by one: a chain that goes at once goes recursively
+        while slot is not None:  # one by one: freeing a whole chain at once would recurse
             slot._next, slot = None, slot._next
 
     cdef inline int _send(self, bytes data) except -1:
@@ -190,7 +190,7 @@ cdef class PublishQueue:
         self._add(frames, reply, since)
 
     cdef inline int _add(self, bytes frames, reply, since) except -1:
-        """Whether the budget is spent now."""
+        """Whether the budget is used up now."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(frames), used = self._budget.used + size
         self.runs.append(frames)
         self._waiters.append((reply, since))
@@ -276,7 +276,7 @@ cdef class Publisher:
         run = find_run(d, 0, size, <const uint8_t*>PyBytes_AS_STRING(self._line), prefix_size, self._size_max, size)
         if run.end != size or not run.count:
             return False
-        frames = frames_of(d, prefix_size, run)  # what may fail comes before a reply is owed
+        frames = frames_of(d, prefix_size, run)  # what may fail comes before a reply is queued
         slot = self._replies._place("PUB", OK if run.count == 1 else OK * run.count, False, False)
         self._counts[self._topic] += run.count
         if queue._tick is None:

@@ -2,15 +2,15 @@
 
     bytes -> Publisher.take -> PublishQueue (a run of blank frames, a Slot) -> a batch -> tell_stored -> Slot -> Replies
 
-Replies to one client leave in the order of its commands. The outcome of a publish is not known when the command is
-read, so each publish takes a `Slot`; whatever is known at the front leaves. Messages and heartbeats are not replies and
-do not wait for it.
+Replies to one client are sent in the order of its commands. The outcome of a publish is not known when the command is
+read, so each publish takes a `Slot`; ready slots at the front are sent. Messages and heartbeats are not replies and do
+not wait for it.
 
-A run is what one command brought, or many PUBs in a row, an MPUB whole; it is never split. Bytes count in the node's
-budget from `add` until whoever took them gives them back.
+A run is the messages of one command, or of many PUBs in a row; an MPUB is one run. It is never split. Bytes count in
+the node's budget from `add` until the caller of `take` gives them back.
 
 Invariants: one frame per command that has a reply, in command order; after a fatal error nothing but it is written. A
-run is taken once, with the one who waits for it.
+run is taken once, with its waiter.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ _OKS = [OK * n for n in range(256)]
 
 
 class Client(Protocol):
-    """Whom `Replies` writes to."""
+    """The client that `Replies` writes to."""
 
     def heed_unread(self) -> None:
-        """Something was written although the client is behind with reading."""
+        """Called when a reply was written although the client is behind with reading."""
 
     def publish_failed(self, command: str, why: str) -> bytes:
-        """Count it; the frame that says so."""
+        """Count a failed publish; return its error frame."""
 
     def close(self) -> None:
-        """The end, when what was written has left."""
+        """Close the connection after everything written has been sent."""
 
 
 class Budget(Protocol):
-    """How many bytes of publishes are under way, and how many may be."""
+    """The number of bytes of publishes under way, and its limit."""
 
     used: int
     bytes_max: int
 
 
-# How every reason begins that a publish is answered with; the first is a promise that it may be sent again.
+# Every reason of a failed publish begins with one of these; the first one promises that it may be sent again.
 NOT_STORED = "not stored: "
 OUTCOME_UNKNOWN = "outcome unknown: "
 
 
 class Reply(Protocol):
-    """Somebody who waits for the outcome of a publish."""
+    """Receives the outcome of a publish."""
 
     def stored(self) -> None:
         """Committed."""
@@ -63,7 +63,7 @@ class Reply(Protocol):
 
 
 Waiter = tuple[Reply, float]
-"""Who waits, and since when on the loop's clock."""
+"""The receiver of an outcome, and since when it waits on the loop's clock."""
 
 
 class Slot:
@@ -76,7 +76,7 @@ class Slot:
         self._command = command
         self._data = data
         self._ready = ready
-        self._close = close  # after writing
+        self._close = close  # close the client after writing
 
     def stored(self) -> None:
         self._ready = True
@@ -89,10 +89,10 @@ class Slot:
 
 
 class Replies:
-    """The replies that one client is owed, in command order.
+    """The pending replies to one client, in command order.
 
-    `write`: to its socket; `behind`: it does not read what is written. Both are the client's to change. `on_empty` is
-    called when all that were owed have left.
+    `write` writes to its socket; `behind`: the client does not read what is written. The client may change both.
+    `on_empty` is called when no reply is pending any more.
     """
 
     __slots__ = ("_client", "_slots", "behind", "on_empty", "write")
@@ -108,7 +108,7 @@ class Replies:
         return bool(self._slots)
 
     def publish(self, command: str, count: int) -> Slot:
-        """The place of a publish; `count` commands in a row have one outcome, and a reply each if they are PUB."""
+        """Add a slot for a publish; `count` commands in a row share one outcome, with a reply each if they are PUB."""
         if command == "PUB" and count != 1:
             slot = Slot(self, command, _OKS[count] if count < 256 else OK * count)
         else:
@@ -117,14 +117,14 @@ class Replies:
         return slot
 
     def reply(self, data: bytes) -> None:
-        """A frame that leaves after the replies of all earlier commands."""
+        """Send a frame after the replies of all earlier commands."""
         if self._slots:
             self._slots.append(Slot(self, "", data, True))
         else:
             self._send(data)
 
     def fatal(self, data: bytes) -> None:
-        """An error frame in its turn, then the end."""
+        """Send an error frame after the replies of all earlier commands, then close."""
         if self._slots:
             self._slots.append(Slot(self, "", data, True, True))
         else:
@@ -132,7 +132,7 @@ class Replies:
             self._client.close()
 
     def clear(self) -> None:
-        """The client is gone."""
+        """Drop all replies; the client is gone."""
         self._slots.clear()
 
     def _send(self, data: bytes) -> None:
@@ -141,7 +141,7 @@ class Replies:
             self._client.heed_unread()
 
     def _settle(self, slot: Slot) -> None:
-        """A slot became ready: write what has no unready reply before it, in one piece."""
+        """A slot became ready: write all replies that have no unready one before them, in one piece."""
         slots = self._slots
         if not slots or slots[0] is not slot:
             return
@@ -163,7 +163,7 @@ class Replies:
 
 
 def tell_stored(waiters: list[Waiter], not_told: Callable[[Exception], None]) -> None:
-    """Tell everybody that their publishes are committed; `not_told` of one that can not be told, and keeps no other.
+    """Report to all waiters that their publishes are committed; an error of one goes to `not_told`, the others go on.
 
     Backwards, so that all but the first of a client's replies are ready when it writes: one system call."""
     for reply, _ in reversed(waiters):
@@ -174,12 +174,12 @@ def tell_stored(waiters: list[Waiter], not_told: Callable[[Exception], None]) ->
 
 
 class Taken(NamedTuple):
-    """Runs that go together, in the order in which they came."""
+    """Runs that were taken together, in the order in which they came."""
 
     runs: list[bytes]
     waiters: list[Waiter]  # one for each run
     delays: list[tuple[int, int]]  # (index of a run, delay ms) of deferred publishes
-    size: int  # bytes, as the budget has them
+    size: int  # bytes, as they count in the budget
 
 
 class PublishQueue:
@@ -192,14 +192,14 @@ class PublishQueue:
         self.runs: list[bytes] = []
         self.bytes_waiting = 0
         self.scheduled = False
-        self.closed = False  # for `Publisher`: it takes nothing more
+        self.closed = False  # for `Publisher`: the queue takes nothing more
         self._budget = budget
         self._schedule = schedule
         self._waiters: list[Waiter] = []
         self._delays: list[tuple[int, int]] = []
 
     def add(self, frames: bytes, reply: Reply, since: float, delay_ms: int | None) -> None:
-        """Put a run at the end."""
+        """Add a run at the end."""
         if delay_ms is not None:
             self._delays.append((len(self.runs), delay_ms))
         self.runs.append(frames)
@@ -212,11 +212,11 @@ class PublishQueue:
 
     @property
     def full(self) -> bool:
-        """Whether the node's budget is spent."""
+        """Whether the node's budget is used up."""
         return self._budget.used > self._budget.bytes_max
 
     def take(self, most: int) -> Taken:
-        """The next batch's runs: all that wait, or as many as have no more than `most` bytes, but at least one."""
+        """Take the runs of the next batch: all, or those of at most `most` bytes together, but at least one."""
         if self.bytes_waiting <= most:
             return self.take_all()
         size = n = 0
@@ -233,9 +233,9 @@ class PublishQueue:
         return taken
 
     def take_since(self, overdue: float) -> Taken:
-        """The first ones, as far as all of them have waited since before `overdue`.
+        """Take runs from the front while they have waited since before `overdue`.
 
-        Publishes of other nodes have waited longer than those in front of them may have; they wait for these.
+        Publishes of other nodes may have waited longer than those before them in the queue, and still wait for these.
         """
         n = next((n for n, (_, since) in enumerate(self._waiters) if since >= overdue), len(self._waiters))
         return self._take_first(n, sum(map(len, self.runs[:n])))
@@ -249,10 +249,10 @@ class PublishQueue:
 
 
 class Publisher:
-    """What one connection publishes to one queue with PUB, as long as nothing else comes.
+    """Publishes runs of PUBs of one connection to one queue, while the connection sends nothing else.
 
-    `line`: of the command, as the session knows it to be valid, newline included. `counts`: messages by topic. `time`:
-    the loop's. `on_full`: the node's budget is spent.
+    `line`: the command line that the session has found valid, with its newline. `counts`: messages by topic. `time`:
+    the loop's clock. `on_full`: called when the node's budget is used up.
     """
 
     __slots__ = ("_counts", "_line", "_on_full", "_queue", "_replies", "_size_max", "_time", "_topic", "taken_at")
@@ -268,7 +268,7 @@ class Publisher:
         time: Callable[[], float],
         on_full: Callable[[], object],
     ) -> None:
-        self.taken_at = 0.0  # on the loop's clock, as of this tick
+        self.taken_at = 0.0  # on the loop's clock, read once per tick
         self._line = line
         self._topic = topic
         self._size_max = size_max
@@ -279,7 +279,7 @@ class Publisher:
         self._on_full = on_full
 
     def take(self, data: bytes) -> bool:
-        """Publish what was received, if it is nothing but whole PUBs with this line; else False: nothing was done."""
+        """Publish `data` if it is nothing but whole PUBs with this line; False: it is not, and nothing was done."""
         if self._queue.closed:
             return False
         end, count, frames = pub_run(data, 0, len(data), self._line, self._size_max)
