@@ -20,6 +20,7 @@ Downwards:
     ranges       sets of integers as ranges
     ids          names and numbers of the whole system
     clock        clocks, passed in
+    grpc_channels  gRPC's channels, made in one place
     grpc_env     environment variables for gRPC
     errors       every exception
     hot          the code that runs for every message, compiled or not

@@ -210,23 +210,18 @@ def _ask_last(silent: str, brokers: tuple[str, ...]) -> None:
 
 @contextmanager
 def _stub(connection: ConnectOptions, broker: str) -> Iterator[Any]:
-    import nsqha.grpc_env  # noqa: F401, I001  before grpc
-    import grpc
-
+    from nsqha import grpc_channels
     from nsqha.pb.v1 import segments_pb2_grpc
 
     options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", ANSWER_BYTES_MAX)]
-    if connection.tls is None:
-        channel = grpc.insecure_channel(broker, options=options)
-    else:
-        tls = connection.tls
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=_file("nsqha.tls.ca", tls.ca),
-            private_key=_file("nsqha.tls.key", tls.key),
-            certificate_chain=_file("nsqha.tls.cert", tls.cert),
+    tls = None
+    if connection.tls is not None:
+        tls = grpc_channels.credentials(
+            ca=_file("nsqha.tls.ca", connection.tls.ca),
+            key=_file("nsqha.tls.key", connection.tls.key),
+            certificate=_file("nsqha.tls.cert", connection.tls.cert),
         )
-        channel = grpc.secure_channel(broker, credentials, options=options)
-    with channel:
+    with grpc_channels.channel(broker, options, tls) as channel:
         yield segments_pb2_grpc.SegmentsStub(channel)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from grpc import aio
 
 from nsqha.errors import Unavailable
+from nsqha.grpc_channels import aio_channel
 from nsqha.pb.v1 import admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.runtime.certificates import CertificateFiles
@@ -71,12 +72,8 @@ class GrpcOthers:
         self._renew()
         channel = self._channels.get(address)
         if channel is None:
-            if self._tls is None:
-                channel = aio.insecure_channel(address, options=self._options)
-            else:
-                credentials = peer_grpc.channel_credentials(self._tls.tls)
-                channel = aio.secure_channel(address, credentials, options=self._options)
-            self._channels[address] = channel
+            tls = None if self._tls is None else peer_grpc.channel_credentials(self._tls.tls)
+            channel = self._channels[address] = aio_channel(address, self._options, tls)
         if not await peer_grpc.connected(channel, deadline):
             raise Unavailable(f"{rpc} at {address}: no connection; nothing was sent")
         return segments_pb2_grpc.SegmentsStub(channel) if rpc in _SEGMENTS else admin_pb2_grpc.AdminStub(channel)

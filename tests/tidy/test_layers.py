@@ -43,6 +43,7 @@ IMPURE = SHELL_ONLY | {"os", "time", "lmdb", "etcd3", "random", "fcntl"}
 ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
+    "nsqha.grpc_channels": {"grpc"},  # the one maker of channels, for all layers
     "nsqha.grpc_env": {"os"},  # what gRPC has to find in the environment before it is imported
     "nsqha.commitlog.storage": {"os", "fcntl", "threading"},  # the one user of files, which several threads sync,
     "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub
@@ -109,6 +110,11 @@ def test_the_spark_side_and_the_broker_share_the_format_only(module: str, path: 
     if module.startswith("pyspark_nsqha"):
         brokers = {name for name in found if name.split(".")[0] in ("nsqha", "lookupd")}
         assert not {name for name in brokers if layer(name) > 0 and not name.startswith(FOR_SPARK)}
+
+
+def test_grpc_channels_are_made_in_one_place() -> None:
+    makers = {module for module, path in modules() if "secure_channel(" in path.read_text()}
+    assert makers == {"nsqha.grpc_channels"}
 
 
 def test_what_spark_imports_in_every_application_is_light() -> None:

@@ -30,6 +30,7 @@ class Admin:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         import grpc
 
+        from nsqha import grpc_channels
         from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
 
         self.messages: Any = admin_pb2
@@ -38,11 +39,7 @@ class Admin:
         self._timeout_s = timeout_s
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
         self._certified = certified is not None
-        self._channel: Any = (
-            grpc.insecure_channel(address, options=options)
-            if certified is None
-            else grpc.secure_channel(address, certified, options=options)
-        )
+        self._channel: Any = grpc_channels.channel(address, options, certified)
         self._stub: Any = admin_pb2_grpc.AdminStub(self._channel)
 
     @classmethod

@@ -195,20 +195,17 @@ def ask_each(
     """Call these nodes all at once; return what `read` makes of each reply, or why there is none."""
     import grpc
 
+    from nsqha import grpc_channels
     from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
     from nsqha.server.peers.calls import client_options
 
     certified = credentials(args)
-    options = [*client_options(), ("grpc.enable_http_proxy", 0)]
     found: dict[int, Said | str] = {}
     calls = {}
     channels = []
     try:
         for uid, address in addresses.items():
-            if certified is None:
-                channel = grpc.insecure_channel(address, options=options)
-            else:
-                channel = grpc.secure_channel(address, certified, options=options)
+            channel = grpc_channels.channel(address, client_options(), certified)
             channels.append(channel)
             calls[uid] = getattr(ReplicationStub(channel), method).future(request, timeout=args.timeout / 1e9)
         for uid, call in calls.items():

@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import nsqha.grpc_env  # noqa: F401
+from nsqha import grpc_channels
 
 # isort: split
 import grpc
@@ -374,12 +374,11 @@ class EtcdClient:
             stubs = self._stubs[index]
             if stubs is None:
                 target = _target(self.options.endpoints[index])
-                if self._pems is None:
-                    channel = grpc.insecure_channel(target, options=GRPC_OPTIONS)
-                else:
-                    credentials = grpc.ssl_channel_credentials(*self._pems)
-                    channel = grpc.secure_channel(target, credentials, options=GRPC_OPTIONS)
-                self._stubs[index] = stubs = Stubs(channel)
+                tls = None
+                if self._pems is not None:
+                    ca, key, certificate = self._pems
+                    tls = grpc_channels.credentials(ca=ca, key=key, certificate=certificate)
+                self._stubs[index] = stubs = Stubs(grpc_channels.channel(target, GRPC_OPTIONS, tls))
             return stubs
 
 

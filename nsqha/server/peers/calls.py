@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import unquote
 
-import nsqha.grpc_env  # noqa: F401
+from nsqha import grpc_channels
 
 # isort: split
 import grpc
@@ -60,10 +60,12 @@ from nsqha.server.peers.dialling import Failures
 from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.peers.server_stream import ServerStream
 from nsqha.server.peers.stream import too_large
+from nsqha.server.runtime import listen
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
 
 UNUSED_SECONDS = 600.0  # that a connection is kept for
 UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
+HANDSHAKE_SECONDS = 10  # until a connection for calls has said that it speaks HTTP/2
 STOPPING = "this node is stopping"
 SERVICES = (
     replication_pb2.DESCRIPTOR.services_by_name["Replication"],
@@ -98,12 +100,14 @@ def server_options(message_bytes: int = 0) -> list[tuple[str, int]]:
         *_PINGS,
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
+        ("grpc.max_allowed_incoming_connections", listen.connections_max()),
     ]
 
 
 def channel_credentials(tls: ClusterTls) -> grpc.ChannelCredentials:
     """For connections to a port with TLS; the server's certificate must name the address that is dialled."""
-    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+    return grpc_channels.credentials(ca=tls.ca, key=tls.key, certificate=tls.certificate)
 
 
 def client_options() -> list[tuple[str, int]]:
@@ -118,11 +122,11 @@ def _sizes(message_bytes: int) -> list[tuple[str, int]]:
 # ---- the side that calls
 
 
-class _Link:
-    """The connection for calls to one address, made when it is first used and again when it is lost."""
+class _CallChannel:
+    """The channel for calls to one address. It connects when it is first used, and again when that is lost."""
 
     def __init__(self, channel: aio.Channel) -> None:
-        self.channel = channel
+        self.grpc = channel
         self.users = 0  # calls
         self.left_at = 0.0  # by the last of them
         self._callables: dict[str, Any] = {}
@@ -130,7 +134,7 @@ class _Link:
     def method(self, method: Method) -> Any:
         found = self._callables.get(method.name)
         if found is None:
-            found = self._callables[method.name] = self.channel.unary_unary(method.path)
+            found = self._callables[method.name] = self.grpc.unary_unary(method.path)
         return found
 
 
@@ -155,7 +159,7 @@ class GrpcPeers:
         self._credentials = channel_credentials(tls) if tls else None
         self._context = cluster_client_context(tls) if tls else None
         self._options = client_options()
-        self._links: dict[str, _Link] = {}
+        self._channels: dict[str, _CallChannel] = {}
         self._streams: set[Http2Stream] = set()
         self._failures = Failures()  # of their connections
         self._ending: set[asyncio.Task[None]] = set()  # connections that are closed
@@ -174,23 +178,23 @@ class GrpcPeers:
         data = chosen.encoded(request, chosen.request)
         if why := too_large(len(data)):
             raise ValueError(f"{method} to {address}: {why}")
-        link = self._link(address)
-        link.users += 1
+        channel = self._channel_to(address)
+        channel.users += 1
         try:
-            answer = await self._answer(link, chosen, data, f"{method} to {address}", timeout)
+            answer = await self._answer(channel, chosen, data, f"{method} to {address}", timeout)
         finally:
-            self._left(link)
+            self._left(channel)
         try:
             return chosen.reply.FromString(answer)
         except DecodeError:
             raise OutcomeUnknown(f"{method} to {address}: the answer is not a {chosen.reply.__name__}") from None
 
-    async def _answer(self, link: _Link, method: Method, data: bytes, what: str, timeout: float) -> bytes:
+    async def _answer(self, channel: _CallChannel, method: Method, data: bytes, what: str, timeout: float) -> bytes:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        if not await connected(link.channel, deadline):
+        if not await connected(channel.grpc, deadline):
             raise Unavailable(f"{what}: no connection; nothing was sent")
-        call = link.method(method)(data, timeout=max(deadline - loop.time(), 0.001), wait_for_ready=False)
+        call = channel.method(method)(data, timeout=max(deadline - loop.time(), 0.001), wait_for_ready=False)
         try:
             answer: bytes = await call
         except aio.AioRpcError as error:
@@ -207,9 +211,9 @@ class GrpcPeers:
         for stream in streams:
             stream.close()
         await asyncio.gather(*(stream.over for stream in streams), return_exceptions=True)
-        links, self._links = self._links, {}
-        for link in links.values():
-            await link.channel.close()
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.grpc.close()
         await asyncio.gather(*self._ending)
 
     def _method(self, name: str, *, streaming: bool) -> Method:
@@ -218,33 +222,30 @@ class GrpcPeers:
             raise TypeError(f"{method.path} is {'a stream' if method.streaming else 'a call'}")
         return method
 
-    def _link(self, address: str) -> _Link:
+    def _channel_to(self, address: str) -> _CallChannel:
         self._check_open()
-        link = self._links.get(address)
-        if link is None:
+        channel = self._channels.get(address)
+        if channel is None:
             self._close_unused()
-            if self._credentials is None:
-                channel = aio.insecure_channel(address, options=self._options)
-            else:
-                channel = aio.secure_channel(address, self._credentials, options=self._options)
-            link = self._links[address] = _Link(channel)
-        return link
+            made = grpc_channels.aio_channel(address, self._options, self._credentials)
+            channel = self._channels[address] = _CallChannel(made)
+        return channel
 
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable(STOPPING)
 
-    def _left(self, link: _Link) -> None:
-        link.users -= 1
-        link.left_at = asyncio.get_running_loop().time()
+    def _left(self, channel: _CallChannel) -> None:
+        channel.users -= 1
+        channel.left_at = asyncio.get_running_loop().time()
 
     def _close_unused(self) -> None:
         """Nodes come back at other addresses: there are only ever more of those that were."""
         loop = asyncio.get_running_loop()
-        for address, link in list(self._links.items()):
-            if not link.users and loop.time() - link.left_at >= UNUSED_SECONDS:
-                del self._links[address]
-                task = loop.create_task(link.channel.close())
+        for address, channel in list(self._channels.items()):
+            if not channel.users and loop.time() - channel.left_at >= UNUSED_SECONDS:
+                del self._channels[address]
+                task = loop.create_task(channel.grpc.close())
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
 

@@ -118,6 +118,12 @@ def too_many_files(transport: asyncio.BaseTransport) -> bool:
     return sock is not None and is_spare(sock.fileno())
 
 
+def connections_max() -> int:
+    """For a server that accepts by itself and knows of no spare descriptors: a quarter of what there are."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (1 << 31) - 1 if limit == resource.RLIM_INFINITY else min(max(limit // 4, 1), (1 << 31) - 1)
+
+
 def is_spare(descriptor: int) -> bool:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return limit != resource.RLIM_INFINITY and descriptor >= limit - min(SPARE_FILES, limit // 4)

@@ -124,6 +124,23 @@ def test_reflection_shows_streams_at_the_port_of_calls_too() -> None:
     admin_port(None, scenario)
 
 
+def test_connections_that_speak_no_http2_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_grpc, "HANDSHAKE_SECONDS", 1)
+    monkeypatch.setattr(peer_grpc.listen, "connections_max", lambda: 2)
+
+    async def scenario(address: str) -> None:
+        host, port = address.split(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
+        async with asyncio.timeout(20):
+            said = [await reader.read() for reader, _ in silent]
+        assert sum(not each for each in said) == 2, "two were not let in, two have heard settings and time was up"
+        for _, writer in silent:
+            writer.close()
+        assert await health(address, "nsqha.v1.Admin", None) == health_pb2.HealthCheckResponse.SERVING
+
+    admin_port(None, scenario)
+
+
 def test_with_cluster_tls_the_whole_port_wants_a_certificate(certificates: Certificates, node: tls.ClusterTls) -> None:
     administrator = made(certificates, "administrator", "URI:nsqha:administrator")
 

@@ -215,12 +215,12 @@ def test_connections_to_addresses_that_nobody_asks_for_any_more_are_closed(monke
         for port in range(1, 5):
             with pytest.raises(Unavailable):
                 await peers.call(f"127.0.0.1:{port}", "Status", pb.StatusRequest(), timeout=5)
-        assert set(peers._links) == {world.address, "127.0.0.1:4"}, "what is used stays"
+        assert set(peers._channels) == {world.address, "127.0.0.1:4"}, "what is used stays"
         answered.set()
         assert (await waiting).node_uid == 1
         with pytest.raises(Unavailable):
             await peers.call("127.0.0.1:5", "Status", pb.StatusRequest(), timeout=5)
-        assert set(peers._links) == {"127.0.0.1:5"}
+        assert set(peers._channels) == {"127.0.0.1:5"}
         assert (await peers.call(world.address, "Status", pb.StatusRequest(), timeout=5)).node_uid == 1
 
     GrpcWorld().run(scenario)
