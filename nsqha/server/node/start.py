@@ -313,6 +313,8 @@ class Node:
             wanted["https"] = options.https_address
         if options.etcd_endpoints:
             wanted["peer"] = self._peer_address()
+            if not listen.is_tcp(wanted["peer"]):
+                raise ConfigError(f"--peer-address={wanted['peer']}: it is not host:port")
         sockets: dict[str, socket.socket] = {}
         try:
             for name, address in wanted.items():

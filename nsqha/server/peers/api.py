@@ -4,15 +4,15 @@ A `PeerStream` is one ordered, bidirectional stream of protobuf messages. It end
 for each end exactly once, with a reason. What was under way when it ended may or may not have arrived; nothing is sent
 twice and nothing overtakes. A call is one question and one answer, with a deadline.
 
-    peers.stream("10.0.0.7:4152", "Push", handler).send(PushMessage(...))
+    peers.stream("10.0.0.7:4153", "Push", handler).send(PushMessage(...))
     reply = await peers.call("10.0.0.7:4152", "Status", StatusRequest(...), timeout=0.1)
 
 Memory: a handler is given one message at a time and the next is read after it returned, so a slow handler slows the
-sender. Whoever owns an end bounds what it sends by `pending`, or lets itself be asked for messages (`pull`): then one
+sender. The owner of an end bounds what it sends by `pending`, or lets itself be asked for messages (`pull`): then one
 is made when it can leave, from all there is by then.
 
 Who speaks: with cluster TLS, `PeerIdentity` is read from the verified certificate of the side that connected; a hello
-that claims to be somebody else must be refused (`PeerIdentity.may_be`). Without TLS everybody is believed.
+that claims to be another node must be refused (`PeerIdentity.may_be`). Without TLS every claim is believed.
 
 `nsqha.server.peers.calls` is the implementation; tests/sim/net.py is another over a simulated network.
 """
@@ -109,10 +109,10 @@ class PeerIdentity:
 
 
 class StreamHandler(Protocol):
-    """Whoever owns an end of a stream. Called on the loop, never from within `send`, `close` or `stream`."""
+    """The owner of an end of a stream. Called on the loop, never from within `send`, `close` or `stream`."""
 
     def on_message(self, message: Message) -> None:
-        """The next message. An exception ends the stream; it is logged here and told to the other side in one line."""
+        """The next message. An exception ends the stream; it is logged here, and the other side gets one line of it."""
 
     def on_closed(self, why: str) -> None:
         """The stream has ended. Once, also after close(); no message comes after it.
@@ -143,17 +143,17 @@ class PeerStream(Protocol):
         """
 
     def close(self, why: str = "") -> None:
-        """End both directions; what is pending is dropped. The other side is told `why` if it opened the stream."""
+        """End both directions; what is pending is dropped. The other side learns `why` if it opened the stream."""
 
 
 class Peers(Protocol):
     """The other nodes, as one that calls them."""
 
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
-        """Open a stream ("Push", "Live", ...). If that fails, `handler` is told that it has ended."""
+        """Open a stream ("Push", "Live", ...) at a peer port. If that fails, `handler` learns that it has ended."""
 
     async def call(self, address: str, method: str, request: Message, *, timeout: float) -> Message:
-        """The answer within `timeout` seconds.
+        """The answer within `timeout` seconds of the node with this gRPC port.
 
         Unavailable: it was not carried out, or refused by the transport of the other side. OutcomeUnknown: perhaps it
         was. Other errors of `nsqha.errors`, and ValueError, are the other side's answer.
@@ -261,7 +261,7 @@ _KINDS: dict[str, type[Exception]] = {
 
 
 def kind_and_text(error: Exception) -> tuple[str, str]:
-    """What the other side is told. What is none of our errors is a bug here, and its outcome is unknown."""
+    """What the other side learns of an error. What is none of our errors is a bug here, and its outcome is unknown."""
     for kind in type(error).__mro__:
         if kind.__name__ in _KINDS and _KINDS[kind.__name__] is kind:
             return kind.__name__, one_line(str(error) or kind.__name__)
@@ -271,7 +271,7 @@ def kind_and_text(error: Exception) -> tuple[str, str]:
 
 
 def error_of(kind: str, text: str) -> Exception:
-    """The error that the other side told. An unknown kind comes from a newer node: perhaps it was carried out."""
+    """The error that the other side names. An unknown kind comes from a newer node: perhaps it was carried out."""
     return _KINDS.get(kind, OutcomeUnknown)(text)
 
 

@@ -11,7 +11,7 @@ What grpc.aio leaves open is decided here:
   KEEPALIVE_SECONDS + PING_TIMEOUT_SECONDS; that is the backstop of deadlines, acks and leases, which notice earlier.
 - Each `GrpcPeers` has connections of its own, and each stream has one: catch-up and forwarding use other ones than live
   replication does.
-- With TLS the whole port wants a certificate of the cluster's CA, and the methods here want one that names a node
+- With TLS both ports want a certificate of the cluster's CA, and the methods here want one that names a node
   (`nsqha.server.runtime.tls`).
 """
 

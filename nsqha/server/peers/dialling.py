@@ -1,7 +1,7 @@
 """Where a stream between nodes is to connect to, and whether it should try at all.
 
 A lookup of a name takes a thread of the loop's few and can not be given up, so there is one at a time for each name,
-whoever waits for it. An address that could not be reached is left alone for a moment, as gRPC's channels do: owners of
+whatever waits for it. An address that could not be reached is left alone for a moment, as gRPC's channels do: owners of
 streams try again as often as they like.
 """
 
@@ -44,7 +44,7 @@ async def _look_up(host: str, port: int) -> list[str]:
 def _looked_up(key: tuple[asyncio.AbstractEventLoop, str, int], done: asyncio.Task[list[str]]) -> None:
     del _lookups[key]
     if not done.cancelled():
-        done.exception()  # perhaps nobody waits for it any more
+        done.exception()  # perhaps nothing waits for it any more
 
 
 class Failures:

@@ -8,8 +8,8 @@
 
 A node belongs to the cluster if it is registered, or if a record names it: one that has lost its lease still catches
 up, and serves its clients. Records name nodes by uid. What a certificate without a uid calls a node is in its
-registration, which goes with the lease, so that is remembered (`Members`). Without TLS nobody is verified, and
-everybody is believed.
+registration, which goes with the lease, so that is remembered (`Members`). Without TLS no peer is verified, and
+every claim is believed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class Keepalive:
     """The watch over one connection."""
 
     def __init__(self, ping: Callable[[], None], missed: Callable[[str], None]) -> None:
-        """`ping` sends one; `missed(why)` is told that nothing came in time."""
+        """`ping` sends one; `missed(why)` is called when nothing came in time."""
         self.heard = 0.0  # when bytes came last; 0: none yet. Set by the owner
         self._loop = asyncio.get_running_loop()
         self._ping = ping

@@ -25,11 +25,12 @@ async def listen(server: grpc.aio.Server, wanted: str, files: CertificateFiles |
 
     Returns where it listens.
     """
+    bound = f"0.0.0.0{wanted}" if wanted.startswith(":") else wanted  # all interfaces, of IPv6 too; gRPC wants a host
     try:
         if files is None:
-            port = server.add_insecure_port(wanted)
+            port = server.add_insecure_port(bound)
         else:
-            port = server.add_secure_port(wanted, _server_credentials(files))
+            port = server.add_secure_port(bound, _server_credentials(files))
     except RuntimeError as error:
         raise Unavailable(f"--grpc-address={wanted}: cannot listen: {error}") from None
     await server.start()
@@ -37,7 +38,7 @@ async def listen(server: grpc.aio.Server, wanted: str, files: CertificateFiles |
 
 
 def _server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
-    """For a port on which everybody has a certificate of the cluster's CA, as that is when they connect."""
+    """For a port on which every client shows a certificate of the cluster's CA, as that is when they connect."""
     given = files.generation
 
     def newer() -> Any:
@@ -89,9 +90,9 @@ class RenewingPeers:
             self._left(generation)
 
     async def close(self) -> None:
-        everybody = [self._newest, *self._older]
+        generations = [self._newest, *self._older]
         self._older.clear()
-        await asyncio.gather(*(generation.peers.close() for generation in everybody), *self._ending)
+        await asyncio.gather(*(generation.peers.close() for generation in generations), *self._ending)
 
     def _current(self) -> _Generation:
         if self._newest.number != self._files.generation:

@@ -1,10 +1,12 @@
-"""The data folder of a node that starts."""
+"""A node that starts: its data folder, and the address of its peer port."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,15 @@ def test_a_folder_of_a_cluster_is_not_led_by_a_node_that_is_alone(tmp_path: Path
     )
     with pytest.raises(ConfigError, match="belongs to cluster 00000000000000c1"):
         asyncio.run(Node(options, open_grpc).start())
+
+
+@pytest.mark.parametrize("peer", ["somewhere", "unix:/run/peers", "taken"])
+def test_a_peer_address_that_can_not_be_used_is_named(tmp_path: Path, peer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}" if peer == "taken" else peer
+        options = Options(
+            data_path=str(tmp_path), tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", peer_address=address
+        )
+        clustered = replace(options, etcd_endpoints=("127.0.0.1:1",))
+        with pytest.raises(ConfigError, match=f"^--peer-address={address}: "):
+            asyncio.run(Node(clustered, open_grpc).start())

@@ -52,7 +52,7 @@ def files(found: tls.ClusterTls | None) -> Any:
     return None if found is None else SimpleNamespace(tls=found, generation=1)
 
 
-def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> None:
+def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any], wanted: str = "127.0.0.1:0") -> None:
     """`scenario` with the address of an administration server that also serves Status."""
 
     async def main() -> None:
@@ -62,9 +62,7 @@ def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> N
         peers = peer_grpc.GrpcPeerServer(SERVICES, tls=node)
         peers.on_call("Status", status)
         peers.on_stream("Push", Acceptor())
-        server = AdminServer(
-            cast(Any, SimpleNamespace(cluster=None, log_source=None)), "127.0.0.1:0", peers, tls=files(node)
-        )
+        server = AdminServer(cast(Any, SimpleNamespace(cluster=None, log_source=None)), wanted, peers, tls=files(node))
         await server.start()
         try:
             await scenario(server.address)
@@ -139,6 +137,14 @@ def test_connections_that_speak_no_http2_are_bounded_in_number_and_time(monkeypa
         assert await health(address, "nsqha.v1.Admin", None) == health_pb2.HealthCheckResponse.SERVING
 
     admin_port(None, scenario)
+
+
+def test_without_a_host_it_listens_at_all_interfaces() -> None:
+    async def scenario(address: str) -> None:
+        for host in ("127.0.0.1", "[::1]"):
+            assert await health(f"{host}{address}", "nsqha.v1.Admin", None) == health_pb2.HealthCheckResponse.SERVING
+
+    admin_port(None, scenario, wanted=":0")
 
 
 def test_with_cluster_tls_the_whole_port_wants_a_certificate(certificates: Certificates, node: tls.ClusterTls) -> None:
