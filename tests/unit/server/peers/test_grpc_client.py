@@ -120,21 +120,36 @@ def test_a_second_stream_has_a_connection_of_its_own() -> None:
 
 
 def test_two_streams_of_one_channel_are_both_served() -> None:
-    """The second one waits until the first has ended, and then has another connection."""
+    """One waits until the other has ended, and then has a connection of its own."""
+
+    async def exchange(channel: aio.Channel, number: int, end: asyncio.Event) -> int:
+        call = channel.stream_stream(PUSH)()
+        await call.write(push(number).SerializeToString())
+        answer = pb.PushReply.FromString(await call.read())
+        await end.wait()
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        return answer.hello.registration  # type: ignore[no-any-return]
+
+    accepted = 0
+
+    def accept(stream: PeerStream) -> Recorder:
+        nonlocal accepted
+        accepted += 1
+        return echo(stream)
 
     async def talk(channel: aio.Channel) -> None:
-        first = channel.stream_stream(PUSH)()
-        await first.write(push(1).SerializeToString())
-        assert pb.PushReply.FromString(await first.read()).hello.registration == 1
-        second = channel.stream_stream(PUSH)()
-        waiting = asyncio.create_task(second.write(push(2).SerializeToString()))
-        await first.done_writing()
-        assert await first.code() is grpc.StatusCode.UNAVAILABLE
-        await waiting
-        assert pb.PushReply.FromString(await second.read()).hello.registration == 2
-        second.cancel()
+        end = asyncio.Event()
+        both = [asyncio.create_task(exchange(channel, number, end)) for number in (1, 2)]
+        while not accepted:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert accepted == 1
+        end.set()
+        assert await asyncio.gather(*both) == [1, 2]
+        assert accepted == 2
 
-    with_grpc(echo, talk)
+    with_grpc(accept, talk)
 
 
 def test_messages_that_are_compressed_are_unimplemented() -> None:
