@@ -135,7 +135,7 @@ class Describer:
         cluster = self._broker.cluster
         leadership = cluster and cluster.replicas.leading.get((topic.record.uid, partition.number))
         state = self._membership(topic.record, partition.number, leadership.meta if leadership else None)
-        state.leader = self._broker.journal.identity.node_uid
+        state.leader = self._broker.parts.journal.identity.node_uid
         state.log_start_offset = log.start.offset
         state.log_end_offset = log.end.offset
         state.high_watermark = partition.high_watermark
@@ -160,7 +160,7 @@ class Describer:
         broker = self._broker
         if broker.cluster is not None:
             return broker.cluster.nodes()
-        options, uid = broker.options, broker.journal.identity.node_uid
+        options, uid = broker.options, broker.parts.journal.identity.node_uid
         name = options.node_name or f"{options.broadcast_address}:{options.broadcast_tcp_port or broker.ports.tcp}"
         return {uid: NodeInfo(uid, name=name)}
 

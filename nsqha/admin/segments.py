@@ -112,7 +112,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         finally:
             snapshot.effort.ended = True
         response.hold_id = message.hold_id
-        response.cluster_id = f"{self._broker.journal.identity.cluster_id:016x}"
+        response.cluster_id = f"{self._broker.parts.journal.identity.cluster_id:016x}"
         if request.hold_ms:
             response.hold_until_ns = self._broker.clock.wall_ns() + request.hold_ms * 1_000_000
         return response
@@ -350,7 +350,7 @@ class _Everywhere:
         found: dict[Key, Any] = {}
         why: dict[Key, str] = {}
         asked_of: dict[Key, int | None] = {}  # who was known as its leader then
-        loop = self.broker.loop
+        loop = self.broker.parts.loop
         deadline = loop.time() + LEADER_SECONDS
         missing, last = wanted, False
         while True:

@@ -20,8 +20,8 @@ from nsqha.election.model import NodeInfo
 from nsqha.errors import ConfigError, NsqhaError
 from nsqha.options import Options
 from nsqha.server.node.broker import Broker
-from nsqha.server.node.membership import Membership
-from nsqha.server.node.start import limits_of
+from nsqha.server.node.cluster.membership import Membership
+from nsqha.server.node.parts import NodeParts
 from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime.disk import DiskRounds
 from tests.sim.loop import NodeLoop, SimClock, SimPool
@@ -200,22 +200,11 @@ class SimNode(Machine):
             storage=self.storage,
             cursor_cache=LmdbCache("", None),
         )
-        broker = Broker(
-            self.options,
-            limits_of(self.options),
-            loop=loop,
-            clock=clock,
-            rng=rng,
-            journal=journal,
-            store=handle,
-            disk=disk,
-            opener=opener,
-            cluster=cluster,
-        )
+        broker = Broker(self.options, NodeParts(loop, clock, rng, journal, handle, disk, opener), cluster)
         broker.on_failure = lambda why: self._failed(loop, why)
         cluster.on_fatal = lambda why: self._failed(loop, why)
         self.cluster = cluster
-        broker.scrubber._storage = self.storage
+        broker.scrub.scrubber._storage = self.storage
         await broker.open_topics()
         server = self.net.server(self.name)
         cluster.serve(server)
@@ -255,7 +244,7 @@ class SimNode(Machine):
     async def stop(self) -> None:
         """A clean stop."""
         assert self.broker is not None
-        self.broker.exiting = True
+        self.broker.availability.exiting = True
         await self.broker.stop()
 
     def end(self, why: str, *, power: bool = False) -> None:

@@ -146,7 +146,7 @@ def test_what_was_given_up_is_written_back_when_somebody_has_it() -> None:
         cluster.until(lambda: operators.skip("t0") or given_up() == [True] * 2, 60.0, "it is given up")
         for node in cluster.nodes:
             if node.joined and node.broker is not None:
-                node.broker.scrubber._rate = 0  # it does not have to be found again
+                node.broker.scrub.scrubber._rate = 0  # it does not have to be found again
 
 
 def test_nothing_is_given_up_that_somebody_has() -> None:

@@ -43,9 +43,10 @@ def _nowhere(data: Any) -> None:
 class Connections:
     """The connections of one node."""
 
-    def __init__(self, unsubscribe: Callable[[Consumer], None]) -> None:
+    def __init__(self, exiting: Callable[[], bool], unsubscribe: Callable[[Consumer], None]) -> None:
+        """`exiting`: whether the node stops."""
         self.total = 0  # since the start
-        self.exiting = False  # whether the node stops
+        self.exiting = exiting
         self._unsubscribe = unsubscribe
         self._open: dict[Connection, None] = {}  # in the order in which they came
         self._numbers = 0
@@ -64,7 +65,7 @@ class Connections:
     def opened(self, connection: Connection) -> None:
         self._open[connection] = None
         self.total += 1
-        if self.exiting:
+        if self.exiting():
             connection.close()
 
     def closed(self, connection: Connection) -> None:
@@ -79,7 +80,6 @@ class Connections:
 
     def stop_reading(self) -> None:
         """The node stops: run no further command; what was run is still answered."""
-        self.exiting = True
         for connection in self:
             connection.read_no_more()
 
@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
         """The flow was blocked: run what was received meanwhile, and read on."""
         flow = self._flow
         self._heartbeat.heard_at = self.context.loop.time()
-        if not flow.eof and not self._connections.exiting:
+        if not flow.eof and not self._connections.exiting():
             self.transport.resume_reading()
         self.session.resume()
         codec = self.transport.codec

@@ -2,16 +2,16 @@
 
 Downwards:
 
-    start        from the lock file to the listeners, in the order in which they start and stop
-    joining      what a node needs before it can be a member
-    statsd       nsqd's statsd feed
-    broker       the node while it runs: it starts, keeps house, fails and stops
-    registrar    topics and channels announced to lookup daemons, as nsqd does
-    snapshot     one moment of the broker as immutable records
-    readiness    whether a member of a cluster may be sent clients
-    placement    topics of a cluster, as one of its nodes makes and changes them
-    log_sources  the logs of this node, for the segment service
-    membership   session, registration, peers, and the news of the records
-    routing      what a member does for clients of partitions led elsewhere, put together
-    disk_watch   a node whose disk hangs lets others lead
+    start         from the lock file to the listeners, in the order in which they start and stop
+    statsd        nsqd's statsd feed
+    broker        the node while it runs: its parts put together, start, failure and stop
+    snapshot      one moment of the broker as immutable records
+    housekeeping  what is done once a second
+    scrubbing     which replicas the scrub reads, and what happens to what it finds
+    cluster_side  what being one of a cluster adds to a node, as an interface; a node that is alone
+    cluster       a node that is one of a cluster
+    log_sources   the logs that this node leads, for the segment service
+    parts         what a node is made from, and what it listens on
+    registrar     topics and channels announced to lookup daemons, as nsqd does
+    availability  whether anything can be stored on the node
 """

@@ -36,16 +36,15 @@ if TYPE_CHECKING:
     from nsqha.election.model import PartitionMeta
     from nsqha.options import Options
     from nsqha.server.clients.connection import Connection, Connections
-    from nsqha.server.node.membership import Membership
-    from nsqha.server.opening.opener import PartitionOpener
+    from nsqha.server.node.availability import Availability
+    from nsqha.server.node.cluster.membership import Membership
+    from nsqha.server.node.parts import Endpoints, NodeParts
+    from nsqha.server.node.scrubbing import NodeScrub
     from nsqha.server.partition.delivery import Consumer
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.scrub import Scrubber
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.leading.leadership import Leadership
-    from nsqha.server.runtime.disk import DiskRounds
-    from nsqha.server.runtime.measures import Measures, Space
-    from nsqha.server.segments.byte_server import ByteServer
     from nsqha.server.topics.topics import Topics
 
 RANGES_MAX = 100  # damaged ranges that are shown one by one
@@ -59,15 +58,10 @@ class NodeFigures(Protocol):
     topics: Topics
     cluster: Membership | None
     connections: Connections
-    disk: DiskRounds
-    disk_refusing: bool
-    space: Space
-    opener: PartitionOpener
-    measures: Measures
-    scrubber: Scrubber
-    grpc_address: str
-    segments: ByteServer | None
-    segments_address: str
+    availability: Availability
+    parts: NodeParts
+    scrub: NodeScrub
+    endpoints: Endpoints
 
     def now(self) -> Now: ...
 
@@ -89,29 +83,30 @@ def broker_stats(node: NodeFigures, topic: str, clients: bool) -> BrokerStats:
 
 
 def node_stats(node: NodeFigures) -> NodeStats:
-    cache = node.opener.cursor_cache
+    cache, measures, availability = node.parts.opener.cursor_cache, node.parts.opener.measures, node.availability
+    endpoints = node.endpoints
     return NodeStats(
         version=nsqha.__version__,
         hot=hot.ACTIVE,
         sync=node.options.sync,
         data_path=node.options.data_path,
-        grpc_address=node.grpc_address,
-        segments_address=node.segments_address,
-        segments=SegmentStats() if node.segments is None else node.segments.figures,
+        grpc_address=endpoints.grpc_address,
+        segments_address=endpoints.segments_address,
+        segments=SegmentStats() if endpoints.segments is None else endpoints.segments.figures,
         connections=len(node.connections),
         connections_total=node.connections.total,
-        disk_free_bytes=node.space.free_bytes,
-        disk_total_bytes=node.space.total_bytes,
-        disk_refusing=node.disk_refusing,
+        disk_free_bytes=availability.space.free_bytes,
+        disk_total_bytes=availability.space.total_bytes,
+        disk_refusing=availability.disk_refusing,
         cursor_cache_written=cache.failure is None and cache.delayed is None,
         cursor_cache_waiting=cache.overlaid,
-        fsync_seconds=node.disk.round_seconds.data(),
-        publish_seconds=node.measures.publish_seconds.data(),
-        batch_messages=node.measures.batch_messages.data(),
-        loop_lag_seconds=node.measures.loop_lag_seconds.data(),
-        publish_errors=tuple(sorted(node.measures.publish_errors.items())),
-        log_events=tuple(sorted(node.measures.log_events.items())),
-        scrub=scrub_stats(node.scrubber),
+        fsync_seconds=node.parts.disk.round_seconds.data(),
+        publish_seconds=measures.publish_seconds.data(),
+        batch_messages=measures.batch_messages.data(),
+        loop_lag_seconds=measures.loop_lag_seconds.data(),
+        publish_errors=tuple(sorted(measures.publish_errors.items())),
+        log_events=tuple(sorted(measures.log_events.items())),
+        scrub=scrub_stats(node.scrub.scrubber),
         cluster=None if node.cluster is None else cluster_stats(node.cluster),
     )
 

@@ -31,6 +31,7 @@ from nsqha.server.clients.auth import AuthClient
 from nsqha.server.clients.connection import Connection
 from nsqha.server.http.broker_api import BoundPorts
 from nsqha.server.node.broker import Broker
+from nsqha.server.node.parts import NodeParts
 from nsqha.server.node.registrar import ProducerIdentity, Registrar
 from nsqha.server.node.statsd import StatsdPusher, host_prefix
 from nsqha.server.opening.opener import PartitionOpener
@@ -41,8 +42,11 @@ from nsqha.server.safe_mode.rebuilding import records
 from nsqha.wire.limits import ProtocolLimits
 
 if TYPE_CHECKING:
+    import ssl
+
     from nsqha.election.etcd.store import EtcdStore
-    from nsqha.server.node.membership import Membership
+    from nsqha.server.clients.context import ClientContext
+    from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.peers.calls import GrpcPeerServer
     from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.safe_mode.monitor import StaleMetadataMonitor
@@ -174,39 +178,29 @@ class Node:
         disk = DiskRounds(loop, clock, self._fail)
         cluster = None
         if options.etcd_endpoints:
-            await asyncio.to_thread(importlib.import_module, "nsqha.server.node.joining")
+            await asyncio.to_thread(importlib.import_module, "nsqha.server.node.cluster.joining")
             opener = self._opener(loop, clock, disk, journal, rng)
             cluster, sockets = await self._open_cluster(sockets, clock, rng, journal, disk, opener)
             store = cluster.store
         else:
             store = self._open_embedded(journal, rng)
             opener = self._opener(loop, clock, disk, journal, rng)
-        broker = Broker(
-            options,
-            limits_of(options),
-            loop=loop,
-            clock=clock,
-            rng=rng,
-            journal=journal,
-            store=store,
-            disk=disk,
-            opener=opener,
-            cluster=cluster,
-        )
+        parts = NodeParts(loop, clock, rng, journal, store, disk, opener)
+        broker = Broker(options, parts, cluster)
         self._broker = broker
         broker.on_failure = self._failed
         if cluster is not None:
             cluster.on_fatal = self._failed
         ports = {name: listen.bound_port(sock) for name, sock in sockets.items() if name in ("tcp", "http", "https")}
-        broker.ports = BoundPorts(**ports)
+        broker.endpoints.ports = BoundPorts(**ports)
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()
             for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
                 store.put_recovered(record)
         await broker.open_topics()
-        self._prepare_tls_and_auth(broker)
+        context = broker.client_context(limits_of(options), self._auth(broker), self._tls_context(loop))
         self._announce(broker)
-        await self._serve(broker, sockets)
+        await self._serve(broker, sockets, context)
         if cluster is not None:
             await self._register(broker, cluster)
         collector.start()
@@ -225,7 +219,7 @@ class Node:
         opener: PartitionOpener,
     ) -> tuple[Membership, dict[str, socket.socket]]:
         """The cluster, and where this node listens then: while the metadata are not believed, nowhere. GivenUp."""
-        joining = importlib.import_module("nsqha.server.node.joining")
+        joining = importlib.import_module("nsqha.server.node.cluster.joining")
         while True:
             try:
                 return await joining.open_cluster(self.options, journal, clock, rng, self._certificates), sockets
@@ -242,8 +236,8 @@ class Node:
 
     async def _register(self, broker: Broker, cluster: Membership) -> None:
         """Everything is served: now the others may know."""
-        joining = importlib.import_module("nsqha.server.node.joining")
-        uid, ports = broker.journal.identity.node_uid, broker.ports
+        joining = importlib.import_module("nsqha.server.node.cluster.joining")
+        uid, ports = broker.parts.journal.identity.node_uid, broker.endpoints.ports
         at = self.addresses
         info = joining.node_info(
             self.options,
@@ -257,7 +251,7 @@ class Node:
         )
         await cluster.join(info)
         assert self._doubt is not None
-        self._tasks.append(broker.loop.create_task(self._doubt.run()))
+        self._tasks.append(broker.parts.loop.create_task(self._doubt.run()))
 
     def _opener(
         self,
@@ -332,25 +326,32 @@ class Node:
         options = self.options
         return options.peer_address or listen.next_port(options.grpc_address, flag="peer-address")
 
-    def _prepare_tls_and_auth(self, broker: Broker) -> None:
-        from nsqha.server.runtime import certificates, tls
+    def _tls_context(self, loop: asyncio.AbstractEventLoop) -> ssl.SSLContext | None:
+        if not self.options.tls_cert:
+            return None
+        from nsqha.server.runtime import certificates
 
+        certificate = certificates.ClientCertificate(self.options)
+        self._tasks.append(loop.create_task(certificates.watch([certificate])))
+        return certificate.context
+
+    def _auth(self, broker: Broker) -> AuthClient | None:
         options = self.options
-        if options.tls_cert:
-            certificate = certificates.ClientCertificate(options)
-            broker.tls_context = certificate.context
-            self._tasks.append(broker.loop.create_task(certificates.watch([certificate])))
-        if options.auth_http_addresses:
-            broker.auth = AuthClient(
-                options.auth_http_addresses,
-                clock=broker.clock,
-                rng=broker.rng,
-                post=options.auth_http_request_method == "post",
-                connect_seconds=options.http_client_connect_timeout_ns / 1e9,
-                request_seconds=options.http_client_request_timeout_ns / 1e9,
-                tls=tls.client_context(options),
-            )
-            self._closers.append(broker.auth.close)
+        if not options.auth_http_addresses:
+            return None
+        from nsqha.server.runtime import tls
+
+        auth = AuthClient(
+            options.auth_http_addresses,
+            clock=broker.clock,
+            rng=broker.parts.rng,
+            post=options.auth_http_request_method == "post",
+            connect_seconds=options.http_client_connect_timeout_ns / 1e9,
+            request_seconds=options.http_client_request_timeout_ns / 1e9,
+            tls=tls.client_context(options),
+        )
+        self._closers.append(auth.close)
+        return auth
 
     def _announce(self, broker: Broker) -> None:
         options = self.options
@@ -368,7 +369,7 @@ class Node:
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,
             request_seconds=options.http_client_request_timeout_ns / 1e9,
         )
-        broker.registrar = broker.topics.announcer = registrar
+        broker.endpoints.registrar = broker.topics.announcer = registrar
         registrar.set_peers(options.lookupd_tcp_addresses)
         self._closers.append(registrar.close)
         if options.statsd_address:
@@ -379,28 +380,34 @@ class Node:
             pusher = StatsdPusher(broker, options.statsd_address, prefix, interval_seconds=interval)
             self._tasks.append(asyncio.get_running_loop().create_task(pusher.run()))
 
-    async def _serve(self, broker: Broker, sockets: dict[str, socket.socket]) -> None:
+    async def _serve(self, broker: Broker, sockets: dict[str, socket.socket], context: ClientContext) -> None:
         from nsqha.server.http.api import BrokerHttp
 
         loop = asyncio.get_running_loop()
-        context = broker.client_context()
         self._server = await loop.create_server(lambda: Connection(context, broker.connections), sock=sockets["tcp"])
         logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
-        http = BrokerHttp(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
+        http = BrokerHttp(broker, sockets.get("http"), sockets.get("https"), context.tls_context)
         await http.start()
         self._closers.append(http.close)
         peers: GrpcPeerServer | None = None
         if broker.cluster is not None:
             from nsqha.server.peers.calls import peer_server
             from nsqha.server.peers.identity import MembersOnly
-            from nsqha.server.safe_mode.monitor import StaleMetadataMonitor
+            from nsqha.server.safe_mode.monitor import RunningNode, StaleMetadataMonitor
 
             cluster = broker.cluster
             peers = peer_server(self.options)
             checked = MembersOnly(peers, cluster.members.view)
             cluster.serve(checked)
             self._doubt = StaleMetadataMonitor(
-                broker,
+                RunningNode(
+                    options=self.options,
+                    clock=broker.clock,
+                    disk=broker.parts.disk,
+                    journal=broker.parts.journal,
+                    journal_writer=broker.journal_writer,
+                    grpc_address=lambda: broker.endpoints.grpc_address,
+                ),
                 cast("EtcdStore", cluster.store),  # as `open_cluster` opened it
                 self.begins_again.set,
                 cluster_id=cluster.cluster_id,
@@ -412,7 +419,7 @@ class Node:
         admin = await asyncio.to_thread(self._open_grpc, broker, address, peers, certificates)
         await admin.start()
         self._closers.append(admin.close)
-        broker.grpc_address = admin.address
+        broker.endpoints.grpc_address = admin.address
         peer = "" if peers is None else self._serve_streams(peers, sockets["peer"])
         if "segments" in sockets:
             await self._serve_segments(broker, sockets["segments"], admin.renewals)
@@ -422,7 +429,7 @@ class Node:
             http=bound.get("http", ""),
             https=bound.get("https", ""),
             grpc=admin.address,
-            segments=broker.segments_address,
+            segments=broker.endpoints.segments_address,
             peer=peer,
         )
 
@@ -440,7 +447,7 @@ class Node:
         server = byte_server.ByteServer.of(broker.log_source, sock, self._certificates, renewals.read)
         server.start()
         self._closers.append(server.close)
-        broker.segments, broker.segments_address = server, server.address
+        broker.endpoints.segments, broker.endpoints.segments_address = server, server.address
 
     def _fail(self, error: BaseException) -> None:
         self.broker.fail(error)
@@ -453,10 +460,10 @@ class Node:
         """Leave the lookup daemons, close listeners and clients, write what is left, sync, mark the stop clean."""
         broker = self.broker
         logger.info("stopping", "NSQ: stopping")
-        if hand_over and broker.cluster is not None and broker.failure is None:
+        if hand_over and broker.cluster is not None and broker.availability.failure is None:
             # Everything still runs: who publishes or consumes here notices a pause, and is served by others then.
             await broker.cluster.leave(LEAVE_SECONDS_MAX)
-        broker.exiting = True
+        broker.availability.exiting = True
         if self._server is not None:
             self._server.close()
         for task in self._tasks:

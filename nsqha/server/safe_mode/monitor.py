@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Logger
@@ -35,7 +36,8 @@ POLL_SECONDS = 1.0
 logger = Logger("doubt")
 
 
-class RunningNode(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningNode:
     """The parts of the node that the monitor uses."""
 
     options: Options
@@ -43,7 +45,7 @@ class RunningNode(Protocol):
     disk: DiskRounds
     journal: NodeJournal
     journal_writer: JournalWriter
-    grpc_address: str  # empty until the node listens there
+    grpc_address: Callable[[], str]  # empty until the node listens there
 
 
 class StaleMetadataMonitor:
@@ -108,7 +110,7 @@ class StaleMetadataMonitor:
         if look.hold is not None or (self.why and accepts(look, journal)):
             return True
         if self.why:
-            options, address = self._node.options, self._node.grpc_address
+            options, address = self._node.options, self._node.grpc_address()
             waiting = waiting_node(options, journal, address, held=False, why=self.why)
             await loop.run_in_executor(None, acceptance.announce, waiting)
         return False

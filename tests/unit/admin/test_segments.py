@@ -53,7 +53,11 @@ def snapshot(others: FakeOthers, leaders: dict[int, int], partitions: int = 3, *
         journal = SimpleNamespace(identity=SimpleNamespace(cluster_id=0xC1, node_uid=1))
         loop = asyncio.get_running_loop()
         broker: Any = SimpleNamespace(
-            topics=topics, cluster=cluster, loop=loop, clock=clock, journal=journal, log_source=None
+            topics=topics,
+            cluster=cluster,
+            clock=clock,
+            parts=SimpleNamespace(loop=loop, journal=journal),
+            log_source=None,
         )
         service = SegmentsService(broker, others)
         try:

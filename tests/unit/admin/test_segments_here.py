@@ -108,7 +108,7 @@ async def test_a_partition_that_commits_nothing_holds_up_neither_release_nor_ren
         reply = await ask(service, hold_ms=60_000)
         assert not any(pin.error for pin in reply.partitions)
         stuck = broker.topics.topic("t").led[0]
-        events: asyncio.Future[None] = broker.loop.create_future()
+        events: asyncio.Future[None] = broker.parts.loop.create_future()
         monkeypatch.setattr(stuck, "commit_events", lambda: asyncio.shield(events))
         monkeypatch.setattr(renewals, "HOLD_SECONDS", 0.05)
         renewed = await service.RenewHold(pb.RenewHoldRequest(hold_id=reply.hold_id), Context())

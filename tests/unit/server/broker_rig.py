@@ -18,7 +18,7 @@ from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.options import Options
 from nsqha.server.node.broker import Broker
-from nsqha.server.node.start import limits_of
+from nsqha.server.node.parts import NodeParts
 from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.partition.delivery import Consumer
 from nsqha.server.partition.partition import Partition
@@ -75,9 +75,7 @@ async def start(folder: Path, **options: Any) -> Broker:
     opener = PartitionOpener(
         opts, loop=loop, clock=clock, disk=disk, journal=journal, rng=rng, fail=lambda error: broker.fail(error)
     )
-    broker = Broker(
-        opts, limits_of(opts), loop=loop, clock=clock, rng=rng, journal=journal, store=store, disk=disk, opener=opener
-    )
+    broker = Broker(opts, NodeParts(loop, clock, rng, journal, store, disk, opener))
     await broker.open_topics()
     return broker
 

@@ -120,7 +120,8 @@ class Bench:
         self.clock = ManualClock()
         self.loop = ManualLoop(self.clock)
         self.partition = FakePartition()
-        self.connections = Connections(lambda consumer: None)
+        self.exiting = False
+        self.connections = Connections(lambda: self.exiting, lambda consumer: None)
 
         async def subscribe(consumer: Any) -> None:
             raise Unavailable("not here")
@@ -260,7 +261,7 @@ def test_after_a_close_no_command_is_run():
 def test_a_stop_answers_what_was_run_and_runs_nothing_more():
     bench = Bench()
     bench.send(pub("a"))
-    bench.connections.exiting = True
+    bench.exiting = True
     bench.connection.read_no_more()
     assert not bench.transport.reading
     bench.connection.data_received(pub("b"))  # the loop had read it already

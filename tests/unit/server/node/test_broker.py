@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,8 +48,8 @@ async def test_below_its_watermark_a_disk_takes_no_publishes_until_it_has_room_a
     reader = await subscribed(broker, "t", "c", rdy=1)
     await until(lambda: reader.wire.bodies)  # type: ignore[attr-defined]
     partition = led(broker)
-    broker.options = replace(broker.options, disk_low_bytes=1 << 62)
-    broker._watch_disk()
+    broker.availability.disk_low_bytes = 1 << 62
+    broker.housekeeping.look()
     before = partition.log.end.offset
     with pytest.raises(Unavailable, match=f"disk low: [0-9]+ bytes free, {1 << 62} required"):
         await broker.publishing.publish("t", ONE)
@@ -61,8 +60,8 @@ async def test_below_its_watermark_a_disk_takes_no_publishes_until_it_has_room_a
     subscription.channel.fin_run(line, 0, len(line), subscription.owner)
     await partition.commit_events()
     assert subscription.channel.committed.floor == 1 and partition.log.end.offset == before
-    broker.options = replace(broker.options, disk_low_bytes=0)
-    broker._watch_disk()
+    broker.availability.disk_low_bytes = 0
+    broker.housekeeping.look()
     await broker.publishing.publish("t", ONE)
     assert partition.log.end.offset == before + 1
 
@@ -76,15 +75,15 @@ def test_a_topic_whose_tombstone_could_not_be_forgotten_can_be_made_again(tmp_pa
     async def story() -> None:
         async with running(tmp_path) as broker:
             await broker.publishing.publish("t", ONE)
-            forget = broker.store.forget_tombstone
-            Gate.at(broker.store, "forget_tombstone", error=AppendFailed("disk full"))
+            forget = broker.parts.store.forget_tombstone
+            Gate.at(broker.parts.store, "forget_tombstone", error=AppendFailed("disk full"))
             await broker.topics.delete_topic("t")
             assert "t" not in broker.topics
             await broker.publishing.publish("t", ONE)
-            broker.store.forget_tombstone = forget  # type: ignore[method-assign]
+            broker.parts.store.forget_tombstone = forget  # type: ignore[method-assign]
         async with running(tmp_path) as broker:
             assert led(broker).log.end.offset == 1
-            assert broker.store.tombstones() == {}
+            assert broker.parts.store.tombstones() == {}
 
     asyncio.run(story())
 
@@ -104,11 +103,11 @@ def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: P
             patch.setattr(LogFolders, "remove", stays)
             async with running(tmp_path) as broker:
                 assert led(broker).log.end.offset == 1
-                assert [tombstone.name for tombstone in broker.store.tombstones().values()] == ["gone"]
+                assert [tombstone.name for tombstone in broker.parts.store.tombstones().values()] == ["gone"]
         async with running(tmp_path) as broker:
-            assert broker.store.tombstones() == {}
+            assert broker.parts.store.tombstones() == {}
             assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
-            assert len(broker.journal.records()) == 1
+            assert len(broker.parts.journal.records()) == 1
 
     asyncio.run(story())
 
@@ -142,7 +141,7 @@ def test_nobody_waits_while_the_files_of_a_large_topic_go(tmp_path: Path, monkey
             assert not deletion.done() and not removed
             gate.set()
             await deletion
-            assert len(removed) == 8 + 1 and broker.store.tombstones() == {}
+            assert len(removed) == 8 + 1 and broker.parts.store.tombstones() == {}
             assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
 
     asyncio.run(story())
@@ -154,7 +153,7 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
             await broker.publishing.publish("t", ONE)
-            gate = Gate.at(broker.store, "delete_topic")
+            gate = Gate.at(broker.parts.store, "delete_topic")
             asker = asyncio.create_task(broker.topics.delete_topic("t"))
             await gate.until_reached()
             asker.cancel()
@@ -171,7 +170,7 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
 @on_a_broker
 async def test_a_deletion_that_the_metadata_refused_leaves_the_topic_as_it_was(broker: Broker):
     await broker.publishing.publish("t", ONE)
-    Gate.at(broker.store, "delete_topic", error=AppendFailed("disk full"))
+    Gate.at(broker.parts.store, "delete_topic", error=AppendFailed("disk full"))
     with pytest.raises(AppendFailed):
         await broker.topics.delete_topic("t")
     await broker.publishing.publish("t", ONE)
@@ -188,16 +187,16 @@ async def test_a_deletion_under_load_does_not_poison_the_node(broker: Broker):
         await broker.topics.delete_topic("t")
         await asyncio.gather(*publishes, return_exceptions=True)
     await broker.publishing.publish("t", ONE)
-    assert broker.failure is None
+    assert broker.availability.failure is None
 
 
 @on_a_broker
 async def test_metadata_that_can_not_be_written_closes_the_node(broker: Broker):
     await broker.publishing.publish("t", ONE)
-    Gate.at(broker.store, "replace", error=Poisoned("fdatasync failed"))
+    Gate.at(broker.parts.store, "replace", error=Poisoned("fdatasync failed"))
     with pytest.raises(Poisoned):
         await broker.channels.create("t", "c")
-    assert broker.failure is not None
+    assert broker.availability.failure is not None
     with pytest.raises(Unavailable):
         await broker.publishing.publish("t", ONE)
 
@@ -208,11 +207,11 @@ async def test_metadata_that_can_not_be_written_closes_the_node(broker: Broker):
 def test_a_topic_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            create = broker.opener.create
-            Gate.at(broker.opener, "create", error=OSError(28, "no space"), after=True)
+            create = broker.parts.opener.create
+            Gate.at(broker.parts.opener, "create", error=OSError(28, "no space"), after=True)
             with pytest.raises(Unavailable):
                 await broker.publishing.publish("t", ONE)
-            broker.opener.create = create  # type: ignore[method-assign]
+            broker.parts.opener.create = create  # type: ignore[method-assign]
             await broker.publishing.publish("t", ONE)
         async with running(tmp_path) as broker:
             assert led(broker).log.end.offset == 1
@@ -226,7 +225,7 @@ def test_a_stop_waits_for_a_topic_that_is_being_made(tmp_path: Path):
             broker = await start(tmp_path)
             for n in range(3):
                 await broker.publishing.publish(f"t{n}", ONE)
-            gate = Gate.at(broker.store, "create_topic")
+            gate = Gate.at(broker.parts.store, "create_topic")
             publish = asyncio.create_task(broker.publishing.publish("late", ONE))
             await gate.until_reached()
             stop = asyncio.create_task(broker.stop())
@@ -234,9 +233,9 @@ def test_a_stop_waits_for_a_topic_that_is_being_made(tmp_path: Path):
             gate.open()
             await stop
             await asyncio.gather(publish, return_exceptions=True)
-            assert broker.failure is None
+            assert broker.availability.failure is None
         async with running(tmp_path) as broker:
-            assert broker.journal.found is not None and broker.journal.found.node.clean
+            assert broker.parts.journal.found is not None and broker.parts.journal.found.node.clean
 
     asyncio.run(story())
 
@@ -273,7 +272,7 @@ def test_a_partition_that_can_not_be_closed_keeps_no_other_from_it(tmp_path: Pat
             await broker.stop()
             assert led(broker, "b").closed
         async with running(tmp_path) as broker:
-            assert broker.journal.found is not None and not broker.journal.found.node.clean
+            assert broker.parts.journal.found is not None and not broker.parts.journal.found.node.clean
             assert [led(broker, name).log.end.offset for name in "ab"] == [1, 1]
 
     asyncio.run(story())
@@ -317,7 +316,7 @@ async def test_who_subscribes_while_the_last_consumer_leaves_stays(broker: Broke
 @on_a_broker
 async def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(broker: Broker):
     first = await subscribed(broker, "t", "c")
-    gate = Gate.at(broker.store, "replace")
+    gate = Gate.at(broker.parts.store, "replace")
     deletion = asyncio.create_task(broker.channels.delete("t", "c"))
     await gate.until_reached()
     late = asyncio.create_task(subscribed(broker, "t", "c"))
@@ -354,7 +353,7 @@ async def test_an_ephemeral_topic_goes_with_its_last_channel(broker: Broker):
 async def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(broker: Broker):
     await broker.topics.ensure_topic("t")
     await broker.channels.create("t", "c")
-    gate = Gate.at(broker.store, "delete_topic")
+    gate = Gate.at(broker.parts.store, "delete_topic")
     deletion = asyncio.create_task(broker.topics.delete_topic("t"))
     await gate.until_reached()
     broker.topics["t"].deleting = False  # as it was when the pause was asked for
@@ -373,7 +372,7 @@ def test_publishes_over_http_wait_for_room(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path, publish_wait_ns=20_000_000) as broker:
             await broker.publishing.publish("t", ONE)
-            budget = broker.opener.budget
+            budget = broker.parts.opener.budget
             budget.take(budget.bytes_max + 1)
             with pytest.raises(Unavailable):
                 await broker.publishing.publish("t", ONE)
@@ -397,7 +396,7 @@ async def test_a_log_that_can_not_be_read_does_not_keep_the_others_from_housekee
 
     led(broker, "a").keep_house = broken  # type: ignore[method-assign, assignment]
     led(broker, "b").keep_house = lambda now: kept.append("b")  # type: ignore[method-assign]
-    broker._keep_house()
+    broker.housekeeping.look()
     assert kept == ["b"]
 
 

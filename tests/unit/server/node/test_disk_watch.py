@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from nsqha.errors import Unavailable
-from nsqha.server.node.disk_watch import CALM_LOOKS, LOOKS, DiskWatch
+from nsqha.server.node.cluster.disk_watch import CALM_LOOKS, LOOKS, DiskWatch
 
 
 class Rig:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
-from nsqha.server.node.log_sources import ClusterLogs, SingleNodeLogs
+from nsqha.server.node.cluster.logs import ClusterLogs
+from nsqha.server.node.log_sources import SingleNodeLogs
 from nsqha.server.segments.log_source import ServingReplica
 from nsqha.server.segments.ranges import Refusal
 

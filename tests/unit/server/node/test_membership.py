@@ -14,7 +14,7 @@ from nsqha.clock import ManualClock
 from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.election.session import View
 from nsqha.errors import Unavailable
-from nsqha.server.node.membership import DROP_AGAIN_SECONDS, REJOIN_SECONDS, Membership
+from nsqha.server.node.cluster.membership import DROP_AGAIN_SECONDS, REJOIN_SECONDS, Membership
 from nsqha.server.routing.leaders import LeaderAt
 from tests.unit.server.replica_rig import FakePeers, pause, run
 

@@ -37,20 +37,19 @@ def test_a_node_alone_rebuilds_what_is_found(finder: str, tmp_path: Path) -> Non
             partition = led(broker)
             rot(partition.log, partition.log.end.log_id - 3)
             if finder == "scrub":
-                await broker.scrubber._round()
-                assert broker.scrubber.damage
+                await broker.scrub.scrubber._round()
+                assert broker.scrub.scrubber.damage
             else:
                 reader = await subscribed(broker, "t", "c", rdy=10)
                 await until(lambda: partition.deliveries["c"].stuck)
-            assert broker._housekeeping is not None
-            broker._housekeeping.cancel()
-            broker._keep_house()
+            broker.housekeeping.stop()
+            broker.housekeeping.look()
             if finder == "scrub":
-                await until(lambda: not broker.scrubber.damage)
+                await until(lambda: not broker.scrub.scrubber.damage)
                 reader = await subscribed(broker, "t", "c", rdy=10)
             await until(lambda: reader.wire.bodies == BODIES)  # type: ignore[attr-defined]
-            assert not broker.scrubber.damage and not verify(partition.log).problems
-            assert broker.measures.log_events["log_damaged"] == 1 and broker.failure is None
+            assert not broker.scrub.scrubber.damage and not verify(partition.log).problems
+            assert broker.parts.opener.measures.log_events["log_damaged"] == 1 and broker.availability.failure is None
 
     asyncio.run(story())
 

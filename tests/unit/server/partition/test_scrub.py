@@ -407,15 +407,15 @@ def test_a_node_scrubs_and_shows_what_it_found(tmp_path: Path) -> None:
             for n in range(3):
                 await broker.publishing.publish("t", hot.frame(b"%d" % n * 100))
             await broker.publishing.publish("e#ephemeral", hot.frame(b"in memory"))
-            await until(lambda: broker.scrubber.rounds)
+            await until(lambda: broker.scrub.scrubber.rounds)
             assert broker.snapshot().node.scrub.damaged_ranges == 0
             (segment,) = tmp_path.glob("topics/*/0/*.segment")
             data = bytearray(segment.read_bytes())
             data[data.index(b"1" * 100)] ^= 1
             segment.write_bytes(data)
             told: list[tuple[int, int]] = []
-            broker.scrubber.on_damage = lambda partition, first, end: told.append((first, end))
-            await until(lambda: broker.scrubber.damage)
+            broker.scrub.scrubber.on_damage = lambda partition, first, end: told.append((first, end))
+            await until(lambda: broker.scrub.scrubber.damage)
             (damage,) = broker.snapshot().node.scrub.damage
             shown = (damage.topic_name, damage.partition, damage.first_offset, damage.end_offset)
             assert shown == ("t", 0, 1, 2)
@@ -435,8 +435,8 @@ def test_a_node_writes_a_rotten_anchor_anew(tmp_path: Path) -> None:
             whole = commitlog.read_bytes()
             with commitlog.open("r+b") as file:
                 file.write(b"\xff" * 9)
-            await until(lambda: broker.measures.log_events["scrub_damage"])
-            await until(lambda: commitlog.read_bytes() == whole and not broker.scrubber.damage)
+            await until(lambda: broker.parts.opener.measures.log_events["scrub_damage"])
+            await until(lambda: commitlog.read_bytes() == whole and not broker.scrub.scrubber.damage)
 
     asyncio.run(story())
 
@@ -455,9 +455,9 @@ def test_a_disk_that_refuses_an_anchor_is_asked_again_a_failed_sync_ends_all(
 
                 return write
 
-            await broker._restore_anchor(log, 1, fails(OSError(errno.EIO, "no")))
-            assert "the next round tries again" in caplog.text and broker.failure is None
-            await broker._restore_anchor(log, 1, fails(Poisoned("no")))
-            assert broker.failure == "no"
+            await broker.scrub.restore_anchor(log, 1, fails(OSError(errno.EIO, "no")))
+            assert "the next round tries again" in caplog.text and broker.availability.failure is None
+            await broker.scrub.restore_anchor(log, 1, fails(Poisoned("no")))
+            assert broker.availability.failure == "no"
 
     asyncio.run(story())

@@ -159,7 +159,8 @@ def test_clients_do_not_get_the_last_descriptors(
         limits=ProtocolLimits(),
         options=SimpleNamespace(tls_required=TlsRequired.NO),
     )
-    connections: Any = SimpleNamespace(exiting=False, next_number=lambda: 1, opened=opened.append, closed=opened.remove)
+    opening, closing = opened.append, opened.remove
+    connections: Any = SimpleNamespace(exiting=bool, next_number=lambda: 1, opened=opening, closed=closing)
 
     async def served() -> bool:
         """Whether a client that connects now is there a moment later."""

@@ -133,7 +133,7 @@ def test_all_who_wait_hear_why_it_failed_and_the_next_try_is_a_new_one():
 def test_a_topic_whose_log_takes_nothing_is_made_once_however_many_ask(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path, publish_outcome_wait_ns=50_000_000) as broker:
-            lead, held = broker.opener.lead, list[Partition]()
+            lead, held = broker.parts.opener.lead, list[Partition]()
 
             def stalled(*args: Any) -> list[Partition]:
                 held.extend(lead(*args))
@@ -141,7 +141,7 @@ def test_a_topic_whose_log_takes_nothing_is_made_once_however_many_ask(tmp_path:
                     each.hand_over(True)
                 return held
 
-            broker.opener.lead = stalled  # type: ignore[method-assign]
+            broker.parts.opener.lead = stalled  # type: ignore[method-assign]
             for _ in range(3):
                 with pytest.raises(OutcomeUnknown):
                     await broker.topics.topic_for_client("t")

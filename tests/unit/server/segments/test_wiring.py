@@ -15,7 +15,7 @@ import pytest
 from nsqha.cli.nsqd import open_grpc
 from nsqha.errors import ConfigError
 from nsqha.options import Options
-from nsqha.server.node.joining import node_info
+from nsqha.server.node.cluster.joining import node_info
 from nsqha.server.node.start import Node
 from tests.certificates import Certificates
 
@@ -52,17 +52,17 @@ def asked(address: str, uid: int, query: str = "first=1&end=2&at=1&chain=0000000
 def test_a_node_serves_the_topics_that_it_leads(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         broker = node.broker
-        assert node.addresses.segments == broker.segments_address
+        assert node.addresses.segments == broker.endpoints.segments_address
         topics = [await broker.topics.ensure_topic(name) for name in ("orders", "passing#ephemeral")]
         log = topics[0].led[0].log
         last = log.last
         assert last is not None
         query = f"first=1&end={last.log_id + 1}&at={last.log_id}&chain={last.chain:016x}"
-        status, _ = await asyncio.to_thread(asked, broker.segments_address, topics[0].record.uid, query)
+        status, _ = await asyncio.to_thread(asked, broker.endpoints.segments_address, topics[0].record.uid, query)
         assert status == 200
-        status, why = await asyncio.to_thread(asked, broker.segments_address, topics[1].record.uid)
+        status, why = await asyncio.to_thread(asked, broker.endpoints.segments_address, topics[1].record.uid)
         assert (status, why) == (404, "passing#ephemeral is #ephemeral: it has no files\n")
-        status, why = await asyncio.to_thread(asked, broker.segments_address, 7)
+        status, why = await asyncio.to_thread(asked, broker.endpoints.segments_address, 7)
         assert (status, why) == (404, "this node has no replica of partition 0 of topic 0000000000000007\n")
         assert dict(broker.snapshot().node.segments.requests) == {"200": 1, "404": 2}
 
@@ -72,7 +72,7 @@ def test_a_node_serves_the_topics_that_it_leads(tmp_path: Path) -> None:
 
 def test_without_an_address_nothing_is_served(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
-        assert node.addresses.segments == "" and node.broker.segments is None
+        assert node.addresses.segments == "" and node.broker.endpoints.segments is None
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("segments")]
 
     serving(options(tmp_path, segments_address=""), test)
@@ -94,7 +94,7 @@ def test_with_cluster_certificates_it_speaks_tls(tmp_path: Path) -> None:
 
     async def test(node: Node) -> None:
         with pytest.raises((http.client.HTTPException, ConnectionError)):
-            await asyncio.to_thread(asked, node.broker.segments_address, 7)
+            await asyncio.to_thread(asked, node.broker.endpoints.segments_address, 7)
         assert node.broker.snapshot().node.segments.requests == ()
 
     serving(options(tmp_path, **{f"cluster_tls_{name}": path for name, path in files.items()}), test)

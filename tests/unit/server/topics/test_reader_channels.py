@@ -79,7 +79,7 @@ async def test_a_partition_that_commits_nothing_keeps_nobody_from_the_others(bro
     calls: list[asyncio.Future[None]] = []
 
     def never() -> asyncio.Future[None]:
-        calls.append(broker.loop.create_future())
+        calls.append(broker.parts.loop.create_future())
         return calls[-1]
 
     monkeypatch.setattr(stuck, "commit_events", never)

@@ -115,14 +115,14 @@ def test_partitions_are_added_alone(tmp_path: Path) -> None:
 @on_a_broker
 async def test_a_partition_that_could_not_be_made_is_made_by_asking_again(broker: Broker) -> None:
     await publish(broker, 1)
-    create = broker.opener.create
-    Gate.at(broker.opener, "create", error=AppendFailed("disk full"), after=True)
+    create = broker.parts.opener.create
+    Gate.at(broker.parts.opener, "create", error=AppendFailed("disk full"), after=True)
     with pytest.raises(Unavailable, match=r"say 2 partitions now, but \[1\] could not be made: disk full"):
         await broker.topics.change_settings("t", {"partitions": 2})
     topic = broker.topics.topic("t")
     assert [p.number for p in topic.led] == [0]
     await publish(broker, 1)
-    broker.opener.create = create  # type: ignore[method-assign]
+    broker.parts.opener.create = create  # type: ignore[method-assign]
     await broker.topics.change_settings("t", {"partitions": 2})
     assert [p.number for p in topic.led] == [0, 1]
     await publish(broker, 4)
@@ -164,7 +164,7 @@ async def test_publishers_choose_anew_among_all(broker: Broker) -> None:
 @on_a_broker
 async def test_a_lost_race_is_tried_again(broker: Broker) -> None:
     await publish(broker, 1)
-    put = broker.store.replace
+    put = broker.parts.store.replace
     races = [1, 1]
 
     def replace_later(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ async def test_a_lost_race_is_tried_again(broker: Broker) -> None:
             raise Conflict("somebody was faster")
         return put(*args, **kwargs)
 
-    broker.store.replace = replace_later  # type: ignore[method-assign]
+    broker.parts.store.replace = replace_later  # type: ignore[method-assign]
     await broker.topics.change_settings("t", {"partitions": 2})
     assert len(broker.topics.topic("t").led) == 2
     assert not races
@@ -184,7 +184,7 @@ def test_the_next_start_makes_what_only_the_record_has(tmp_path: Path) -> None:
         async with running(tmp_path) as broker:
             await publish(broker, 1)
             await broker.channels.create("t", "c")
-            Gate.at(broker.opener, "create", error=AppendFailed("disk full"))
+            Gate.at(broker.parts.opener, "create", error=AppendFailed("disk full"))
             with pytest.raises(Unavailable):
                 await broker.topics.change_settings("t", {"partitions": 2})
         async with running(tmp_path) as broker:

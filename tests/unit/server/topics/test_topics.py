@@ -14,7 +14,7 @@ import pytest
 from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
-from nsqha.server.node.placement import ClusterPlacement
+from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.runtime.tasks import Changes
 from nsqha.server.topics.channel_leaders import ClusterLeaders
 from nsqha.server.topics.channels import Channels

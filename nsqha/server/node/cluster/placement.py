@@ -15,7 +15,7 @@ from nsqha.nsqlog import Logger
 from nsqha.server.topics import settings as topic_settings
 
 if TYPE_CHECKING:
-    from nsqha.server.node.membership import Membership
+    from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.partition.topic import Topic
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics

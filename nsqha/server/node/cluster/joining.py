@@ -17,7 +17,7 @@ from nsqha.election.session import StoreIdentity
 from nsqha.errors import StaleMetadata
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
-from nsqha.server.node.membership import Membership
+from nsqha.server.node.cluster.membership import Membership
 from nsqha.server.peers import renewing
 from nsqha.server.peers.calls import SERVICES
 from nsqha.server.safe_mode import hold as held

@@ -10,8 +10,9 @@ Made once the node is a member, before it listens; a node that is alone has none
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from nsqha.server.routing.channel_sync import Reconciler
 from nsqha.server.routing.forward_client import Forwarder
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 DRAIN_SECONDS_MAX = 1.0
 
 
-class RoutedNode(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedNode:
     """The parts of a node that take part in routing."""
 
     options: Options
@@ -44,12 +46,9 @@ class RoutedNode(Protocol):
     channels: Channels
     publishing: Publishing
     subscriptions: Subscriptions
-
-    def now(self) -> Now: ...
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None: ...
-
-    def refuses_publish(self) -> str | None: ...
+    now: Callable[[], Now]
+    spawn: Callable[[Coroutine[Any, Any, Any]], None]
+    refuses_publish: Callable[[], str | None]
 
 
 class Routing:

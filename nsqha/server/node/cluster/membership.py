@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.election.session import ClusterSession, View
     from nsqha.election.store import MetadataStore
-    from nsqha.server.node.disk_watch import DiskWatch
-    from nsqha.server.node.routing import Routing
+    from nsqha.server.node.cluster.disk_watch import DiskWatch
+    from nsqha.server.node.cluster.routing import Routing
     from nsqha.server.peers.api import Peers, PeerServer, PeerStream
     from nsqha.server.replica.roles import Replicas
     from nsqha.server.topics.topics import Topics

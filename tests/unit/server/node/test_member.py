@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
-from nsqha.server.node.readiness import cluster_checks
+from nsqha.server.node.cluster.member import cluster_checks
 
 ME, OTHER = 1, 2
 KEY = (7, 0)

@@ -1,0 +1,74 @@
+"""Whether a node stores publishes, and why not: it stops, its data directory failed, or its disk is nearly full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nsqha.nsqlog import Logger
+from nsqha.server.http.broker_api import Check
+from nsqha.server.runtime.measures import disk_space
+
+if TYPE_CHECKING:
+    from nsqha.options import Options
+
+logger = Logger("broker")
+
+
+class Availability:
+    """The state of one node that decides whether anything can be stored on it."""
+
+    def __init__(self, options: Options, overfull: Callable[[], bool]) -> None:
+        """`overfull`: deferred messages that can not be written down gather in memory."""
+        self.exiting = False
+        self.failure: str | None = None  # why the data directory is closed
+        self.disk_refusing = False
+        self.space = disk_space(options.data_path)
+        self.disk_low_bytes = options.disk_low_bytes
+        self._data_path = options.data_path
+        self._overfull = overfull
+
+    def ends(self) -> str | None:
+        """Why this node takes nothing any more; None if it goes on."""
+        if self.exiting:
+            return "exiting"
+        return None if self.failure is None else f"the disk failed: {self.failure}"
+
+    @property
+    def ending(self) -> bool:
+        return self.exiting or self.failure is not None
+
+    def refuses_publish(self) -> str | None:
+        """Why nothing can be stored on this node now; None if it can."""
+        ends = self.ends()
+        if ends is not None:
+            return ends
+        if self.disk_refusing:
+            return f"disk low: {self.space.free_bytes} bytes free, {self.disk_low_bytes} required"
+        return None
+
+    def look_at_disk(self) -> bool:
+        """Measure the free space; True if publishes are refused from now on, or taken again."""
+        self.space = disk_space(self._data_path)
+        refusing = self.space.free_bytes < self.disk_low_bytes or self._overfull()
+        if refusing == self.disk_refusing:
+            return False
+        self.disk_refusing = refusing
+        if refusing:
+            text = "%d bytes free, below %d: publishes are refused"
+            logger.warning("disk_low", text, self.space.free_bytes, self.disk_low_bytes)
+        else:
+            logger.info("disk_recovered", "%d bytes free: publishes are accepted again", self.space.free_bytes)
+        return True
+
+    def health(self) -> str:
+        return "OK" if self.failure is None else f"NOK - {self.failure}"
+
+    def checks(self, stopped: str) -> list[Check]:
+        """What /readyz asks of every node; `stopped`: partitions that a broken invariant stopped."""
+        return [
+            Check("data_directory", self.failure is None, self.failure or "", live=True),
+            Check("not_exiting", not self.exiting, "shutting down" if self.exiting else ""),
+            Check("partitions", not stopped, stopped),
+            Check("disk_space", not self.disk_refusing, self.refuses_publish() or ""),
+        ]

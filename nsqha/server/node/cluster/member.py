@@ -1,0 +1,188 @@
+"""A node that is one of a cluster: its membership, the replicas that it leads and follows, and its routes.
+
+What /readyz asks of it is here too. Only what this node can do something about counts: a partition that no node leads
+does not, or its replicas would all be taken out of service for it, and with them the other topics.
+
+Imported only by nodes that have an etcd endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from nsqha.errors import NsqhaError
+from nsqha.nsqlog import Logger
+from nsqha.replication.isr import IsrLimits
+from nsqha.server.http.broker_api import Check
+from nsqha.server.node.cluster.disk_watch import DiskWatch
+from nsqha.server.node.cluster.logs import ClusterLogs
+from nsqha.server.node.cluster.placement import ClusterPlacement
+from nsqha.server.node.cluster.routing import RoutedNode, Routing
+from nsqha.server.replica.replica_runtime import ReplicaRuntime
+from nsqha.server.replica.roles import ReplicaLimits, Replicas
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.election.model import PartitionMeta
+    from nsqha.options import Options
+    from nsqha.server.node.cluster.membership import Membership
+    from nsqha.server.node.log_sources import SingleNodeLogs
+    from nsqha.server.node.parts import NodeParts
+    from nsqha.server.partition.scrub import ScrubbedReplica
+    from nsqha.server.segments.log_source import LogSource
+    from nsqha.server.topics.placement import TopicContext
+    from nsqha.server.topics.topics import Topics
+
+SHOWN_MAX = 5  # replicas that /readyz names
+
+logger = Logger("broker")
+
+
+class ClusterMember:
+    """The `ClusterSide` of a member."""
+
+    def __init__(
+        self,
+        cluster: Membership,
+        parts: NodeParts,
+        topics: Topics,
+        topic_context: TopicContext,
+        here: SingleNodeLogs,
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """Topics, replicas and membership know each other from here on. `here`: the logs of what is led here."""
+        self.log_source: LogSource = ClusterLogs(here, cluster)
+        self._cluster = cluster
+        self._spawn = spawn
+        self._disk_watch = DiskWatch(lambda: parts.disk.running, cluster.disk_hangs, cluster.spawn)
+        cluster.topics = topics
+        cluster.replicas = _replicas(cluster, parts, topics, topic_context, fail)
+        topics.placement = ClusterPlacement(topics, topic_context, cluster)
+        cluster.when_changed(topics.announce)
+
+    def route(self, node: RoutedNode) -> None:
+        self._cluster.routing = Routing(node, self._cluster, self._cluster.routing_peers)
+
+    async def recover(self) -> None:
+        await self._cluster.recover()
+
+    async def begin(self) -> None:
+        """The records say what this node leads, once it has joined."""
+
+    async def drain(self) -> None:
+        await self._cluster.routing.drain()
+        await self._cluster.replicas.close()
+
+    async def close_routes(self) -> None:
+        await self._cluster.routing.close()
+
+    async def close(self) -> None:
+        await self._cluster.close()
+
+    def fail(self, why: str) -> None:
+        self._cluster.replicas.abandon(f"the disk failed: {why}")
+        self._spawn(self._announce_failure(why))
+
+    async def _announce_failure(self, why: str) -> None:
+        try:
+            await self._cluster.update(poisoned=why)
+        except NsqhaError as error:
+            logger.info("not_announced", "the cluster could not be told that the data directory is closed: %s", error)
+
+    def keep_house(self) -> None:
+        self._cluster.replicas.keep_house()
+        self._disk_watch.look()
+
+    def found_damage(self, replica: ScrubbedReplica, first: int, end: int) -> None:
+        """Another replica has them, or their frames say enough."""
+        identity = replica.log.identity
+        self._cluster.replicas.integrity.corrupt.found((identity.topic_uid, identity.partition), first, end)
+
+    def when_mended(self, mended: Callable[[PartitionLog, int, int], None]) -> None:
+        self._cluster.replicas.integrity.corrupt.on_mended = mended
+
+    def followed(self) -> list[ScrubbedReplica]:
+        return self._cluster.replicas.followed()
+
+    def checks(self) -> list[Check]:
+        return cluster_checks(self._cluster)
+
+
+def _replicas(
+    cluster: Membership,
+    parts: NodeParts,
+    topics: Topics,
+    topic_context: TopicContext,
+    fail: Callable[[BaseException], None],
+) -> Replicas:
+    options: Options = topic_context.options
+    runtime = ReplicaRuntime(
+        loop=parts.loop,
+        clock=parts.clock,
+        node=cluster.node,
+        cluster_id=cluster.cluster_id,
+        journal=parts.journal,
+        journal_writer=topic_context.journal_writer,
+        metadata=topic_context.metadata,
+        opener=parts.opener,
+        disk=parts.disk,
+        peers=cluster.peers,
+        nodes=cluster.nodes,
+        spawn=cluster.spawn,
+        on_failure=fail,
+    )
+    return Replicas(
+        runtime,
+        links=cluster.links,
+        cluster=cluster,
+        topic_of=topics.of_uid,
+        limits=ReplicaLimits(
+            sync_every=options.sync_every,
+            sync_seconds=options.sync_timeout_ns / 1e9,
+            catch_up_bytes_per_second=options.catch_up_bytes_per_second,
+            isr=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
+        ),
+    )
+
+
+# ---- readiness
+
+
+def cluster_checks(cluster: Membership) -> list[Check]:
+    """`registered`: the others count on this node. `replicas`: each one here is led, or followed and not behind."""
+    registered = cluster.has_lease
+    late = [
+        f"{name}/{number} {why}"
+        for name, topic in sorted(cluster.view().topics.items())
+        for number, meta in sorted(topic.record.partitions.items())
+        if (why := lateness(cluster, (topic.record.uid, number), meta))
+    ]
+    shown = "; ".join(late[:SHOWN_MAX]) + (f"; and {len(late) - SHOWN_MAX} more" if len(late) > SHOWN_MAX else "")
+    return [
+        Check("registered", registered, "" if registered else "this node has no lease in the cluster's metadata"),
+        Check("replicas", not late, shown),
+    ]
+
+
+def lateness(cluster: Membership, key: tuple[int, int], meta: PartitionMeta) -> str:
+    """Why a partition that has a replica here is not as it should be; empty: it is, or it is no fault of this node."""
+    replicas, me = cluster.replicas, cluster.node
+    if me not in meta.replicas and me not in meta.isr:
+        return ""
+    if key in replicas.leading:
+        return ""  # if it should not any more, its successor says so and clients are sent on
+    if meta.leader == me:
+        return "is not led yet"
+    if meta.leader not in cluster.nodes():
+        return ""
+    follower = replicas.followers.get(key)
+    if follower is None:
+        return "is not open yet"
+    if follower.stopped:
+        return f"is stopped: {follower.stopped}"
+    if follower.port is None:
+        return "is not followed yet"
+    return "catches up" if follower.behind else ""

@@ -1,0 +1,111 @@
+"""What being one of a cluster adds to a node: `ClusterMember` (cluster), or nothing: `NoCluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from nsqha.server.topics.single_node import SingleNodePlacement
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.server.http.broker_api import Check
+    from nsqha.server.node.cluster.routing import RoutedNode
+    from nsqha.server.node.parts import NodeParts
+    from nsqha.server.partition.scrub import ScrubbedReplica
+    from nsqha.server.segments.log_source import LogSource
+    from nsqha.server.topics.placement import TopicContext
+    from nsqha.server.topics.topics import Topics
+
+
+class ClusterSide(Protocol):
+    """The replicas, roles and routes of one node."""
+
+    log_source: LogSource
+
+    def route(self, node: RoutedNode) -> None:
+        """Serve clients of partitions that other nodes lead."""
+
+    async def recover(self) -> None:
+        """Open every log that the metadata name."""
+
+    async def begin(self) -> None:
+        """The journal holds what was recovered: lead what nothing else has to decide."""
+
+    async def drain(self) -> None:
+        """Partitions are closed: let the last answers between nodes come, and follow nothing any more."""
+
+    async def close_routes(self) -> None:
+        """Clients are gone."""
+
+    async def close(self) -> None:
+        """Leave the cluster, close the metadata store."""
+
+    def fail(self, why: str) -> None:
+        """The data directory failed."""
+
+    def keep_house(self) -> None:
+        """Once a second."""
+
+    def found_damage(self, replica: ScrubbedReplica, first: int, end: int) -> None:
+        """The scrub found batches that do not verify."""
+
+    def when_mended(self, mended: Callable[[PartitionLog, int, int], None]) -> None:
+        """Call this with log and batches that verify again."""
+
+    def followed(self) -> list[ScrubbedReplica]:
+        """The logs of partitions that other nodes lead."""
+
+    def checks(self) -> Sequence[Check]:
+        """What /readyz asks of a member beyond what it asks of every node."""
+
+
+class NoCluster:
+    """The `ClusterSide` of a node that is alone: it leads every partition, and has the only replica."""
+
+    def __init__(self, parts: NodeParts, topics: Topics, topic_context: TopicContext, log_source: LogSource) -> None:
+        self.log_source: LogSource = log_source
+        self._topics = topics
+        self._opener = parts.opener
+        self._store = parts.store
+        topics.placement = SingleNodePlacement(topics, topic_context)
+
+    def route(self, node: RoutedNode) -> None:
+        """Every partition is led here."""
+
+    async def recover(self) -> None:
+        await self._topics.recover()
+
+    async def begin(self) -> None:
+        await self._topics.start_epochs()
+
+    async def drain(self) -> None:
+        """No other node waits for answers."""
+
+    async def close_routes(self) -> None:
+        """There are none."""
+
+    async def close(self) -> None:
+        self._store.close()
+
+    def fail(self, why: str) -> None:
+        """What is led here is all there is."""
+
+    def keep_house(self) -> None:
+        """What is led here is all there is."""
+
+    def found_damage(self, replica: ScrubbedReplica, first: int, end: int) -> None:
+        """The partition repairs what its frames say enough about."""
+        for topic in self._topics.values():
+            for partition in topic.led:
+                if partition.log is replica.log:
+                    partition.on_damage(first, end)
+
+    def when_mended(self, mended: Callable[[PartitionLog, int, int], None]) -> None:
+        self._opener.on_mended = mended
+
+    def followed(self) -> list[ScrubbedReplica]:
+        return []
+
+    def checks(self) -> tuple[()]:
+        return ()

@@ -1,0 +1,82 @@
+"""Once a second on every node: disk space, overdue publishes, the journal, log starts, the cache of cursors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from nsqha.clock import read
+from nsqha.nsqlog import Logger
+
+if TYPE_CHECKING:
+    from nsqha.server.node.availability import Availability
+    from nsqha.server.node.cluster_side import ClusterSide
+    from nsqha.server.node.parts import NodeParts
+    from nsqha.server.runtime.cache import CacheWriter
+    from nsqha.server.runtime.journal import JournalWriter
+    from nsqha.server.topics.topics import Topics
+
+HOUSEKEEPING_SECONDS = 1.0
+
+logger = Logger("broker")
+
+
+class Housekeeping:
+    """The housekeeping of one node."""
+
+    def __init__(
+        self,
+        parts: NodeParts,
+        topics: Topics,
+        side: ClusterSide,
+        availability: Availability,
+        *,
+        journal_writer: JournalWriter,
+        cache_writer: CacheWriter,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        forget_targets: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._topics = topics
+        self._side = side
+        self._availability = availability
+        self._journal_writer = journal_writer
+        self._cache_writer = cache_writer
+        self._spawn = spawn
+        self._forget_targets = forget_targets
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look for the first time now."""
+        self._due()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _due(self) -> None:
+        loop = self._parts.loop
+        if self._timer is not None:
+            self._parts.opener.measures.loop_lag_seconds.observe(max(0.0, loop.time() - self._timer.when()))
+        self._timer = loop.call_later(HOUSEKEEPING_SECONDS, self._due)
+        self.look()
+
+    def look(self) -> None:
+        """Do what is due."""
+        now = read(self._parts.clock)
+        if self._availability.look_at_disk():
+            self._forget_targets()
+        for topic in self._topics.values():
+            for partition in topic.led:
+                try:
+                    partition.keep_house(now)
+                except Exception as error:
+                    # A log that can not be read keeps its files; the others go on.
+                    logger.error("housekeeping_failed", "%s: %s", partition.log.directory, error)
+                if not topic.ephemeral:
+                    self._parts.opener.stage_durable((topic.record.uid, partition.number), partition.log)
+        self._side.keep_house()
+        if self._parts.journal.dirty and not self._journal_writer.writing:
+            self._spawn(self._journal_writer.write())
+        self._cache_writer.write()

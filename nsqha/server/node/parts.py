@@ -1,0 +1,43 @@
+"""What a node is made from: one disk, one journal, one metadata store; and what it listens on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nsqha.server.http.broker_api import BoundPorts
+
+if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.election.store import MetadataStore
+    from nsqha.server.node.registrar import Registrar
+    from nsqha.server.opening.opener import PartitionOpener
+    from nsqha.server.runtime.disk import DiskRounds
+    from nsqha.server.segments.byte_server import ByteServer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """The parts that a start opens and that a stop closes last."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    rng: random.Random
+    journal: NodeJournal
+    store: MetadataStore
+    disk: DiskRounds
+    opener: PartitionOpener
+
+
+@dataclass(slots=True)
+class Endpoints:
+    """Where a node listens and what it announces; filled in while it starts."""
+
+    ports: BoundPorts = field(default_factory=BoundPorts)
+    grpc_address: str = ""
+    segments_address: str = ""
+    segments: ByteServer | None = None
+    registrar: Registrar | None = None
