@@ -21,7 +21,8 @@ Reading order: `events`, `deferred`, `state`, `cursor`, `channel`, `progress`, `
     ordered         live: the strict kind of channel
     channel         live: handing out, FIN, REQ, TOUCH, time-outs
     requeue         live: whether a requeued message waits in memory or in the log
-    cursor          live: where a channel's reader stands, what is settled, what the log is told and tells
+    cursor          live: where a channel stands, what is settled, what is written of it and what the log did to it
+    unread          live: what lies in front of a channel's reader
     progress        live -> events: what changed since it was last written
     flight          live: who has what in flight, and until when
     waiting         live: what comes again and stays in memory

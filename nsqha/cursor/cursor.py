@@ -1,15 +1,12 @@
 """A channel's place in the log, on its leader: where the reader stands, what is settled, and what the log is told.
 
-    committed floor      floor = ring.low                next_read = ring.next          _stop        pump
+    committed floor      floor = ring.low                next_read = ring.next           stop        pump
          |                    |                               |                           |            |
     -----+--------------------+-------------------------------+---------------------------+------------+-----> offset
          |  settled, but not  |  in flight, waiting; some     |  unread, nothing special  |  something |
          |  committed yet     |  finished or deferred         |  in between               |  to pass   |
 
-The reader goes over the log once, in order. What it meets settled it passes over: finished ranges that were known
-before it came (`_passed`: from before a restart, an undone seek, an emptied topic) and messages that are deferred. What
-was in flight when the last leader stopped cleanly (`_again`) it leaves to `redelivery`, which knows how often it was
-delivered. `_stop` is the nearest of these, so that reading on costs nothing before it.
+The reader goes over the log once, in order; what lies in front of it is `unread`.
 
 The floor may pass only what is finished or deferred. It runs ahead of the committed floor by what the next progress
 events will say; the reader goes no further than `window` beyond the *committed* floor, so that a log that does not
@@ -28,10 +25,9 @@ from nsqha.cursor.flight import Flight, runs
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.progress import Written, deliveries
 from nsqha.cursor.state import ChannelState, PartitionState
+from nsqha.cursor.unread import UnreadLog
 from nsqha.cursor.waiting import Waiting
-from nsqha.hot import DEFERRED, FINISHED, Ring
-
-_NEVER = 1 << 63
+from nsqha.hot import FINISHED, WAITING, Ring
 
 
 class ChannelContext:
@@ -50,138 +46,91 @@ class ChannelContext:
 
 
 class ChannelCursor:
-    """The cursor of a channel; `Channel` hands out and takes answers on top of it."""
+    """The cursor of a channel, with all that is not settled; `Channel` hands out from it and takes answers."""
 
     def __init__(self, committed: ChannelState, context: ChannelContext) -> None:
         self.name = committed.name
         self.uid = committed.uid
         self.ephemeral = committed.ephemeral
         self.committed = committed
+        self.context = context
         self.is_dirty = False
-        self._context = context
-        self._limits = context.limits
         self._counted_from = committed.floor  # where message_count begins
         self.reload()
 
     def reload(self) -> None:
-        """Begin anew from the committed cursor, with nothing in flight."""
+        """Begin again from the committed cursor, with nothing in flight."""
         committed = self.committed
-        self._flight = Flight(committed.floor)
-        self._ring: Ring = self._flight.ring
-        self._waiting = Waiting(self._ring)
+        self.flight = Flight(committed.floor)
+        self.ring: Ring = self.flight.ring
+        self.waiting = Waiting(self.ring)
         # An ephemeral channel commits nothing: its deferred set is its own.
         own = MemoryDeferred() if self.ephemeral else committed.deferred
         self.deferred_overlay = DeferredOverlay(own, direct=self.ephemeral)
-        self._passed = committed.ranges.copy()  # finished at or above next_read
-        self._again = list(committed.attempts)  # handed out before a clean stop: (first, end, deliveries)
+        limits = self.context.limits
+        self.unread = UnreadLog(self.ring, committed, own, limits, waits=self.context.ordered, moved=self.mark_dirty)
         self.written = Written(committed.floor, committed.ranges)
-        self._look()
 
     # ---- where it is
 
     @property
     def floor(self) -> int:
         """All below is finished or deferred."""
-        return self._ring.low
+        return self.ring.low
 
     @property
     def end(self) -> int:
         """The end of what it may read: the pump, or a reader's log end."""
-        return self._context.state.end_for(self.committed)
+        return self.context.state.end_for(self.committed)
 
     @property
     def next_read(self) -> int:
         """The next offset of the log to hand out."""
-        return self._ring.next
-
-    @property
-    def finished_range_count(self) -> int:
-        """Ranges above the floor, as last written."""
-        return len(self.written.ranges)
+        return self.ring.next
 
     @property
     def uncommitted_progress(self) -> int:
         """How far the floor is ahead of the committed one."""
-        return max(self._ring.low - self.committed.floor, 0)
+        return max(self.ring.low - self.committed.floor, 0)
+
+    @property
+    def message_count(self) -> int:
+        """Messages that the topic has handed to this channel since it was created or this leader began."""
+        return max(self.end - self._counted_from, 0)
+
+    @property
+    def deferred_count(self) -> int:
+        """Messages that wait for a time: deferred ones that are not in flight, and requeued ones in memory."""
+        in_flight = sum(single.deferred for single in self.flight.singles.values())
+        return max(len(self.deferred_overlay) - in_flight, 0) + len(self.waiting.delays)
 
     def depth(self, end: int) -> int:
         """Messages below `end` that wait for nothing but a consumer."""
-        place = self._ring.next
-        unread = end - place - self._passed.count_below(end) - self.deferred_overlay.committed.count_from(place)
-        return max(unread, 0) + self._waiting.count
+        return self.unread.count(end) + self.waiting.count
 
     def oldest_unfinished(self, end: int) -> int | None:
         """The lowest offset that this channel still has to do with; None if it is done up to `end`."""
         deferred = self.deferred_overlay.lowest()
-        if self._ring.low >= end:
+        if self.ring.low >= end:
             return deferred
-        return self._ring.low if deferred is None else min(self._ring.low, deferred)
+        return self.ring.low if deferred is None else min(self.ring.low, deferred)
 
     def holds_below(self, offset: int) -> bool:
         """Whether this channel still has to do with a message below `offset`."""
         lowest = self.deferred_overlay.lowest()
-        return self._ring.low < offset or (lowest is not None and lowest < offset)
-
-    # ---- the reader
-
-    def _window_end(self) -> int:
-        # An ephemeral channel commits nothing, so its own floor bounds it.
-        return (self._ring.low if self.ephemeral else self.committed.floor) + self._limits.window
-
-    def _skip(self) -> int:
-        """Pass over what is finished or deferred where the reader stands; where it stands then."""
-        ring, limit = self._ring, self._window_end()
-        place = ring.next
-        while place < limit:
-            past = min(self._passed.end_of_range(place), limit)
-            if past > place:
-                ring.settle(place, past, FINISHED)
-            elif not self._context.ordered and (past := self._end_of_deferred(place, limit)) > place:
-                ring.settle(place, past, DEFERRED)
-            else:
-                break
-            place = past
-            self._touch()
-        self._look()
-        return place
-
-    def _end_of_deferred(self, place: int, limit: int) -> int:
-        """`place`, or the end of the run of deferred messages that begins there."""
-        deferred = self.deferred_overlay.committed
-        if deferred.next_offset(place) != place:
-            return place
-        passed = self._passed.next_held(place)
-        limit = limit if passed is None else min(limit, passed)
-        for ref in deferred.items(place):
-            if ref.offset != place or place >= limit:
-                break
-            place += 1
-        return place
-
-    def _look(self) -> None:
-        """Where the reader must look closer next: nothing is special in [next_read, _stop)."""
-        place = self._ring.next
-        self._passed.cut_below(place)
-        while self._again and self._again[0][1] <= place:
-            del self._again[0]
-        special = (
-            self._passed.next_held(place),
-            self.deferred_overlay.committed.next_offset(place),
-            max(self._again[0][0], place) if self._again else None,
-        )
-        self._stop = min([at for at in special if at is not None], default=_NEVER)
+        return self.ring.low < offset or (lowest is not None and lowest < offset)
 
     def keep_unread(self, pump: int) -> None:
         """A channel that is kept in memory only and not read drops its oldest unread messages.
 
         nsqd drops the newest; then a channel that nobody reads would hold the log where it began.
         """
-        ring = self._ring
-        excess = pump - ring.next - self._passed.total() - self._limits.ephemeral_unread_max
+        ring = self.ring
+        excess = pump - ring.next - self.unread.passed.total() - self.context.limits.ephemeral_unread_max
         if excess > 0:
             ring.settle(ring.next, ring.next + excess, FINISHED)
-            self._look()
-            self._touch()
+            self.unread.look()
+            self.mark_dirty()
 
     # ---- what the log did to it
 
@@ -196,16 +145,16 @@ class ChannelCursor:
                 self.deferred_overlay.put(ref)
             else:
                 self.deferred_overlay.arrived(ref)
-        self._look()
-        if refs[0].offset == self._ring.next:
-            self._skip()  # an idle channel of messages for later does not leave them for the first consumer
+        self.unread.look()
+        if refs[0].offset == self.ring.next:
+            self.unread.skip()  # an idle channel of messages for later does not leave them for the first consumer
 
     def emptied(self, first: int, end: int) -> None:
         """The topic was emptied: [first, end), above the reader, is finished."""
-        self._passed.add(first, end)
+        self.unread.passed.add(first, end)
         self.written.ranges.add(first, end)
         self._counted_from += end - first
-        self._look()
+        self.unread.look()
 
     def sought(self, *, dropped: bool) -> dict[int, int]:
         """The cursor was moved (`dropped`: and the deferred set emptied); owner -> deliveries that were forgotten."""
@@ -216,28 +165,53 @@ class ChannelCursor:
             self.deferred_overlay.reload()
         else:
             self.deferred_overlay.keep_committed()
-        counts = self._flight.forget(committed.floor, keep=self._deferred_in_flight())
-        self._waiting = Waiting(self._ring)
-        self._passed = committed.ranges.copy()
-        for offset in self.deferred_overlay.finished(committed.floor):
-            self._passed.add(offset, offset + 1)
-        self._again = []
+        counts = self.flight.forget(committed.floor, keep=self._deferred_in_flight())
+        self.waiting = Waiting(self.ring)
+        self.unread.moved_back(self.deferred_overlay.finished(committed.floor))
         self.written = Written(committed.floor, committed.ranges)
-        self._look()
         return counts
 
     def gone(self, end: int) -> dict[int, int]:
         """By policy everything below `end` goes unread; owner -> deliveries that were dropped."""
         self.deferred_overlay.keep_committed(below=end)
-        counts = self._flight.forget_below(end, keep=self._deferred_in_flight())
-        self._ring.settle(self._ring.low, end, FINISHED)
-        self._waiting.drop_below(end)
-        self._look()
-        self._touch()
+        counts = self.flight.forget_below(end, keep=self._deferred_in_flight())
+        self.ring.settle(self.ring.low, end, FINISHED)
+        self.waiting.drop_below(end)
+        self.unread.look()
+        self.mark_dirty()
         return counts
 
     def _deferred_in_flight(self) -> list[int]:
-        return [o for o, single in self._flight.singles.items() if single.deferred and o in self.deferred_overlay]
+        return [o for o, single in self.flight.singles.items() if single.deferred and o in self.deferred_overlay]
+
+    def give_up(self, first: int, end: int) -> int:
+        """The log can not be read in [first, end), and an operator goes on without: how many messages that costs."""
+        ring, overlay, passed = self.ring, self.deferred_overlay, self.unread.passed
+        lost = [offset for offset in range(max(first, ring.low), min(end, ring.next)) if ring.get(offset) == WAITING]
+        for offset in lost:
+            self.waiting.give_up(offset)
+            ring.set(offset, FINISHED)
+        # A carried copy can still be read, and what is in flight was read.
+        held = [ref.offset for ref in overlay.committed.items(first) if ref.offset < end and not ref.position]
+        gone = [offset for offset in held if offset in overlay and offset not in self.flight.singles]
+        for offset in gone:
+            self.finish_deferred(offset)
+        count = len(lost) + len(gone)
+        if first <= ring.next < end:
+            count += end - ring.next - passed.count_below(end) - len([o for o in gone if o >= ring.next])
+            ring.settle(ring.next, end, FINISHED)
+            self.unread.look()
+        self.mark_dirty()
+        return count
+
+    def finish_deferred(self, offset: int) -> None:
+        """A deferred message is done."""
+        self.deferred_overlay.finish(offset)
+        if offset >= self.ring.next:  # the reader was moved back behind it
+            self.unread.passed.add(offset, offset + 1)
+            self.unread.look()
+        elif offset >= self.ring.low:
+            self.ring.set(offset, FINISHED)
 
     def count_from(self, offset: int) -> None:
         """`message_count` begins here: what was handed over before this leader began is not counted again."""
@@ -245,20 +219,20 @@ class ChannelCursor:
 
     # ---- into the log
 
-    def _touch(self) -> None:
+    def mark_dirty(self) -> None:
         """There is something to write."""
         if not self.is_dirty and not self.ephemeral:
             self.is_dirty = True
-            self._context.dirty.append(self)
-            if self._context.ordered:
-                self._context.urgent = True  # the next message waits for this to be committed
-        if self.deferred_overlay.unsent >= self._limits.changes_urgent:
-            self._context.urgent = True  # memory holds them one by one
+            self.context.dirty.append(self)
+            if self.context.ordered:
+                self.context.urgent = True  # the next message waits for this to be committed
+        if self.deferred_overlay.unsent >= self.context.limits.changes_urgent:
+            self.context.urgent = True  # memory holds them one by one
 
     @property
     def has_final_news(self) -> bool:
         """Whether a clean stop has something to write."""
-        handed_out = self._flight.count or self._ring.low < self._ring.next or self._again or self.committed.attempts
+        handed_out = self.flight.count or self.ring.low < self.ring.next or self.unread.again or self.committed.attempts
         return not self.ephemeral and bool(self.is_dirty or handed_out)
 
     def progress(
@@ -271,19 +245,19 @@ class ChannelCursor:
         """
         self.is_dirty = False
         if final:
-            for offset, single in self._flight.singles.items():
+            for offset, single in self.flight.singles.items():
                 ref = self.deferred_overlay.get(offset) if single.deferred else None
                 if ref is not None:
                     self.deferred_overlay.put(ref._replace(attempts=single.attempts))
         everything = final or whole
         sent = self.deferred_overlay.take_unsent(
-            self.deferred_overlay.unsent if everything else self._limits.changes_per_batch
+            self.deferred_overlay.unsent if everything else self.context.limits.changes_per_batch
         )
         ranges: list[tuple[int, int]] = []
         if self.deferred_overlay.unsent:
-            self._touch()
+            self.mark_dirty()
         else:
-            ring = self._ring
+            ring = self.ring
             ranges = self.written.advance(ring.low, ring.finished_ranges(ring.low, ring.next), ring.next)
         finished = tuple(offset for offset, change in sent.items() if change.ref is None)
         self.written.imply(finished)
@@ -303,9 +277,9 @@ class ChannelCursor:
 
     def _deliveries(self) -> list[tuple[int, int, int]]:
         """How often each unfinished message that was handed out was delivered, as runs."""
-        ring = self._ring
-        known = self._waiting.known()
-        for offset, single in self._flight.singles.items():
+        ring = self.ring
+        known = self.waiting.known()
+        for offset, single in self.flight.singles.items():
             if not single.deferred:
                 known[offset] = single.attempts
         settled = [
@@ -313,4 +287,4 @@ class ChannelCursor:
             *runs(self.deferred_overlay.offsets(ring.low, ring.next)),
         ]
         found = deliveries(ring.low, ring.next, settled, known)
-        return found + [(max(first, ring.next), end, n) for first, end, n in self._again]
+        return found + [(max(first, ring.next), end, n) for first, end, n in self.unread.again]

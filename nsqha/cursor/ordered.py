@@ -19,23 +19,25 @@ class OrderedChannel(Channel):
         run = super().next_run(end, min(count_max, 1))
         if run is None or not self._all_committed():
             return None
-        lowest = self.deferred_overlay.lowest()
+        lowest = self.cursor.deferred_overlay.lowest()
         return run if lowest is None or lowest > run[0] else None
 
     def redelivery(self, now: Now) -> Redelivery | None:
         return super().redelivery(now) if self.in_flight == 0 else None
 
-    def _due(self, now: Now) -> Redelivery | None:
+    def due(self, now: Now) -> Redelivery | None:
         """The lowest deferred message, once everything before it is finished and it is due."""
-        offset = self.deferred_overlay.lowest()
-        if offset is None or self.floor != self.next_read or offset > self._skip():
+        cursor = self.cursor
+        offset = cursor.deferred_overlay.lowest()
+        if offset is None or cursor.floor != cursor.next_read or offset > cursor.unread.skip():
             return None
-        ref = self.deferred_overlay.get(offset)
+        ref = cursor.deferred_overlay.get(offset)
         if ref is None or ref.due_ns > now.wall_ns or not (ref.attempts or self._all_committed()):
             return None
-        return self._redelivery_of(ref.offset, ref.attempts, ref.position)
+        return Redelivery.after(ref.offset, ref.attempts, ref.position)
 
     def _all_committed(self) -> bool:
-        if self.in_flight or self.floor != self.next_read or self.deferred_overlay.uncommitted:
+        cursor = self.cursor
+        if self.in_flight or cursor.floor != cursor.next_read or cursor.deferred_overlay.uncommitted:
             return False
-        return self.ephemeral or self.floor == self.committed.floor
+        return self.ephemeral or cursor.floor == self.committed.floor

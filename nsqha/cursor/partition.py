@@ -23,7 +23,7 @@ from nsqha.clock import Now
 from nsqha.cursor import events, progress, state
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.checkpoint import CheckpointWriter
-from nsqha.cursor.cursor import ChannelContext
+from nsqha.cursor.cursor import ChannelContext, ChannelCursor
 from nsqha.cursor.deferred_overlay import DeferredChange
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.ordered import OrderedChannel
@@ -32,7 +32,7 @@ from nsqha.cursor.requests import ChannelRequests
 from nsqha.cursor.retention import ChannelRetention
 from nsqha.cursor.state import ChannelState, Effect, EntryLike, PartitionState
 
-_Sent = tuple[Channel, dict[int, DeferredChange]]
+_Sent = tuple[ChannelCursor, dict[int, DeferredChange]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class PartitionCursors:
         self._final = False
         for committed in self.state.channels.values():
             self._open(committed)
-            self.channels[committed.name].count_from(self.state.end_for(committed))
+            self.channels[committed.name].cursor.count_from(self.state.end_for(committed))
 
     # ---- asking
 
@@ -120,19 +120,19 @@ class PartitionCursors:
         context = self._context
         dirty, context.dirty, context.urgent = context.dirty, [], False
         if self._final:
-            dirty = [channel for channel in self.channels.values() if channel.has_final_news]
+            dirty = [channel.cursor for channel in self.channels.values() if channel.cursor.has_final_news]
         self._last_progress, self._dirty_since = now.mono, None
         moved = self.requests.moved() if self.requests.queue else ()
         sent: list[_Sent] = []
         pieces: list[events.ChannelProgress] = []
         ranges = 0
-        for channel in dirty:
-            if self.channels.get(channel.name) is channel:
-                floor_before = channel.written.floor
-                news, changes = channel.progress(final=self._final, whole=channel in moved)
+        for cursor in dirty:
+            if self._live_of(cursor.committed) is not None:
+                floor_before = cursor.written.floor
+                news, changes = cursor.progress(final=self._final, whole=cursor in moved)
                 pieces += progress.pieces(news, floor_before)
-                sent.append((channel, changes))
-                ranges += len(channel.written.ranges)
+                sent.append((cursor, changes))
+                ranges += len(cursor.written.ranges)
         # Finding what is new costs time by the ranges there are; many of them are looked at less often.
         stretched = self.limits.progress_interval_s * (1 + ranges / 5000)
         self._interval_s = min(stretched, self.limits.progress_idle_s)
@@ -148,7 +148,7 @@ class PartitionCursors:
         """The next `take_events` is the last, perhaps: it says of everything in flight how often it was delivered.
 
         False if there is nothing to say."""
-        self._final = any(channel.has_final_news for channel in self.channels.values())
+        self._final = any(channel.cursor.has_final_news for channel in self.channels.values())
         return self._final
 
     # ---- out of the log
@@ -158,7 +158,7 @@ class PartitionCursors:
         if self.state.log_start[0] < offset or self.state.log_start[1] < position:
             self.state.start_at(offset, position)
             for channel in self.channels.values():
-                channel.reload()
+                channel.cursor.reload()
 
     def apply(
         self, entry: EntryLike, data: bytes | bytearray | memoryview, now: Now | None = None
@@ -170,16 +170,16 @@ class PartitionCursors:
             return self.state.apply(entry, data)
         mine = self._taken.committed(data) if entry.flags else []
         effects: list[Effect | Forgotten] = [*self.state.apply(entry, data)]
-        for channel, changes in mine:
-            channel.settled(changes)
+        for cursor, changes in mine:
+            cursor.settled(changes)
         if effects:
-            own = {id(channel.committed) for channel, _ in mine}
+            own = {id(cursor.committed) for cursor, _ in mine}
             for effect in list(effects):
                 forgotten = self._live(effect, own)
                 if forgotten is not None:
                     effects.append(forgotten)
         for channel in self._bounded:
-            channel.keep_unread(self.state.pump)
+            channel.cursor.keep_unread(self.state.pump)
         return effects
 
     def _live(self, effect: Effect | Forgotten, own: set[int]) -> Forgotten | None:
@@ -197,23 +197,23 @@ class PartitionCursors:
             case state.Progressed(committed):
                 # Not ours: another leader's, before our epoch began, when nothing was in flight yet.
                 if id(committed) not in own and (live := self._live_of(committed)) is not None:
-                    live.reload()
+                    live.cursor.reload()
             case state.Sought(committed, _, dropped):
                 if (live := self._live_of(committed)) is not None:
-                    return Forgotten(live, live.sought(dropped=dropped))
+                    return Forgotten(live, live.cursor.sought(dropped=dropped))
             case state.DroppedByPolicy(committed, _, end):
                 if (live := self._live_of(committed)) is not None:
-                    return Forgotten(live, live.gone(end))
+                    return Forgotten(live, live.cursor.gone(end))
             case state.Emptied(first, end):
                 for channel in self.channels.values():
                     if channel.committed.reader:
-                        channel.reload()  # nobody reads on over what is finished
+                        channel.cursor.reload()  # nobody reads on over what is finished
                     else:
-                        channel.emptied(first, end)
+                        channel.cursor.emptied(first, end)
             case state.DeliverAt(refs):
                 for channel in self.channels.values():
                     if not channel.committed.reader:
-                        channel.deliver_at(refs)
+                        channel.cursor.deliver_at(refs)
         return None
 
     def _live_of(self, committed: ChannelState) -> Channel | None:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from nsqha.cursor import events
 from nsqha.cursor import seek as seeks
 from nsqha.cursor.channel import Channel
+from nsqha.cursor.cursor import ChannelCursor
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import NotFound
 
 
 @dataclass(frozen=True)
 class _SeekRequest:
-    channel: Channel
+    cursor: ChannelCursor
     target: int
     drop_deferred: bool = False
     undo: bool = False
@@ -26,7 +27,7 @@ class _SeekRequest:
 
     def event(self) -> events.Seek:
         return seeks.event(
-            self.channel, self.target, drop_deferred=self.drop_deferred, undo=self.undo, forward=self.forward
+            self.cursor, self.target, drop_deferred=self.drop_deferred, undo=self.undo, forward=self.forward
         )
 
 
@@ -77,44 +78,44 @@ class ChannelRequests:
 
     def plan_seek(self, name: str, target: int) -> seeks.SeekPlan:
         """What `seek` would do now."""
-        return seeks.plan(self._state, self._channel(name), target)
+        return seeks.plan(self._state, self._cursor(name), target)
 
     def seek(self, name: str, target: int) -> seeks.SeekPlan:
         """Move a channel's cursor to an offset (`events.TARGET_END`: the pump)."""
-        channel = self._channel(name)
-        self.queue.append(_SeekRequest(channel, target))
-        return seeks.plan(self._state, channel, target)
+        cursor = self._cursor(name)
+        self.queue.append(_SeekRequest(cursor, target))
+        return seeks.plan(self._state, cursor, target)
 
     def advance(self, name: str, target: int) -> None:
         """Move a channel's cursor forward to an offset; it stays if it is there, or beyond, when that is applied."""
-        self.queue.append(_SeekRequest(self._channel(name), target, forward=True))
+        self.queue.append(_SeekRequest(self._cursor(name), target, forward=True))
 
     def empty(self, name: str) -> seeks.SeekPlan:
         """Drop everything a channel has: unread, in flight, waiting, deferred."""
-        channel = self._channel(name)
-        self.queue.append(_SeekRequest(channel, events.TARGET_END, drop_deferred=True))
-        return seeks.plan(self._state, channel, events.TARGET_END)
+        cursor = self._cursor(name)
+        self.queue.append(_SeekRequest(cursor, events.TARGET_END, drop_deferred=True))
+        return seeks.plan(self._state, cursor, events.TARGET_END)
 
     def undo(self, name: str) -> seeks.SeekPlan:
         """Go back to where the channel's last seek came from."""
-        channel = self._channel(name)
-        undo = channel.committed.undo
+        cursor = self._cursor(name)
+        undo = cursor.committed.undo
         if undo is None:
             raise NotFound(f"channel {name} has no seek to undo")
-        self.queue.append(_SeekRequest(channel, undo.floor, undo=True))
-        return seeks.plan(self._state, channel, undo.floor)
+        self.queue.append(_SeekRequest(cursor, undo.floor, undo=True))
+        return seeks.plan(self._state, cursor, undo.floor)
 
-    def _channel(self, name: str) -> Channel:
+    def _cursor(self, name: str) -> ChannelCursor:
         channel = self._channels.get(name)
         if channel is None:
             raise NotFound(f"there is no channel {name}")
-        return channel
+        return channel.cursor
 
     # ---- into the log
 
-    def moved(self) -> set[Channel]:
-        """The channels that are to be moved: all of their progress is written before."""
-        return {request.channel for request in self.queue if isinstance(request, _SeekRequest)}
+    def moved(self) -> set[ChannelCursor]:
+        """The cursors that are to be moved: all of their progress is written before."""
+        return {request.cursor for request in self.queue if isinstance(request, _SeekRequest)}
 
     def take(self) -> list[events.Event]:
         """The events of all requests, which are in the caller's hands from now on."""

@@ -105,7 +105,7 @@ class ChannelRetention:
         start = self._state.log_start
         if end_offset > start[0] or end_position > start[1] or self._state.checkpoint.as_of < end_log_id:
             return False
-        return not any(channel.holds_below(end_offset) for channel in self._bounded)
+        return not any(channel.cursor.holds_below(end_offset) for channel in self._bounded)
 
     @property
     def needed_durable(self) -> int:

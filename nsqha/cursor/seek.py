@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsqha.cursor.channel import Channel
+from nsqha.cursor.cursor import ChannelCursor
 from nsqha.cursor.events import FRAME_BYTES_MAX, TARGET_END, Seek
 from nsqha.cursor.state import PartitionState
 
@@ -32,32 +32,32 @@ class SeekPlan:
     clamped: bool  # the target asked for was outside of these bounds
 
 
-def plan(state: PartitionState, channel: Channel, target: int) -> SeekPlan:
+def plan(state: PartitionState, cursor: ChannelCursor, target: int) -> SeekPlan:
     """What a seek to `target` would do."""
-    goes_to = state.clamp(channel.committed, target)
-    place = channel.next_read
+    goes_to = state.clamp(cursor.committed, target)
+    place = cursor.next_read
     return SeekPlan(
-        channel=channel.name,
-        floor=channel.floor,
+        channel=cursor.name,
+        floor=cursor.floor,
         target=goes_to,
         again=max(place - goes_to, 0),
         skipped=max(goes_to - place, 0),
-        exact=len(channel.written.ranges) <= RANGES_MAX,
+        exact=len(cursor.written.ranges) <= RANGES_MAX,
         clamped=target != goes_to and target != TARGET_END,
     )
 
 
 def event(
-    channel: Channel, target: int, *, drop_deferred: bool = False, undo: bool = False, forward: bool = False
+    cursor: ChannelCursor, target: int, *, drop_deferred: bool = False, undo: bool = False, forward: bool = False
 ) -> Seek:
     """The event, to be written right behind the channel's progress: it says where the cursor was."""
-    if channel.ephemeral:
-        channel.progress()  # it writes none otherwise
-    ranges = tuple(channel.written.ranges)
+    if cursor.ephemeral:
+        cursor.progress()  # it writes none otherwise
+    ranges = tuple(cursor.written.ranges)
     return Seek(
-        uid=channel.uid,
+        uid=cursor.uid,
         target=target,
-        old_floor=channel.written.floor,
+        old_floor=cursor.written.floor,
         old_ranges=ranges if len(ranges) <= RANGES_MAX else None,
         drop_deferred=drop_deferred,
         undo=undo,

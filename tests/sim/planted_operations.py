@@ -171,7 +171,7 @@ def ordered_before_the_fin_is_committed() -> Iterator[None]:
     """The next message goes out when the one before is finished in memory, which a failover forgets."""
 
     def all_committed(self: OrderedChannel) -> bool:
-        return not self.in_flight and self.floor == self.next_read
+        return not self.in_flight and self.cursor.floor == self.cursor.next_read
 
     with patch.object(OrderedChannel, "_all_committed", all_committed):
         yield

@@ -224,24 +224,24 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         delivery = partition.deliveries.get(name)
         if delivery is None:
             continue
-        channel = delivery.channel
+        channel, cursor = delivery.channel, delivery.channel.cursor
         paused = channel.committed.paused if channel.committed.reader else channel.paused
         if delivery.latency is not None:
             windows.append(delivery.latency)
         cursors.append(
             CursorStats(
                 partition=partition.number,
-                floor=channel.floor,
-                next_read=channel.next_read,
-                finished_ranges=channel.finished_range_count,
-                depth=channel.depth(channel.end),
+                floor=cursor.floor,
+                next_read=cursor.next_read,
+                finished_ranges=len(cursor.written.ranges),
+                depth=cursor.depth(cursor.end),
                 in_flight_count=channel.in_flight,
-                deferred_count=channel.deferred_count,
-                uncommitted_progress=channel.uncommitted_progress,
+                deferred_count=cursor.deferred_count,
+                uncommitted_progress=cursor.uncommitted_progress,
                 oldest_unfinished_seconds=oldest_unfinished_seconds(partition, channel, now),
                 stuck=delivery.stuck or "",
                 leader_epoch=partition.leader.epoch,
-                message_count=channel.message_count,
+                message_count=cursor.message_count,
                 requeue_count=channel.requeue_count,
                 timeout_count=channel.timeout_count,
                 finish_count=channel.finished_count,
@@ -271,7 +271,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
 
 def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) -> float | None:
     """Age of the oldest message that the channel has not finished, by publish time; None if all are."""
-    offset = channel.oldest_unfinished(channel.end)
+    offset = channel.cursor.oldest_unfinished(channel.cursor.end)
     if offset is None:
         return None
     try:

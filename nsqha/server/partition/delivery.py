@@ -282,7 +282,7 @@ class Delivery:
         if not self._order or channel.paused or self.stuck is not None or not self.partition.life.delivers:
             return
         try:
-            if channel.next_read >= self.partition.cursors.state.pump and channel.redelivery(now) is None:
+            if channel.cursor.next_read >= self.partition.cursors.state.pump and channel.redelivery(now) is None:
                 return
             ready = [subscription for subscription in self._order if subscription.consumer.room > 0]
             if not ready:
@@ -315,7 +315,7 @@ class Delivery:
         channel = self.channel
         if channel.paused or self.stuck is not None or not self.partition.life.delivers:
             return False
-        return channel.has_redelivery(now) or channel.next_run(self.partition.cursors.state.pump, 1) is not None
+        return channel.redelivery(now) is not None or channel.next_run(self.partition.cursors.state.pump, 1) is not None
 
     def mended(self) -> None:
         """What could not be read can be read again."""
@@ -328,7 +328,7 @@ class Delivery:
         if self.damage is None:
             return None
         first, end = self.damage
-        lost = self.channel.give_up(first, end)
+        lost = self.channel.cursor.give_up(first, end)
         self.stuck = self.damage = self._batch = None
         self.wake()
         return first, end, lost
@@ -359,7 +359,7 @@ class Delivery:
                 continue
             if len(ready) > 1:
                 self._turn += 1
-                share = (end - channel.next_read) // len(ready) + 1
+                share = (end - channel.cursor.next_read) // len(ready) + 1
                 room = min(room, share if share <= DEAL_EVENLY else max(share, DEAL_MIN))
             run = channel.next_run(end, room)
             if run is None:

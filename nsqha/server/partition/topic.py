@@ -92,7 +92,7 @@ class EndedCounts:
         for name, delivery in partition.deliveries.items():
             channel = delivery.channel
             self._channels[name].update(
-                message_count=channel.message_count,
+                message_count=channel.cursor.message_count,
                 requeue_count=channel.requeue_count,
                 timeout_count=channel.timeout_count,
                 finish_count=channel.finished_count,

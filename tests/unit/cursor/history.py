@@ -216,7 +216,7 @@ class History(Life):
             committed = channel.committed
             held = leader.deferred[name]
             if model.ephemeral:
-                held = {ref.offset for ref in channel.deferred_overlay.committed.items()}
+                held = {ref.offset for ref in channel.cursor.deferred_overlay.committed.items()}
             went_back = model.undo if undo else None
             if undo and went_back is None:
                 return
@@ -233,7 +233,7 @@ class History(Life):
         events, flags = leader.cursors.take_events(leader.now)
         back.append(
             Snapshot(
-                channel.written.floor,
+                channel.cursor.written.floor,
                 {o for o, status in model.status.items() if status == FINISHED},
                 {o for o, status in model.status.items() if status == MAYBE},
             )
@@ -323,7 +323,9 @@ class History(Life):
         for ref in self.leader.cursors.retention.to_carry(*place):
             frame = self.log.frame_at(ref.position) if ref.position else self.log.frame_of(ref.offset)
             self.leader.cursors.retention.carry(ref.offset, frame)
-        self.leader.cursors.retention.propose_log_start(*place, (Abandoned(channel.uid, channel.floor, place[0]),))
+        self.leader.cursors.retention.propose_log_start(
+            *place, (Abandoned(channel.uid, channel.cursor.floor, place[0]),)
+        )
 
         def abandoned() -> None:
             live = self.leader.cursors.channels.get(model.name)
@@ -467,13 +469,19 @@ class History(Life):
 
     def judge_drained(self, channel: Channel, model: ChannelModel) -> None:
         end = self.leader.cursors.state.pump
-        committed = channel.committed
-        check(committed.floor == channel.floor == channel.next_read == end, f"{channel} is not at the end {end}")
-        check(not committed.ranges, f"{channel} has ranges left: {committed.ranges}")
-        check(len(committed.deferred) == 0 == len(channel.deferred_overlay), f"{channel} has deferred messages left")
-        check(channel.in_flight == 0 == channel.depth(end), f"{channel} counts what is not there")
-        check(channel.deferred_count == 0, f"{channel} counts deferred messages that are not there")
+        cursor, committed = channel.cursor, channel.committed
         check(
-            channel.uncommitted_progress == 0 == channel.deferred_overlay.uncommitted,
+            committed.floor == cursor.floor == cursor.next_read == end,
+            f"{channel} is not at the end {end}",
+        )
+        check(not committed.ranges, f"{channel} has ranges left: {committed.ranges}")
+        check(
+            len(committed.deferred) == 0 == len(cursor.deferred_overlay),
+            f"{channel} has deferred messages left",
+        )
+        check(channel.in_flight == 0 == cursor.depth(end), f"{channel} counts what is not there")
+        check(cursor.deferred_count == 0, f"{channel} counts deferred messages that are not there")
+        check(
+            cursor.uncommitted_progress == 0 == cursor.deferred_overlay.uncommitted,
             f"{channel} has news after a flush",
         )

@@ -46,7 +46,7 @@ class Judged(Leader):
         self.effects_of[log_id], self.requested = self.requested, []
         if events:
             for name, channel in self.cursors.channels.items():
-                if not channel.is_dirty and name in self.model.channels:
+                if not channel.cursor.is_dirty and name in self.model.channels:
                     self.model.channels[name].written_in(log_id)
         super()._write(events, flags, frames, count)
 

@@ -118,7 +118,7 @@ class Life:
                 model.delivered(offset, owner, 1, self.now_ns)
                 self.leader.log.frame_of(offset)
             channel.delivered(first, end, owner, deadline)
-            behind = channel.floor if model.ephemeral else channel.committed.floor
+            behind = channel.cursor.floor if model.ephemeral else channel.committed.floor
             check(end - behind <= self.limits.window, f"{model.name} reads {end - behind} ahead of its floor")
             total += end - first
             count -= end - first
@@ -247,7 +247,7 @@ class Life:
 
     def _resync(self, channel: Channel, model: ChannelModel, back: int) -> None:
         """Deadlines are the channel's business; what is in flight afterwards must be part of what was."""
-        held = {o: owner for o, owner in model.in_flight.items() if channel._flight.refuse(o, owner) is None}
+        held = {o: owner for o, owner in model.in_flight.items() if channel.cursor.flight.refuse(o, owner) is None}
         check(len(held) == channel.in_flight, f"{channel.in_flight} in flight, {len(held)} by the model")
         check(len(held) + back == len(model.in_flight), "what timed out was not in flight, or was not told")
         model.in_flight = held

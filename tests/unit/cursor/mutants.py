@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from nsqha.cursor import checkpoint, events, loading
+from nsqha.cursor import checkpoint, events, loading, requeue
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.checkpoint import CheckpointWriter, Gatherer
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
@@ -22,6 +22,7 @@ from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.progress import Written
 from nsqha.cursor.retention import ChannelRetention
 from nsqha.cursor.state import ChannelState, PartitionState
+from nsqha.cursor.unread import UnreadLog
 from nsqha.hot import WAITING
 from tests.mutation import Patch, instead, run
 from tests.unit.cursor import mutants_of_readers
@@ -81,7 +82,7 @@ def _takes_some() -> Patch:
 
 @mutant("the reader stops a window behind the committed floor")
 def no_window() -> list[Patch]:
-    return [instead(Channel, "_window_end", lambda self: 1 << 60)]
+    return [instead(UnreadLog, "window_end", lambda self: 1 << 60)]
 
 
 @mutant("what timed out comes again")
@@ -319,10 +320,12 @@ def delivery_takes_it_out() -> list[Patch]:
     redelivered = Channel.redelivered
 
     def wrong(self: Channel, redelivery: Any, owner: int, deadline: float) -> None:
-        if self._ring.get(redelivery.offset) != WAITING and redelivery.offset in self.deferred_overlay:
-            self._defer(Deferred(redelivery.offset, 1 << 62, redelivery.attempts))
+        overlay = self.cursor.deferred_overlay
+        if self.cursor.ring.get(redelivery.offset) != WAITING and redelivery.offset in overlay:
+            overlay.put(Deferred(redelivery.offset, 1 << 62, redelivery.attempts))
+            self.cursor.mark_dirty()
             redelivered(self, redelivery, owner, deadline)
-            self.deferred_overlay.finish(redelivery.offset)
+            overlay.finish(redelivery.offset)
         else:
             redelivered(self, redelivery, owner, deadline)
 
@@ -331,9 +334,7 @@ def delivery_takes_it_out() -> list[Patch]:
 
 @mutant("a long requeue survives a crash")
 def requeues_stay_in_memory() -> list[Patch]:
-    from nsqha.cursor import channel
-
-    return [patch.object(channel, "stays_in_memory", lambda **_: True)]
+    return [patch.object(requeue, "stays_in_memory", lambda **_: True)]
 
 
 @mutant("a deferral that is committed behind what was read by due time is found again")
@@ -482,7 +483,7 @@ def checkpoint_without_later() -> list[Patch]:
 @mutant("the next message waits until the FIN of the one before is committed", ordered=True)
 def ordered_does_not_wait_for_commit() -> list[Patch]:
     def wrong(self: OrderedChannel) -> bool:
-        return not self.in_flight and self.floor == self.next_read
+        return not self.in_flight and self.cursor.floor == self.cursor.next_read
 
     return [instead(OrderedChannel, "_all_committed", wrong)]
 
@@ -491,7 +492,7 @@ def ordered_does_not_wait_for_commit() -> list[Patch]:
 def ordered_passes_deferred() -> list[Patch]:
     return [
         instead(DeferredOverlay, "lowest", lambda self, first=0: None),
-        instead(OrderedChannel, "_due", Channel._due),
+        instead(OrderedChannel, "due", Channel.due),
     ]
 
 
@@ -499,7 +500,7 @@ def ordered_passes_deferred() -> list[Patch]:
 def ordered_redelivers_many() -> list[Patch]:
     return [
         instead(OrderedChannel, "redelivery", Channel.redelivery),
-        instead(OrderedChannel, "_due", Channel._due),
+        instead(OrderedChannel, "due", Channel.due),
     ]
 
 

@@ -16,7 +16,7 @@ def test_fin_in_order_moves_the_floor_and_progress_commits_it():
     assert leader.deliver(channel) == list(range(10))
     data = fins(*range(10))
     assert channel.fin_run(data, 0, len(data), 1) == (len(data), 10)
-    assert (channel.floor, channel.committed.floor, channel.uncommitted_progress) == (10, 0, 10)
+    assert (channel.cursor.floor, channel.committed.floor, channel.cursor.uncommitted_progress) == (10, 0, 10)
     leader.flush()
     assert channel.committed.floor == 10
     assert channel.in_flight == 0
@@ -74,7 +74,7 @@ def test_req_and_timeout_and_attempts():
     assert channel.timeout_count == 2
     assert sorted(leader.redeliver(channel)) == [Redelivery(0, 3), Redelivery(1, 2)]
     assert leader.fin(channel, 0, 1) == [None, None]
-    assert channel.floor == 2
+    assert channel.cursor.floor == 2
 
 
 def test_a_long_requeue_is_deferred_and_the_floor_passes_it():
@@ -86,7 +86,7 @@ def test_a_long_requeue_is_deferred_and_the_floor_passes_it():
     leader.fin(channel, 1)
     leader.flush()
     assert channel.committed.floor == 2
-    assert channel.deferred_count == 1
+    assert channel.cursor.deferred_count == 1
     leader = leader.restart()
     channel = leader.cursors.channels["c"]
     assert leader.redeliver(channel) == []
@@ -138,11 +138,11 @@ def test_what_the_log_can_not_read_is_given_up_and_nothing_else():
     channel.delivered(0, 4, 1, 1e9)
     leader.fin(channel, 0)
     channel.detach(1, leader.now)  # 1, 2 and 3 wait
-    assert channel.give_up(2, 7) == 5  # two that wait, three that were not read yet
-    assert channel.next_read == 7
+    assert channel.cursor.give_up(2, 7) == 5  # two that wait, three that were not read yet
+    assert channel.cursor.next_read == 7
     assert leader.deliver(channel) == [7, 8, 9]
     assert [r.offset for r in leader.redeliver(channel)] == [1]
-    assert channel.give_up(2, 7) == 0  # asking twice is safe
+    assert channel.cursor.give_up(2, 7) == 0  # asking twice is safe
     leader.fin(channel, 1, 7, 8, 9)
     leader.flush()
     assert channel.committed.floor == 10

@@ -98,7 +98,7 @@ def test_events_of_a_batch_that_was_not_stored_go_before_the_next():
     later, _ = leader.cursors.take_events(leader.now, force=True)
     leader._write(lost + later, flags, [], 0)
     assert channel.committed.floor == 3
-    assert channel.deferred_overlay.uncommitted == 0
+    assert channel.cursor.deferred_overlay.uncommitted == 0
     assert not leader.cursors._taken
 
 
@@ -108,7 +108,7 @@ def test_own_progress_behind_another_frame_is_recognised():
     taken, flags = leader.cursors.take_events(leader.now, force=True)
     leader._write(EpochStart(1).encode() + taken, flags, [], 0)
     assert channel.committed.floor == 1
-    assert channel.next_read == 10, "it was not begun anew"
+    assert channel.cursor.next_read == 10, "it was not begun anew"
 
 
 def test_progress_of_another_leader_begins_the_channel_anew():
@@ -119,7 +119,7 @@ def test_progress_of_another_leader_begins_the_channel_anew():
     leader.fin(channel, 0, 1)
     leader.flush()
     follower.apply(*leader.log.batches[-1])
-    assert follower.channels["c"].next_read == 2
+    assert follower.channels["c"].cursor.next_read == 2
     assert checkpoint.encode(follower.state) == checkpoint.encode(leader.cursors.state)
 
 

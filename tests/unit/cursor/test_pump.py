@@ -13,7 +13,7 @@ def test_without_a_channel_the_pump_stands_still_and_the_first_gets_all():
     channel = leader.create("c")
     assert leader.cursors.state.pump == 3
     assert channel.committed.floor == 0
-    assert channel.message_count == 3
+    assert channel.cursor.message_count == 3
 
 
 def test_a_later_channel_starts_now():
@@ -65,7 +65,7 @@ def test_topic_empty_drops_only_what_the_topic_holds():
     leader.publish(1)
     leader.pause_topic(False)
     assert leader.deliver(channel) == [0, 1, 5]
-    assert channel.message_count == 3
+    assert channel.cursor.message_count == 3
     leader.fin(channel, 0, 1, 5)
     leader.flush()
     assert channel.committed.floor == 6
@@ -87,13 +87,13 @@ def test_a_message_for_later_is_deferred_when_the_pump_passes_it():
     leader.publish(1, deliver_at=leader.now.wall_ns + 10_000_000_000)
     leader.publish(1)
     assert leader.deliver(channel) == [0, 2]
-    assert channel.deferred_count == 1
+    assert channel.cursor.deferred_count == 1
     leader.fin(channel, 0, 2)
     leader.flush()
     assert channel.committed.floor == 3
     leader.clock.advance(10)
     assert [r.offset for r in leader.redeliver(channel)] == [1]
-    assert channel.deferred_count == 0
+    assert channel.cursor.deferred_count == 0
 
 
 def test_a_message_for_later_waits_with_a_paused_topic_and_keeps_its_time():
@@ -116,7 +116,7 @@ def test_topic_empty_forgets_messages_for_later():
     leader.cursors.requests.topic_empty()
     leader.flush()
     leader.pause_topic(False)
-    assert leader.cursors.channels["a"].deferred_count == 0
+    assert leader.cursors.channels["a"].cursor.deferred_count == 0
     assert leader.cursors.state.channels["a"].floor == 2
 
 
@@ -160,7 +160,7 @@ def test_an_ephemeral_channel_that_nobody_reads_drops_its_oldest_messages():
     channel = leader.cursors.channels["e#ephemeral"]
     leader.publish(2)
     leader.publish(4)
-    assert channel.depth(leader.cursors.state.pump) == 3
+    assert channel.cursor.depth(leader.cursors.state.pump) == 3
     assert leader.deliver(channel) == [3, 4, 5]
     leader.publish(1)
     assert leader.deliver(channel) == [6]

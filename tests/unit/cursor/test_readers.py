@@ -18,11 +18,11 @@ def with_reader(count: int = 9) -> tuple[Leader, Channel]:
 def test_nothing_is_handed_out_and_depth_is_what_is_not_committed_yet():
     leader, reader = with_reader()
     assert leader.deliver(reader) == [] and leader.redeliver(reader) == []
-    assert reader.depth(reader.end) == 9
+    assert reader.cursor.depth(reader.cursor.end) == 9
     leader.cursors.requests.advance("r", 4)
     leader.flush()
-    assert (reader.committed.floor, reader.next_read, reader.depth(reader.end)) == (4, 4, 5)
-    assert not reader.has_final_news and reader.in_flight == 0
+    assert (reader.committed.floor, reader.cursor.next_read, reader.cursor.depth(reader.cursor.end)) == (4, 4, 5)
+    assert not reader.cursor.has_final_news and reader.in_flight == 0
 
 
 def test_a_pause_and_its_end_change_nothing():
@@ -69,7 +69,7 @@ def test_empty_moves_it_to_the_end():
     leader, reader = with_reader()
     leader.cursors.requests.empty("r")
     leader.flush()
-    assert (reader.committed.floor, reader.depth(reader.end)) == (9, 0)
+    assert (reader.committed.floor, reader.cursor.depth(reader.cursor.end)) == (9, 0)
 
 
 def test_messages_for_later_are_counted_and_not_deferred():
@@ -78,8 +78,8 @@ def test_messages_for_later_are_counted_and_not_deferred():
     leader.publish(3, deliver_at=leader.now.wall_ns + 10**12)
     leader.publish(1)
     assert len(other.committed.deferred) == 3
-    assert len(reader.committed.deferred) == 0 and reader.deferred_count == 0
-    assert reader.depth(reader.end) == 4
+    assert len(reader.committed.deferred) == 0 and reader.cursor.deferred_count == 0
+    assert reader.cursor.depth(reader.cursor.end) == 4
 
 
 def test_a_floor_holds_the_log_start_and_no_policy_passes_it():
@@ -100,8 +100,8 @@ def test_what_a_topic_drops_for_all_channels_a_reader_does_not_wait_for():
     leader.publish(3)
     leader.cursors.requests.topic_empty()
     leader.flush()
-    assert (reader.committed.floor, reader.floor, reader.depth(reader.end)) == (12, 12, 0)
-    assert reader.oldest_unfinished(reader.end) is None
+    assert (reader.committed.floor, reader.cursor.floor, reader.cursor.depth(reader.cursor.end)) == (12, 12, 0)
+    assert reader.cursor.oldest_unfinished(reader.cursor.end) is None
 
 
 def test_the_kind_survives_whatever_the_state_is_made_from():
@@ -160,7 +160,7 @@ def test_the_backlog_outlives_a_restart_a_rebuild_and_a_checkpoint():
     for state in (TinyLog.rebuild(leader.log), checkpoint.decode(checkpoint.encode(leader.cursors.state))):
         assert (state.pump, state.applied.end_offset) == (0, 6)
     leader = leader.restart()
-    assert leader.cursors.channels["r"].depth(6) == 6
+    assert leader.cursors.channels["r"].cursor.depth(6) == 6
     assert leader.deliver(leader.create("a")) == list(range(6))
 
 
@@ -200,7 +200,7 @@ def test_what_a_topic_drops_is_dropped_of_a_reader_from_where_it_stands():
     leader.flush()
     leader.cursors.requests.topic_empty()
     leader.flush()
-    assert (leader.cursors.state.pump, reader.committed.floor, reader.floor, list(reader.committed.ranges)) == (
+    assert (leader.cursors.state.pump, reader.committed.floor, reader.cursor.floor, list(reader.committed.ranges)) == (
         9,
         9,
         9,
@@ -208,4 +208,4 @@ def test_what_a_topic_drops_is_dropped_of_a_reader_from_where_it_stands():
     )
     leader.cursors.requests.topic_empty()
     leader.publish(1)
-    assert (reader.committed.floor, reader.depth(reader.end)) == (9, 1)
+    assert (reader.committed.floor, reader.cursor.depth(reader.cursor.end)) == (9, 1)

@@ -53,10 +53,10 @@ def test_a_seek_says_where_the_cursor_is_when_it_is_written():
     requests = leader.cursors.requests
     requests.topic_empty()
     requests.seek("c", 3)
-    assert requests.moved() == {channel}
+    assert requests.moved() == {channel.cursor}
     leader.deliver(channel)
     leader.fin(channel, 0, 1)
-    channel.progress()
+    channel.cursor.progress()
     requests.queue.append(Carry(1, b"frame"))
     empty, seek, carry = requests.take()
     assert isinstance(empty, TopicEmpty) and isinstance(carry, Carry)

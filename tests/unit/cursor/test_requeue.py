@@ -24,11 +24,11 @@ def test_a_short_requeue_waits_in_memory_and_is_counted_as_deferred():
     leader.publish(2)
     leader.deliver(channel)
     channel.req(0, 1, 2000, leader.now)
-    assert (channel.deferred_count, channel.depth(2), channel.in_flight) == (1, 0, 1)
+    assert (channel.cursor.deferred_count, channel.cursor.depth(2), channel.in_flight) == (1, 0, 1)
     assert channel.next_deadline() == leader.now.mono + 2
     leader.clock.advance(2)
     channel.expire(leader.now)
-    assert (channel.deferred_count, channel.depth(2)) == (0, 1)
+    assert (channel.cursor.deferred_count, channel.cursor.depth(2)) == (0, 1)
     assert leader.redeliver(channel) == [Redelivery(0, 2)]
 
 
@@ -40,7 +40,7 @@ def test_a_full_window_stops_the_reader_until_the_floor_is_committed():
     leader.hold = True
     leader.fin(channel, 0, 1)
     leader.flush()
-    assert channel.uncommitted_progress == 2
+    assert channel.cursor.uncommitted_progress == 2
     assert leader.deliver(channel) == []
     leader.commit()
     assert leader.deliver(channel) == [4, 5]
@@ -55,7 +55,7 @@ def test_what_waits_at_the_floor_of_a_full_window_is_deferred():
     channel.req(0, 1, 3000, leader.now)
     assert leader.deliver(channel) == []
     channel.expire(leader.now)
-    assert channel.floor == 8
+    assert channel.cursor.floor == 8
     assert leader.cursors.urgent
     assert leader.cursors.event_deadline() == leader.now.mono
     leader.flush()
@@ -74,11 +74,11 @@ def test_what_is_in_flight_at_the_floor_blocks_until_it_times_out():
     leader.flush()
     assert leader.deliver(channel) == []
     channel.expire(leader.now)
-    assert channel.floor == 0
+    assert channel.cursor.floor == 0
     assert not leader.cursors.urgent
     leader.clock.advance(10)
     channel.expire(leader.now)
-    assert channel.floor == 4
+    assert channel.cursor.floor == 4
     leader.flush()
     assert leader.deliver(channel) == [4, 5, 6, 7]
     assert leader.redeliver(channel) == [Redelivery(0, 2)]
@@ -100,9 +100,9 @@ def test_attempts_end_at_what_a_frame_can_say():
     channel = leader.create("c")
     leader.publish(1)
     leader.deliver(channel)
-    channel._flight.singles.clear()
+    channel.cursor.flight.singles.clear()
     channel.req(0, 1, 0, leader.now)
-    channel._waiting._attempts[0] = 65535
+    channel.cursor.waiting._attempts[0] = 65535
     assert leader.redeliver(channel) == [Redelivery(0, 65535)]
 
 
@@ -114,7 +114,7 @@ def test_a_lost_consumer_gives_back_at_once_and_it_counts_as_time_outs():
     leader.deliver(channel, 2, owner=2)
     channel.touch(0, 1, leader.now, 60.0)
     assert channel.detach(1, leader.now) == 2
-    assert (channel.timeout_count, channel.in_flight, channel.depth(4)) == (2, 2, 2)
+    assert (channel.timeout_count, channel.in_flight, channel.cursor.depth(4)) == (2, 2, 2)
     assert sorted(leader.redeliver(channel, owner=2)) == [Redelivery(0, 2), Redelivery(1, 2)]
 
 
@@ -126,7 +126,7 @@ def test_a_clock_that_is_set_back_loses_nothing():
     channel.req(0, 1, 60_000, leader.now)
     leader.flush()
     leader.clock.advance(60)
-    assert channel.has_redelivery(leader.now)
+    assert channel.redelivery(leader.now) is not None
     leader.clock.wall -= 3600 * 10**9
     assert leader.redeliver(channel) == [Redelivery(0, 2)], "what was found due stays due"
     channel.req(1, 1, 6_000, leader.now)

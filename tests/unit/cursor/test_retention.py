@@ -332,7 +332,7 @@ def test_a_leader_reads_from_where_its_first_file_begins():
     leader.cursors.start_at(15, 999)
     assert leader.cursors.state.log_start == (15, 999)
     channel = leader.cursors.channels["b"]
-    assert channel.floor == 15 and leader.deliver(channel, 2) == [15, 16]
+    assert channel.cursor.floor == 15 and leader.deliver(channel, 2) == [15, 16]
     leader.cursors.start_at(15, 999)  # it knows: nothing is forgotten
     assert channel.in_flight == 2
 

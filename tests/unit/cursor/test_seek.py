@@ -26,7 +26,7 @@ def test_a_seek_back_delivers_again_from_there():
     leader.flush()
     plan = leader.cursors.requests.plan_seek("c", 2)
     assert (plan.floor, plan.target, plan.again, plan.skipped, plan.clamped) == (6, 2, 4, 0, False)
-    assert channel.floor == 6, "a plan changes nothing"
+    assert channel.cursor.floor == 6, "a plan changes nothing"
     leader.cursors.requests.seek("c", 2)
     assert leader.cursors.urgent
     leader.flush()
@@ -66,7 +66,7 @@ def test_all_that_was_deferred_is_written_before_a_seek_and_stays_deferred():
         assert channel.req(offset, 1, 60_000, leader.now) is None
     leader.cursors.requests.seek("c", TARGET_END)
     leader.flush()
-    assert len(channel.deferred_overlay) == len(channel.committed.deferred) == 6
+    assert len(channel.cursor.deferred_overlay) == len(channel.committed.deferred) == 6
     leader.clock.advance(61)
     assert [found.offset for found in leader.redeliver(channel)] == [0, 1, 2, 3, 4, 5]
 
@@ -83,7 +83,7 @@ def test_an_old_fin_can_not_finish_a_new_delivery():
     assert channel.fin_run(data, 0, len(data), 1) == (0, 0)
     assert leader.fin(channel, 1, 2) == [NOT_IN_FLIGHT] * 2
     assert channel.fin_run(data, 0, len(data), 1) == (len(data), 3)
-    assert channel.floor == 3
+    assert channel.cursor.floor == 3
 
 
 def test_another_connection_has_nothing_to_do_with_it():
@@ -170,7 +170,7 @@ def test_empty_drops_everything_and_its_undo_does_not_bring_deferred_back():
     leader.flush()
     leader.cursors.requests.empty("c")
     leader.flush()
-    assert (channel.in_flight, channel.depth(5), channel.deferred_count) == (0, 0, 0)
+    assert (channel.in_flight, channel.cursor.depth(5), channel.cursor.deferred_count) == (0, 0, 0)
     leader.clock.advance(60)
     assert leader.redeliver(channel) == []
     leader.cursors.requests.undo("c")

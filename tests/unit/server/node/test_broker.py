@@ -412,7 +412,7 @@ async def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(broker: Broker
     partition.life.serving = True
     await partition.commit_events()
     channel = partition.cursors.channels["c"]
-    assert (channel.floor, channel.committed.floor, channel.committed.undo) == (0, 0, None)
+    assert (channel.cursor.floor, channel.committed.floor, channel.committed.undo) == (0, 0, None)
 
 
 @on_a_broker

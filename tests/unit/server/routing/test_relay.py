@@ -28,7 +28,7 @@ def test_messages_of_a_leader_elsewhere_reach_the_client_and_fins_come_back():
         client.fin_all()
         channel = nodes[2].topic.led[0].cursors.channels["c"]
         await until(lambda: channel.in_flight == 0)
-        assert channel.floor == 50
+        assert channel.cursor.floor == 50
         assert client.errors == []
         assert client.consumer.finish_count == client.consumer.message_count == 50
 
@@ -114,7 +114,7 @@ def test_a_client_with_one_fixed_address_survives_failover_with_a_pause():
         client.fin(late)
         client.fin_all()
         channel = nodes[3].topic.led[0].cursors.channels["c"]
-        await until(lambda: channel.floor == 9)
+        await until(lambda: channel.cursor.floor == 9)
         assert not client.closed
         assert client.errors == []
 

@@ -226,13 +226,13 @@ def test_the_first_channel_of_consumers_begins_where_the_log_does_after_restarts
             await published(broker, 3)
             await commit(broker, 3)
             await broker.channels.readers.ensure("t", "lake")
-            assert led(broker).cursors.channels["lake"].depth(3) == 3
+            assert led(broker).cursors.channels["lake"].cursor.depth(3) == 3
         async with running(tmp_path) as broker:
             await published(broker, 2)
             assert await commit(broker, 9) == 5, "as far as the log goes"
             for channel, depth in (("consumers", 5), ("more", 0)):
                 await broker.channels.create("t", channel)
-                cursor = led(broker).cursors.channels[channel]
+                cursor = led(broker).cursors.channels[channel].cursor
                 assert cursor.depth(cursor.end) == depth
 
     asyncio.run(life())
@@ -257,7 +257,7 @@ def test_a_topic_of_readers_alone_lets_go_what_they_have_read() -> None:
     rig.cursors.requests.reconcile(record.with_channel("a", 300))
     rig.partition.commit_events()
     rig.disk.sync()
-    assert rig.cursors.channels["a"].floor == start
+    assert rig.cursors.channels["a"].cursor.floor == start
 
 
 def test_a_reader_is_never_abandoned_and_others_keep_what_it_keeps() -> None:
