@@ -64,7 +64,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         self._broker = broker
         self._others = others
         self._rng = rng or random.SystemRandom()
-        self._fan_out = FanOut(broker.cluster, others)
+        self._fan_out = FanOut(None if broker.cluster is None else broker.cluster.leaders, others)
         # Borders are looked for in files, thousands of them if need be: apart from all other reads, and one at a time.
         # Ends are looked up in no time, and do not wait for them.
         self._borders = ThreadPoolExecutor(1, thread_name_prefix="segment borders")
@@ -381,7 +381,7 @@ class _Everywhere:
     def _led_by(self, name: str, number: int) -> int | None:
         """The node that is known as the leader."""
         cluster = self.broker.cluster
-        leader = None if cluster is None else cluster.leader(name, number)
+        leader = None if cluster is None else cluster.leaders.leader(name, number)
         return None if leader is None else leader.node
 
     def _leader(self, name: str, number: int) -> tuple[str, str]:
@@ -389,7 +389,7 @@ class _Everywhere:
         cluster = self.broker.cluster
         if cluster is None:
             return "", "it has only begun, or is closed"
-        leader = cluster.leader(name, number)
+        leader = cluster.leaders.leader(name, number)
         if leader is None:
             return "", "no node leads it at the moment"
         if leader.node == cluster.node:

@@ -63,7 +63,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """`others`: how to ask other nodes; None for a node that is alone."""
         self._broker = broker
         self._describer = Describer(broker, others)
-        self._fan_out = FanOut(broker.cluster, others)
+        self._fan_out = FanOut(None if broker.cluster is None else broker.cluster.leaders, others)
 
     # ---- node and topics
 
@@ -255,7 +255,7 @@ class AdminServer:
     async def start(self) -> None:
         """Listen. Raises Unavailable or ConfigError if the address cannot be bound."""
         cluster = self._broker.cluster
-        gate = AdminGate(None if cluster is None else cluster.members.view)
+        gate = AdminGate(None if cluster is None else cluster.leaders.members.view)
         alone = 0 if self._peers else ALONE_BYTES_MAX
         server = aio.server(interceptors=[gate], options=peer_grpc.server_options(alone))
         if cluster is not None:

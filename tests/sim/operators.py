@@ -42,7 +42,7 @@ class AdminPort:
     def __init__(self, broker: Broker, peers: SimPeers) -> None:
         self._broker = broker
         self._peers = peers
-        self._whole = TopicRequest(broker.cluster, self)
+        self._whole = TopicRequest(None if broker.cluster is None else broker.cluster.leaders, self)
 
     def register(self, server: SimPeerServer) -> None:
         async def seek(peer: PeerIdentity, request: Any) -> Any:
@@ -312,7 +312,7 @@ class Operators:
         """The epochs that the node knows of a topic's partitions, of leaders that are there: a record may name one
         whose process has ended, and what that has written before is committed by the next one."""
         assert node.cluster is not None
-        leaders = {n: node.cluster.leader(topic, n) for n in self._numbers(topic)}
+        leaders = {n: node.cluster.leaders.leader(topic, n) for n in self._numbers(topic)}
         return {n: leader.epoch for n, leader in leaders.items() if leader is not None and self._leads(leader, n)}
 
     def _leads(self, leader: LeaderAt, number: int) -> bool:

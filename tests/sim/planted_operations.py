@@ -18,7 +18,7 @@ from nsqha.election import moves
 from nsqha.errors import NsqhaError
 from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition.partition import Partition
-from nsqha.server.topics.channel_leaders import ClusterLeaders
+from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from nsqha.server.topics.channels import Channels
 from tests.sim.planting import batch_readers, in_order, long_delays, mutant, topics_go
 
@@ -76,10 +76,10 @@ def pause_lost_at_failover() -> Iterator[None]:
 def pause_answered_from_the_record() -> Iterator[None]:
     """Leaders follow a change by their watch, whenever that tells them."""
 
-    async def follow(self: ClusterLeaders, topic: Any) -> None:
+    async def follow(self: ClusterChannelLeaders, topic: Any) -> None:
         pass
 
-    with patch.object(ClusterLeaders, "follow", follow):
+    with patch.object(ClusterChannelLeaders, "follow", follow):
         yield
 
 

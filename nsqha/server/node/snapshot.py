@@ -139,7 +139,7 @@ def cluster_stats(cluster: Membership) -> ClusterStats:
             lags.setdefault(node, []).append((entries, size))
     return ClusterStats(
         node=cluster.node,
-        registered=cluster.has_lease,
+        registered=cluster.registration.has_lease,
         nodes=len(nodes),
         leaders=len(replicas.leading),
         followers=len(replicas.followers),

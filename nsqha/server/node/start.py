@@ -397,7 +397,7 @@ class Node:
 
             cluster = broker.cluster
             peers = peer_server(self.options)
-            checked = MembersOnly(peers, cluster.members.view)
+            checked = MembersOnly(peers, cluster.leaders.members.view)
             cluster.serve(checked)
             self._doubt = StaleMetadataMonitor(
                 RunningNode(

@@ -4,8 +4,9 @@
     what is in no record  -> ChannelLeaders.everywhere -> an event of its own in each
     questions of other nodes -> LedChannels          -> what is led here does the same
 
-A node that is alone leads everything (`SingleLeader`); in a cluster other leaders are asked (`ClusterLeaders`), whose
-questions to this node take no lock: the node that asks holds its own, and may be asked by this one at the same time.
+A node that is alone leads everything (`SingleLeader`); in a cluster other leaders are asked (`ClusterChannelLeaders`),
+whose questions to this node take no lock: the node that asks holds its own, and may be asked by this one at the same
+time.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class SingleLeader:
         await self._led.carry_out(topic.name, topic.record.uid, what, channel)
 
 
-class ClusterLeaders:
+class ClusterChannelLeaders:
     """The `ChannelLeaders` of a cluster: this node, and the nodes that the `Reconciler` asks."""
 
     def __init__(self, topics: Topics, led: LedChannels, reconciler: Reconciler) -> None:

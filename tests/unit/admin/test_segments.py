@@ -45,6 +45,7 @@ def snapshot(others: FakeOthers, leaders: dict[int, int], partitions: int = 3, *
     """What node 1, which leads nothing, answers."""
     topic = topic_of([], partitions)
     cluster: Any = FakeLeaders(1, leaders)
+    cluster.leaders = cluster
     cluster.nodes = lambda: {n: info(n) for n in (1, 2, 3)}
 
     async def story() -> Any:

@@ -2,11 +2,15 @@
 
 Downwards:
 
-    joining      what a node needs before it can be a member
-    member       membership, replicas and routes put together; whether the node may be sent clients
-    placement    topics of a cluster, as one of its nodes makes and changes them
-    logs         the logs of a member for the segment service
-    membership   session, registration, peers, and the news of the records
-    routing      what a member does for clients of partitions led elsewhere, put together
-    disk_watch   a node whose disk hangs lets others lead
+    joining       what a node needs before it can be a member
+    member        membership, replicas and routes put together; whether the node may be sent clients
+    placement     topics of a cluster, as one of its nodes makes and changes them
+    logs          the logs of a member for the segment service
+    membership    how this node joins and leaves; its parts and its peers
+    records       the news of the records, and what follows from them
+    registration  the lease and the registration of this node
+    suspects      leaders whose streams ended; controllers hear of them
+    leaders       who leads what
+    routing       what a member does for clients of partitions led elsewhere, put together
+    disk_watch    a node whose disk hangs lets others lead
 """

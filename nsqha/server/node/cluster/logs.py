@@ -30,7 +30,7 @@ class ClusterLogs:
         self._cluster = cluster
 
     def may_read(self, peer: PeerIdentity) -> bool:
-        return may_read(self._cluster.members.view(), peer)
+        return may_read(self._cluster.leaders.members.view(), peer)
 
     def log_of(self, topic_uid: int, number: int) -> PartitionLog:
         replicas, key = self._cluster.replicas, (topic_uid, number)

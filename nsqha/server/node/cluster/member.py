@@ -61,10 +61,10 @@ class ClusterMember:
         cluster.topics = topics
         cluster.replicas = _replicas(cluster, parts, topics, topic_context, fail)
         topics.placement = ClusterPlacement(topics, topic_context, cluster)
-        cluster.when_changed(topics.announce)
+        cluster.leaders.when_changed(topics.announce)
 
     def route(self, node: RoutedNode) -> None:
-        self._cluster.routing = Routing(node, self._cluster, self._cluster.routing_peers)
+        self._cluster.routing = Routing(node, self._cluster.leaders, self._cluster.routing_peers)
 
     async def recover(self) -> None:
         await self._cluster.recover()
@@ -88,7 +88,7 @@ class ClusterMember:
 
     async def _announce_failure(self, why: str) -> None:
         try:
-            await self._cluster.update(poisoned=why)
+            await self._cluster.registration.update(poisoned=why)
         except NsqhaError as error:
             logger.info("not_announced", "the cluster could not be told that the data directory is closed: %s", error)
 
@@ -109,6 +109,16 @@ class ClusterMember:
 
     def checks(self) -> list[Check]:
         return cluster_checks(self._cluster)
+
+
+class ReplicaNeighbours:
+    """The cluster as the replicas of this node see it: a `ReplicaCluster`."""
+
+    def __init__(self, cluster: Membership) -> None:
+        self.name_of = cluster.leaders.name_of
+        self.changed = cluster.leaders.changed
+        self.stream_lost = cluster.suspects.lost
+        self.stream_found = cluster.suspects.found
 
 
 def _replicas(
@@ -137,7 +147,7 @@ def _replicas(
     return Replicas(
         runtime,
         links=cluster.links,
-        cluster=cluster,
+        cluster=ReplicaNeighbours(cluster),
         topic_of=topics.of_uid,
         limits=ReplicaLimits(
             sync_every=options.sync_every,
@@ -153,7 +163,7 @@ def _replicas(
 
 def cluster_checks(cluster: Membership) -> list[Check]:
     """`registered`: the others count on this node. `replicas`: each one here is led, or followed and not behind."""
-    registered = cluster.has_lease
+    registered = cluster.registration.has_lease
     late = [
         f"{name}/{number} {why}"
         for name, topic in sorted(cluster.view().topics.items())

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.election.model import ChannelList, TopicRecord, TopicSettings, Versioned
+from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
 from nsqha.election.rules import with_settings
 from nsqha.errors import Conflict, Unavailable
 from nsqha.nsqlog import Logger
@@ -31,6 +32,7 @@ class ClusterPlacement:
     def __init__(self, topics: Topics, context: TopicContext, cluster: Membership) -> None:
         self._topics = topics
         self._cluster = cluster
+        self._node = cluster.node
         self._options = context.options
         self._rng = context.rng
         self._metadata = context.metadata
@@ -55,14 +57,14 @@ class ClusterPlacement:
                 channels = channels.with_channel(channel, ids.new_uid(self._rng))
             log_uid = cluster.replicas.logs.draw_log_uid()
             try:
-                metas = cluster.placed(settings, {0: log_uid}, alone=alone)
+                metas = self.placed(settings, {0: log_uid}, alone=alone)
                 versioned = await self._metadata.write(
                     lambda: self._store.create_topic(name, settings, partitions=metas, channels=channels)
                 )
             except Conflict:
                 cluster.replicas.logs.forget_log_uid(log_uid)
                 found = await self._metadata.read(lambda: self._store.topic(name))
-                if found is None or cluster.has_seen_end_of(found):
+                if found is None or self.has_seen_end_of(found):
                     raise Unavailable(f"topic {name} comes and goes") from None
                 return topics.adopt(found)
             except Unavailable:  # certainly not made: clients may ask for it again and again
@@ -79,15 +81,42 @@ class ClusterPlacement:
 
         def changed(record: TopicRecord) -> TopicRecord:
             found, first = with_settings(record, changes), len(record.partitions)
-            new = cluster.placed(found.settings, {}, first=first) if found.settings.partitions > first else {}
+            new = self.placed(found.settings, {}, first=first) if found.settings.partitions > first else {}
             return replace(found, partitions={**found.partitions, **new})
 
         versioned = await self._topics.settings.replace(topic, changed)
         self._topics.take(versioned)
         await cluster.replicas.settle(versioned)
 
+    def placed(
+        self, settings: TopicSettings, log_uids: Mapping[int, int], *, alone: bool = False, first: int = 0
+    ) -> dict[int, PartitionMeta]:
+        """New partitions from `first` on: those in `log_uids` led by this node, others by the one that the controller
+        elects. `alone`: an #ephemeral topic, which no other node has a copy of."""
+        cluster, me = self._cluster, self._cluster.registration.info
+        registration = cluster.replicas.registration
+        nodes = {} if alone else able(cluster.nodes())
+        if me is None or not registration:
+            raise Unavailable("this node is only just joining the cluster")
+        if log_uids:
+            nodes.setdefault(self._node, me)
+        load = Load.of(m.replicas for t in cluster.view().topics.values() for m in t.record.partitions.values())
+        wanted = replicas_wanted(settings, nodes)
+        mine = place(sorted(log_uids), wanted, nodes, load, prefer=self._node)
+        others = place([n for n in range(first, settings.partitions) if n not in log_uids], wanted, nodes, load)
+        metas = {}
+        for number, replicas in {**mine, **others}.items():
+            meta = PartitionMeta(replicas=replicas, min_isr=min_isr_of(settings, len(replicas)))
+            if number in log_uids:
+                isr = {self._node: log_uids[number]}
+                meta = replace(meta, leader=self._node, isr=isr, registration=registration, nothing_acked=True)
+            metas[number] = meta
+        return metas
+
     def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
-        return self._cluster.has_seen_end_of(topic)
+        view = self._cluster.view()
+        now = view.topics.get(topic.record.name)
+        return view.revision >= topic.version and (now is None or now.record.uid != topic.record.uid)
 
     async def drop(self, uid: int, numbers: Collection[int]) -> None:
         await self._cluster.replicas.removal.drop(uid, numbers)

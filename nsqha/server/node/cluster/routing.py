@@ -19,7 +19,7 @@ from nsqha.server.routing.forward_client import Forwarder
 from nsqha.server.routing.forward_server import ForwardService
 from nsqha.server.routing.relay_client import Relaying
 from nsqha.server.routing.relay_server import RelayService
-from nsqha.server.topics.channel_leaders import ClusterLeaders
+from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 
 if TYPE_CHECKING:
     from nsqha.clock import Now
@@ -86,7 +86,7 @@ class Routing:
         )
         node.publishing.forwarder = self.forwarder
         node.subscriptions.relaying = self.relaying
-        channels.leaders = ClusterLeaders(topics, channels.led, self.reconciler)
+        channels.leaders = ClusterChannelLeaders(topics, channels.led, self.reconciler)
         self._unwatch = leaders.when_changed(node.subscriptions.leaders_changed)
 
     def serve(self, server: PeerServer) -> None:

@@ -20,7 +20,7 @@ from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poi
 from nsqha.server.node.broker import Broker
 from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition.topic import Topic
-from nsqha.server.topics.channel_leaders import ClusterLeaders
+from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from tests.unit.commitlog.logs import roll
 from tests.unit.server.broker_rig import Gate, consumer, led, on_a_broker, running, start, subscribed, until
 
@@ -474,7 +474,7 @@ async def test_a_change_is_answered_when_the_leaders_of_other_nodes_have_followe
             raise Unavailable("one of them did not follow in time")
 
     others: Any = SimpleNamespace(others_follow=others_follow)
-    broker.channels.leaders = ClusterLeaders(broker.topics, broker.channels.led, others)
+    broker.channels.leaders = ClusterChannelLeaders(broker.topics, broker.channels.led, others)
     paused = asyncio.create_task(broker.channels.pause_topic("t", True))
     await until(lambda: asked)
     assert asked == [broker.topics.topic("t").record.channels.version] and not paused.done()

@@ -18,7 +18,7 @@ def cluster(meta: PartitionMeta, *, leading: Any = (), followers: Any = None, al
     record = TopicRecord("t", KEY[0], 3, partitions={0: meta})
     return SimpleNamespace(
         node=ME,
-        has_lease=True,
+        registration=SimpleNamespace(has_lease=True),
         nodes=lambda: {n: NodeInfo(n) for n in alive},
         view=lambda: SimpleNamespace(topics={"t": Versioned(record, 1)}),
         replicas=SimpleNamespace(leading=dict.fromkeys(leading), followers=followers or {}),
@@ -70,5 +70,5 @@ def test_a_partition_that_nobody_leads_is_no_fault_of_this_node() -> None:
 
 def test_without_a_lease_it_is_not_ready() -> None:
     found = cluster(MINE, leading=[KEY])
-    found.has_lease = False
+    found.registration.has_lease = False
     assert [check.ok for check in cluster_checks(found)] == [False, True]

@@ -14,14 +14,18 @@ from nsqha.clock import ManualClock
 from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.election.session import View
 from nsqha.errors import Unavailable
-from nsqha.server.node.cluster.membership import DROP_AGAIN_SECONDS, REJOIN_SECONDS, Membership
+from nsqha.server.node.cluster.membership import Membership
+from nsqha.server.node.cluster.placement import ClusterPlacement
+from nsqha.server.node.cluster.records import DROP_AGAIN_SECONDS
+from nsqha.server.node.cluster.registration import REJOIN_SECONDS
 from nsqha.server.routing.leaders import LeaderAt
 from tests.unit.server.replica_rig import FakePeers, pause, run
 
 
-def cluster() -> Membership:
+def cluster(store: Any = None) -> Membership:
+    """What a test does not need of the store and the node is not there; `store.view` may be set later."""
     return Membership(
-        cast(Any, SimpleNamespace()),
+        cast(Any, store or SimpleNamespace()),
         loop=asyncio.get_running_loop(),
         clock=ManualClock(),
         node=1,
@@ -30,6 +34,11 @@ def cluster() -> Membership:
         routing_peers=cast(Any, FakePeers()),
         ttl_s=5.0,
     )
+
+
+def placement(made: Membership) -> ClusterPlacement:
+    nothing = cast(Any, SimpleNamespace(options=None, rng=None, metadata=SimpleNamespace(store=None), changes=None))
+    return ClusterPlacement(nothing, nothing, made)
 
 
 def test_a_record_that_can_not_be_dealt_with_is_tried_again_and_others_are_looked_at() -> None:
@@ -43,12 +52,12 @@ def test_a_record_that_can_not_be_dealt_with_is_tried_again_and_others_are_looke
             if errors:
                 raise errors.pop(0)
 
-        made._look_at = look_at  # type: ignore[method-assign]
-        task = asyncio.ensure_future(made._follow_records())
-        made._hinted("topics/a")
+        made.news.look_at = look_at  # type: ignore[method-assign]
+        task = asyncio.ensure_future(made.news.follow())
+        made.news.named("topics/a")
         await pause(REJOIN_SECONDS * 2.5)
         assert looked == [{"topics/a"}] * 3
-        made._hinted("topics/b")
+        made.news.named("topics/b")
         await pause()
         assert looked[-1] == {"topics/b"} and not task.done()
 
@@ -62,9 +71,9 @@ def test_who_can_not_be_told_of_a_change_keeps_it_from_nobody_else() -> None:
         def broken(name: str) -> None:
             raise RuntimeError("a bug")
 
-        made.when_changed(broken)
-        made.when_changed(told.append)
-        made.changed("t")
+        made.leaders.when_changed(broken)
+        made.leaders.when_changed(told.append)
+        made.leaders.changed("t")
         assert told == ["t"]
 
     run(scenario)
@@ -99,7 +108,7 @@ def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(err
         made = cluster()
         tombstones = {uid: Tombstone(f"old{uid}", uid, 1, (1,)) for uid in (5, 6)}
         view = View(9, {"t": Versioned(TopicRecord("t", 7, 1), 8)}, tombstones)
-        made.store = cast(Any, SimpleNamespace(view=lambda: view))
+        cast(Any, made.store).view = lambda: view
         settled: list[str] = []
 
         async def recover(topic: Versioned[TopicRecord]) -> None:
@@ -109,17 +118,17 @@ def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(err
         made.topics = cast(Any, topics := Dropping(5, error))
         await made.recover()
         assert settled == ["t"] and topics.tried == [5, 6]
-        task = asyncio.ensure_future(made._follow_records())
-        made._hinted("")
+        task = asyncio.ensure_future(made.news.follow())
+        made.news.named("")
         await pause()
         assert settled == ["t", "t"] and topics.tried == [5, 6] * 2
         await pause(DROP_AGAIN_SECONDS)
         assert topics.tried == [5, 6] * 2 + [5] and settled == ["t", "t"]
         topics.slowly = 60.0
-        made._hinted("")
+        made.news.named("")
         await pause()
         assert settled == ["t"] * 3, "a role waits for files that go"
-        made._hinted("")
+        made.news.named("")
         await pause(DROP_AGAIN_SECONDS)
         assert topics.tried == [5, 6] * 2 + [5] + [5, 6], "one removal of a topic at a time"
         task.cancel()
@@ -147,11 +156,11 @@ def test_roles_are_taken_while_a_change_waits_for_a_node_that_is_gone() -> None:
         made.topics = cast(Any, Topics({"e#ephemeral": "the topic", "f#ephemeral": "another"}))
         made.replicas = cast(Any, SimpleNamespace(settle=settle, nodes_changed=lambda: None))
         view = View(topics={"t": Versioned(TopicRecord("t", 5, 3), 1)})
-        made.store = cast(Any, SimpleNamespace(view=lambda: view))
-        task = asyncio.ensure_future(made._follow_records())
+        cast(Any, made.store).view = lambda: view
+        task = asyncio.ensure_future(made.news.follow())
         for names in (("topics/e#ephemeral", "topics/t"), ("",)):
             for name in names:
-                made._hinted(name)
+                made.news.named(name)
             await pause()
         assert settled == ["t", "t"] and gone == ["the topic", "the topic", "another"]
         task.cancel()
@@ -170,9 +179,9 @@ def test_a_node_that_lost_its_lease_joins_again_though_an_attempt_fails_in_any_w
             if errors:
                 raise errors.pop(0)
 
-        made._register = register  # type: ignore[method-assign]
-        await made._rejoin()
-        assert len(tries) == 3 and made._news.is_set()
+        made.registration.register = register  # type: ignore[method-assign]
+        await made.registration.rejoin()
+        assert len(tries) == 3 and made.news._news.is_set()
 
     run(scenario)
 
@@ -207,25 +216,24 @@ class FlakyStore:
 
 def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
     async def scenario() -> None:
-        made = cluster()
-        made.store = cast(Any, store := FlakyStore(failures=1))
+        made = cluster(store := FlakyStore(failures=1))
         told: list[str] = []
-        made.when_changed(told.append)
-        made.run = lambda call: asyncio.sleep(0, call())  # type: ignore[assignment, method-assign, return-value]
+        made.leaders.when_changed(told.append)
+        made.registration.run = lambda call: asyncio.sleep(0, call())  # type: ignore[assignment, method-assign, return-value]
         made.replicas = cast(Any, SimpleNamespace(registered=lambda registration: None, registration=0))
-        made._info = NodeInfo(1, name="n")
+        made.registration.info = NodeInfo(1, name="n")
         with pytest.raises(Unavailable):
-            await made._register()
-        assert store.closed == 1 and not made.has_lease
-        await made._register()
-        assert made.has_lease
+            await made.registration.register()
+        assert store.closed == 1 and not made.registration.has_lease
+        await made.registration.register()
+        assert made.registration.has_lease
         store.lost[0]()
         await pause()
-        assert made.has_lease and len(store.lost) == 2 and not told
+        assert made.registration.has_lease and len(store.lost) == 2 and not told
         store.lost[1]()
         await pause()
         assert told == ["t"], "whoever waits for a leader may ask other nodes now"
-        assert len(store.lost) == 3 and made.has_lease  # joined again
+        assert len(store.lost) == 3 and made.registration.has_lease  # joined again
 
     run(scenario)
 
@@ -233,8 +241,6 @@ def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_lease_that_ends_while_its_node_registers_has_it_join_once_more(fails: bool) -> None:
     async def scenario() -> None:
-        made = cluster()
-
         class Slow(FlakyStore):
             """Its first lease is over before the node is registered, or the moment it is."""
 
@@ -243,16 +249,16 @@ def test_a_lease_that_ends_while_its_node_registers_has_it_join_once_more(fails:
                     self.lost[0]()
                 return super().register(info)
 
-        made.store = cast(Any, store := Slow(failures=int(fails)))
-        made.run = lambda call: asyncio.sleep(0.1, call())  # type: ignore[assignment, method-assign, return-value]
+        made = cluster(store := Slow(failures=int(fails)))
+        made.registration.run = lambda call: asyncio.sleep(0.1, call())  # type: ignore[assignment, method-assign, return-value]
         made.replicas = cast(Any, SimpleNamespace(registered=lambda registration: None, registration=0))
-        made._info = NodeInfo(1, name="n")
-        await made._rejoin()
+        made.registration.info = NodeInfo(1, name="n")
+        await made.registration.rejoin()
         await pause(10 * REJOIN_SECONDS)
-        assert len(store.lost) == 2 and store.closed == 1 and made.has_lease
+        assert len(store.lost) == 2 and store.closed == 1 and made.registration.has_lease
         store.lost[1]()
         await pause(10 * REJOIN_SECONDS)
-        assert len(store.lost) == 3 and made.has_lease, "the session that counts is known by its end"
+        assert len(store.lost) == 3 and made.registration.has_lease, "the session that counts is known by its end"
 
     run(scenario)
 
@@ -266,8 +272,8 @@ def test_a_topic_is_over_where_the_watch_is_behind_its_record_and_does_not_have_
     async def scenario() -> None:
         made = cluster()
         topics = {"t": Versioned(TopicRecord("t", uid, 3), 5)} if uid else {}
-        made.store = cast(Any, SimpleNamespace(view=lambda: View(revision, topics)))
-        assert made.has_seen_end_of(Versioned(TopicRecord("t", 7, 3), 9)) is over
+        cast(Any, made.store).view = lambda: View(revision, topics)
+        assert placement(made).has_seen_end_of(Versioned(TopicRecord("t", 7, 3), 9)) is over
 
     run(scenario)
 
@@ -276,13 +282,13 @@ def test_only_a_partition_made_below_its_floor_has_acknowledged_nothing() -> Non
     async def scenario() -> None:
         made = cluster()
         nodes = {n: NodeInfo(n, host=f"h{n}") for n in (1, 2, 3)}
-        made.store = cast(Any, SimpleNamespace(view=lambda: SimpleNamespace(nodes=nodes, topics={})))
+        cast(Any, made.store).view = lambda: SimpleNamespace(nodes=nodes, topics={})
         made.replicas = cast(Any, SimpleNamespace(registration=4))
-        made._info = nodes[1]
-        three = made.placed(TopicSettings(partitions=2), {0: 77})
+        made.registration.info = nodes[1]
+        three = placement(made).placed(TopicSettings(partitions=2), {0: 77})
         assert three[0].isr == {1: 77} and three[0].nothing_acked
         assert not three[1].nothing_acked, "led by whom the controller elects: no log is named before it exists"
-        assert not made.placed(TopicSettings(min_isr=1), {0: 77})[0].nothing_acked
+        assert not placement(made).placed(TopicSettings(min_isr=1), {0: 77})[0].nothing_acked
 
     run(scenario)
 
@@ -297,18 +303,18 @@ def test_hints_say_where_to_send_and_not_who_leads_by_the_record() -> None:
             return View(topics={"t": Versioned(record, 1)}, nodes=nodes)
 
         view = view_of(4)
-        made.store = cast(Any, SimpleNamespace(view=lambda: view))
+        cast(Any, made.store).view = lambda: view
         by_record = LeaderAt(2, "n2:4152", "n2:4153", 4, 5)
-        assert made.leader("t", 0) == made.recorded("t", 0) == by_record
+        assert made.leaders.leader("t", 0) == made.leaders.recorded("t", 0) == by_record
         hint = LeaderAt(3, "n3:4152", "n3:4153", 5, 5)
-        made._session = cast(Any, SimpleNamespace(fresh=lambda now: True))
-        assert not made.not_led("t", 0, by=2, hint=hint), "with a lease nobody is asked"
-        assert (made.leader("t", 0), made.recorded("t", 0)) == (hint, by_record)
-        assert made.alive(3) and not made.alive(4)
-        assert not made.not_led("other", 0) and made.leader("other", 0) is None
+        made.registration._session = cast(Any, SimpleNamespace(fresh=lambda now: True))
+        assert not made.leaders.not_led("t", 0, by=2, hint=hint), "with a lease nobody is asked"
+        assert (made.leaders.leader("t", 0), made.leaders.recorded("t", 0)) == (hint, by_record)
+        assert made.leaders.alive(3) and not made.leaders.alive(4)
+        assert not made.leaders.not_led("other", 0) and made.leaders.leader("other", 0) is None
         view = view_of(5)
-        assert made.leader("t", 0) == LeaderAt(2, "n2:4152", "n2:4153", 5, 5), "the record has caught up"
-        made._look_at({"nothing"})
-        assert not made.alive(3)
+        assert made.leaders.leader("t", 0) == LeaderAt(2, "n2:4152", "n2:4153", 5, 5), "the record has caught up"
+        made.news.look_at({"nothing"})
+        assert not made.leaders.alive(3)
 
     run(scenario)

@@ -167,7 +167,7 @@ def test_with_cluster_tls_the_whole_port_wants_a_certificate(certificates: Certi
 def test_only_a_certificate_that_says_so_is_an_administrators(certificates: Certificates, node: tls.ClusterTls) -> None:
     """One of a broker that has only its address yet, or of anything else that this CA signed, is not."""
     view = View()
-    cluster = SimpleNamespace(members=SimpleNamespace(view=lambda: view))
+    cluster = SimpleNamespace(leaders=SimpleNamespace(members=SimpleNamespace(view=lambda: view)))
     broker = SimpleNamespace(cluster=cluster, topics={}, log_source=None)
 
     async def asked(address: str, whose: tls.ClusterTls) -> grpc.StatusCode:

@@ -16,7 +16,7 @@ from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
 from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.runtime.tasks import Changes
-from nsqha.server.topics.channel_leaders import ClusterLeaders
+from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext
 from nsqha.server.topics.topics import Topics
@@ -112,10 +112,11 @@ class Rig:
         self.topics: Any = Topics(context, ending=lambda: False)
         self.topics.settings = SimpleNamespace(apply=lambda topic: None)
         self.topics.announcer = self.registrar = Registrar()
-        self.cluster: Any = SimpleNamespace(
-            replicas=Replicas(), placed=lambda *_, **__: {}, has_seen_end_of=lambda _: False
-        )
-        self.topics.placement = ClusterPlacement(self.topics, context, self.cluster)
+        self.cluster: Any = SimpleNamespace(node=1, replicas=Replicas())
+        self.placement: Any = ClusterPlacement(self.topics, context, self.cluster)
+        self.placement.placed = lambda *_, **__: {}
+        self.placement.has_seen_end_of = lambda _: False
+        self.topics.placement = self.placement
 
 
 def record(*channels: str, version: int = 1, **fields: Any) -> Versioned[TopicRecord]:
@@ -343,7 +344,7 @@ def test_a_record_that_was_read_before_its_topic_went_does_not_bring_it_back() -
 
     async def scenario() -> None:
         rig = Rig()
-        rig.cluster.has_seen_end_of = lambda versioned: versioned.version < 5
+        rig.placement.has_seen_end_of = lambda versioned: versioned.version < 5
         with pytest.raises(NotFound):
             rig.topics.take(record())
         assert "t" not in rig.topics
@@ -384,7 +385,7 @@ def test_settings_changed_elsewhere_just_before_a_channel_is_made_are_followed(s
             changes=Changes(asyncio.get_running_loop()),
         )
         others = cast(Any, SimpleNamespace(others_follow=lambda topic: asyncio.sleep(0)))
-        channels.leaders = ClusterLeaders(rig.topics, channels.led, others)
+        channels.leaders = ClusterChannelLeaders(rig.topics, channels.led, others)
         await channels.create("t", "c")
         rig.topics.adopt(both)
         assert applied == (["none"] if seen_first else ["always"])

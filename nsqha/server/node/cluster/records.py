@@ -1,0 +1,134 @@
+"""The news of the records: what the watch names is looked at, and everything that follows from it is begun.
+
+    watch (the store's thread) --name--> loop --> Topics.adopt / vanished / dropped, Replicas.settle, leaders changed
+
+A record that is missing removes nothing. Only a tombstone does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqha import ids
+from nsqha.errors import NsqhaError
+from nsqha.nsqlog import Logger
+from nsqha.server.node.cluster.registration import REJOIN_SECONDS
+
+if TYPE_CHECKING:
+    from nsqha.election.model import Tombstone
+    from nsqha.election.store import MetadataStore
+    from nsqha.server.node.cluster.leaders import ClusterLeaders
+    from nsqha.server.node.cluster.suspects import Suspects
+    from nsqha.server.replica.roles import Replicas
+    from nsqha.server.topics.topics import Topics
+
+logger = Logger("cluster")
+
+DROP_AGAIN_SECONDS = 10.0  # what is left of a deleted topic is tried again
+EVERYTHING = ""  # instead of the name of a record
+
+
+class RecordFollower(Protocol):
+    """The node that follows the records."""
+
+    topics: Topics
+    replicas: Replicas
+    leaders: ClusterLeaders
+    suspects: Suspects
+
+    @property
+    def spawn(self) -> Callable[[Coroutine[Any, Any, None]], None]:
+        """Begins a task that no caller waits for."""
+
+
+class RecordNews:
+    """What one node has to do for the records that changed."""
+
+    def __init__(self, node: RecordFollower, store: MetadataStore, loop: asyncio.AbstractEventLoop) -> None:
+        self._node = node
+        self._store = store
+        self._loop = loop
+        self._names: dict[str, None] = {}  # records to look at, the first named first
+        self._news = asyncio.Event()
+        self._dropping: set[int] = set()  # uids of deleted topics that are being removed here
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look at all records, and from now on at each that is named."""
+        self.named(EVERYTHING)
+        self._task = self._loop.create_task(self.follow())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def named(self, name: str) -> None:
+        """This record may have changed; EVERYTHING: any may."""
+        self._names[name] = None
+        self._news.set()
+
+    async def follow(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            names, self._names = self._names, {}
+            try:
+                self.look_at(names)
+            except Exception as error:
+                # Whatever it was: a node that does not follow the records any more takes no role ever again.
+                if isinstance(error, NsqhaError):
+                    logger.warning("records_delayed", "%s", error)
+                else:
+                    logger.error("records_failed", "trying again", error=error)
+                self._names |= names
+                self._loop.call_later(REJOIN_SECONDS, self._news.set)
+
+    def look_at(self, names: Collection[str]) -> None:
+        """Have everything done that follows from these records; waits for none of it."""
+        node, view = self._node, self._store.view()
+        node.leaders.hints.prune()
+        everything = EVERYTHING in names
+        if everything or any(name.startswith("nodes/") for name in names):
+            node.leaders.members.view()
+            node.suspects.forgive(view)
+            node.replicas.nodes_changed()
+            node.leaders.all_changed()
+        for uid, tombstone in view.tombstones.items():
+            if everything or f"tombstones/{uid:016x}" in names or f"topics/{tombstone.name}" in names:
+                node.spawn(self.drop(tombstone))
+        named = [name.removeprefix("topics/") for name in names if name.startswith("topics/")]
+        for name in list(view.topics) if everything else named:
+            topic = view.topics.get(name)
+            if topic is not None:
+                node.topics.adopt(topic)
+                # Roles are taken side by side: one partition that waits for its disk delays no other.
+                node.spawn(node.replicas.settle(topic))
+            elif ids.is_ephemeral(name):
+                self._vanished(name)
+            node.leaders.changed(name)
+        if everything:
+            for name in [name for name in node.topics if ids.is_ephemeral(name) and name not in view.topics]:
+                self._vanished(name)
+
+    def _vanished(self, name: str) -> None:
+        """The record of an #ephemeral topic went with the node that made it. A change of it may be under way that waits
+        for that node: no role waits for that."""
+        topic = self._node.topics.get(name)
+        if topic is not None:
+            self._node.spawn(self._node.topics.vanished(topic))
+
+    async def drop(self, tombstone: Tombstone) -> None:
+        """Remove what is left of a deleted topic. What can not go now goes later, and keeps no other from its role."""
+        if tombstone.uid in self._dropping:
+            return
+        self._dropping.add(tombstone.uid)
+        try:
+            await self._node.topics.dropped(tombstone)
+        except Exception as error:
+            text = "of the deleted topic %s; trying again: %s: %s"
+            logger.warning("files_remain", text, tombstone.name, type(error).__name__, error)
+            self._loop.call_later(DROP_AGAIN_SECONDS, self.named, f"tombstones/{tombstone.uid:016x}")
+        finally:
+            self._dropping.discard(tombstone.uid)

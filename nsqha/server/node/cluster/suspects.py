@@ -1,0 +1,96 @@
+"""Leaders whose streams to this node ended: the controllers hear of them on the streams that they have with it.
+
+A controller's stream to this node is news to both by its end. Until then this node names on it, each time that changes,
+the nodes that it lost: perhaps they are gone, and the controller looks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqha.pb.v1 import replication_pb2 as pb
+
+if TYPE_CHECKING:
+    from nsqha.election.session import View
+    from nsqha.election.store import MetadataStore
+    from nsqha.server.peers.api import PeerStream
+
+
+class LiveStream:
+    """A controller's stream to this node."""
+
+    def __init__(self, suspects: Suspects, stream: PeerStream) -> None:
+        self._suspects = suspects
+        self.stream = stream
+
+    def on_message(self, message: pb.LiveMessage) -> None:
+        pass
+
+    def on_closed(self, why: str) -> None:
+        self._suspects.stream_closed(self)
+
+
+class Suspects:
+    """The nodes that one node suspects to be gone, and the controllers that it informs."""
+
+    def __init__(self, store: MetadataStore, *, node: int, cluster_id: int) -> None:
+        self._store = store
+        self._node = node
+        self._cluster_id = cluster_id
+        self._registration = 0  # of this node; 0: not registered yet
+        self._streams: dict[LiveStream, None] = {}  # in the order in which they came
+        self._lost: dict[int, int] = {}  # nodes whose stream to us ended -> the life in which it did
+        self._closed = False
+
+    def accept(self, stream: PeerStream) -> LiveStream:
+        """A controller has come."""
+        live = LiveStream(self, stream)
+        self._streams[live] = None
+        self._inform(live)
+        return live
+
+    def stream_closed(self, live: LiveStream) -> None:
+        self._streams.pop(live, None)
+
+    def registered(self, registration: int) -> None:
+        """This node is in another life."""
+        self._registration = registration
+        self._inform_all()
+
+    def lost(self, node: int) -> None:
+        """A leader's stream to this node ended; 0: the leader is not known."""
+        if not self._closed and node:
+            info = self._store.view().nodes.get(node)
+            self._lost[node] = info.registration if info is not None else 0
+            self._inform_all()
+
+    def found(self, node: int) -> None:
+        """The node is there."""
+        if node in self._lost:
+            del self._lost[node]
+            self._inform_all()
+
+    def forgive(self, view: View) -> None:
+        """A node that is back, or gone for good, is suspected no more: in another life it may never push to us."""
+        for node, registration in list(self._lost.items()):
+            info = view.nodes.get(node)
+            if info is None or info.registration != registration:
+                self.found(node)
+
+    def close(self) -> None:
+        """This node stops: streams end on both sides."""
+        self._closed = True
+
+    def _inform_all(self) -> None:
+        for live in self._streams:
+            self._inform(live)
+
+    def _inform(self, live: LiveStream) -> None:
+        live.stream.send(
+            pb.LiveMessage(
+                cluster_id=self._cluster_id,
+                node_uid=self._node,
+                registration=self._registration,
+                suspects=sorted(self._lost),
+            )
+        )
