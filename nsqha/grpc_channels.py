@@ -1,4 +1,4 @@
-"""Channels of gRPC's client, with or without TLS; no other module makes any."""
+"""Channels of gRPC's client, with or without TLS; no other module creates channels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ChannelOptions = Sequence[tuple[str, int]]
 
 
 def credentials(*, ca: bytes | None, key: bytes | None, certificate: bytes | None) -> grpc.ChannelCredentials:
-    """For a server with TLS, whose certificate has to name the address that is dialled. PEM texts; no `ca`: those of
-    gRPC; no `key` and `certificate`: none is shown."""
+    """Credentials for a server with TLS, whose certificate must name the dialled address. PEM texts; no `ca`: gRPC's
+    own ones; no `key` and `certificate`: no client certificate."""
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 

@@ -205,7 +205,7 @@ class Options:
     cluster_tls_cert: str = _flag(
         STRING,
         "",
-        "this node's certificate; with it the gRPC and peer ports want one of --cluster-tls-ca from everybody",
+        "this node's certificate; with it the gRPC and peer ports require one of --cluster-tls-ca from every client",
     )
     cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
     cluster_tls_ca: str = _flag(STRING, "", "path to a certificate authority that is only for this cluster")

@@ -7,9 +7,9 @@ Downwards:
     segments     the Segments service: snapshots, holds, reader channels
     peeking      stored messages of all partitions, merged by time
     replay       seek and undo: from times and ids to offsets, and what that would cost
-    skipping     stopped channels go on, what no replica has is given up
-    access       whether the caller may do this, and whether the request can be read
-    fan_out      a request about a topic, taken to the leader of each partition
+    skipping     lets stopped channels continue, and gives up what no replica has
+    access       whether the caller has permission, and whether the request can be read
+    fan_out      sends a request about a topic to the leader of each partition
     topic_request  such a request: which partitions it concerns, and what one of them answers
     answers      an RPC that fails: errors as gRPC status codes
     peer_admins  the same services of the other nodes

@@ -1,8 +1,8 @@
-"""Takes a request about a topic to the leader of each of its partitions; one answer for each partition comes back.
+"""Sends a request about a topic to the leader of each of its partitions, and returns one answer for each partition.
 
     partitions --led here--> carried out here
                --led elsewhere--> one call to each leader, all at once; that node asks no other
-               --no leader, the leader has changed, it can not be reached--> again in a moment, for `seconds`
+               --no leader, the leader has changed, it cannot be reached--> retried after a moment, for `seconds`
                --still not--> `TopicRequest.failed`, for each partition by itself
 
 A call whose outcome is unknown is not repeated: an undo that is carried out twice goes back and forth.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class FanOut:
-    """The way of one node's requests to the leaders."""
+    """Sends requests of one node to the leaders."""
 
     def __init__(self, leaders: Leaders | None, peers: PeerAdmins | None, *, seconds: float = LEADER_SECONDS) -> None:
         """`leaders` and `peers`: None for a node that is alone, which leads every partition."""
@@ -38,8 +38,8 @@ class FanOut:
         self._seconds = seconds
 
     async def answers(self, request: TopicRequest[T], numbers: Collection[int]) -> dict[int, T]:
-        """An answer for each of these partitions. NotFound, ValueError if the request means nothing anywhere, or if
-        there is only one partition and its leader says so."""
+        """Return an answer for each of these partitions. Raises NotFound, ValueError if the request is invalid for
+        every partition, or if there is only one partition and its leader raises it."""
         if self._leaders is None or request.message.HasField("here"):
             return await _here_alone(request, numbers)
         topic, loop = request.topic, asyncio.get_running_loop()

@@ -39,7 +39,7 @@ Run = AsyncGenerator[Any, None]  # messages, ordered by time
 
 
 async def peek(broker: Broker, message: Any, fan_out: FanOut) -> Run:
-    """Committed messages from some place on, oldest first, all partitions merged by time."""
+    """Yield committed messages from some place on, oldest first, all partitions merged by time."""
     topic = topic_of(broker, message)
     chosen = choice(message, "from")
     numbers, number = concerned(topic, message, message.message_id if chosen == "message_id" else None)
@@ -61,7 +61,7 @@ async def peek(broker: Broker, message: Any, fan_out: FanOut) -> Run:
         if chosen == "last" and not asked:
             skip = max(sum(what for what in counts.values() if isinstance(what, int)) - message.last, 0)
         elif chosen == "last":
-            count_max = message.last * len(numbers)  # the node that asks leaves out what is too old
+            count_max = message.last * len(numbers)  # the asking node drops what is too old
         n = 0
         async with aclosing(merged(heads.runs)) as messages:
             async for one in messages:
@@ -80,11 +80,11 @@ async def peek(broker: Broker, message: Any, fan_out: FanOut) -> Run:
 
 @dataclass(frozen=True)
 class Heads:
-    """How many messages each partition has from the place on, or why none; `runs` collects them. A `TopicRequest`."""
+    """A `TopicRequest` for the number of messages from the place on, or why there are none; `runs` collects them."""
 
     topic: Topic
     message: Any
-    number: int  # behind the message id, if the place is one
+    number: int  # the one in the message id, if the place is an id
     runs: list[Run] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)  # of partitions whose run ended early
 
@@ -120,7 +120,7 @@ def _head(number: int, what: int | str) -> Any:
 
 
 async def _opened(peers: PeerAdmins, address: str, message: Any) -> Run:
-    """What a leader sends: its heads, then messages."""
+    """Yield what a leader sends: its heads, then messages."""
     async for one in peers.stream(address, "PeekMessages", message, seconds=CALL_SECONDS):
         yield one
 

@@ -1,12 +1,12 @@
-"""Seek and undo: from what people say (a time, an id, "start") to offsets, and what that would cost.
+"""Seek and undo: from a time, an id or "start" to offsets, and what that would cost.
 
     timestamp   the first batch at or after it, less the clock skew (below); none: the end
     message id  its partition and offset; an id that this topic has never used is refused
     offset      itself; start: the log start; end: the pump
     ... clamped to [log start, pump] by `nsqha.cursor.seek`
 
-A plan comes first and is a forecast; the act answers with what happened. Each partition answers for itself, by its
-leader (`nsqha.admin.fan_out`): one that can not be moved says why and does not keep the others from moving.
+A plan comes first and is a forecast; the act answers with what happened. Each partition has its own answer, from its
+leader (`nsqha.admin.fan_out`): one that cannot be moved says why and does not keep the others from moving.
 
 **Clock skew.** Batches carry their leader's clock. The user who asks for "since 14:00" reads another clock, and with
 several leaders there are several. A second more of old messages is cheaper than a missed one, so a timestamp means
@@ -42,7 +42,7 @@ CLOCK_SKEW_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class PlannedSeek:
-    """A seek in one partition: where to go (None: back to before the last seek), and what that would cost."""
+    """A seek in one partition: its offset (None: back to before the last seek), and what it would cost."""
 
     target: int | None
     answer: Any
@@ -50,7 +50,7 @@ class PlannedSeek:
 
 @dataclass(frozen=True)
 class MoveChannel:
-    """A Seek or an UndoSeek: plan, and unless only that is asked for, act, in each partition. A `TopicRequest`."""
+    """A Seek or an UndoSeek, a `TopicRequest`: plan, and unless only a plan is wanted, act in each partition."""
 
     broker: Broker
     topic: Topic
@@ -73,7 +73,7 @@ class MoveChannel:
             return answers | {number: one.answer for number, one in planned.items()}
         targets = {number: one.target for number, one in planned.items()}
         done = await self.broker.channels.seek(self.topic.name, self.message.channel, targets)
-        for number, outcome in done.items():  # one that is led elsewhere by now has no outcome: nothing was done
+        for number, outcome in done.items():  # a partition whose leader changed has no outcome: nothing was done
             if isinstance(outcome, NsqhaError):
                 answers[number] = self.failed_here(number, outcome)
             else:
@@ -165,7 +165,7 @@ def _topic(broker: Broker, message: Any) -> Topic:
 
 
 def _check(target: Any) -> None:
-    """ValueError for a target that means nothing anywhere."""
+    """Raise ValueError for a target that is invalid for every partition."""
     if not choice(target, "to"):
         raise ValueError("say where to: timestamp_ns, offset, message_id, start or end")
     if target.clock_skew_ns < 0:

@@ -1,7 +1,7 @@
-"""`SkipDamage`: stopped channels go on behind what can not be read, and what no replica has is given up.
+"""`SkipDamage`: stopped channels continue behind what cannot be read, and what no replica has is given up.
 
-A channel stops at a damaged batch until another replica mends it. An operator who does not want to wait has each leader
-ask the other replicas once more, mark as lost what none of them has, and let the channels pass it.
+A channel stops at a damaged batch until another replica repairs it. With this request an operator has each leader ask
+the other replicas once more, mark as lost what none of them has, and let the channels pass it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
 
-ASK_SECONDS = 2.0  # that other replicas are asked for what is about to be given up
-BEGIN_SECONDS = 1.5  # that an epoch may take to begin before they are asked again
+ASK_SECONDS = 2.0  # for asking other replicas for what is about to be given up
+BEGIN_SECONDS = 1.5  # for an epoch to begin, before leaders are asked again
 
 Found = list[Any] | str  # SkippedDamage and GivenUp of one partition, or why there is no answer
 
 
 @dataclass(frozen=True)
 class SkipDamage:
-    """The request. A `TopicRequest`.
+    """The request, a `TopicRequest`.
 
-    Without a channel it is for all of them: what no replica has is given up too, so that others can be made without it.
-    That needs no leader that serves: one that was elected a moment ago may wait for just such a replica."""
+    Without a channel it is for all of them: what no replica has is given up too, so that new replicas can be made
+    without it. That works also with a leader that does not serve yet: one that was just elected may wait for exactly
+    such a replica."""
 
     broker: Broker
     topic: Topic
@@ -60,7 +61,7 @@ class SkipDamage:
 
 
 async def skip_damage(broker: Broker, message: Any, fan_out: FanOut) -> Any:
-    """Carry it out in every partition concerned; returns when that is in their logs."""
+    """Carry the request out in every partition concerned; returns when that is in their logs."""
     topic = topic_of(broker, message)
     numbers, _ = concerned(topic, message)
     answers = await fan_out.answers(SkipDamage(broker, topic, message), numbers)
@@ -90,7 +91,7 @@ async def _give_up(broker: Broker, topic: Topic, numbers: list[int]) -> dict[int
 
 
 async def _begun(topic: Topic, numbers: list[int]) -> None:
-    """Wait for those that are led here and have only begun, not for long; others are asked again after that."""
+    """Wait a short time for partitions led here whose epoch has only begun; after that leaders are asked again."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + BEGIN_SECONDS
     while loop.time() < deadline and any((p := topic.leads(n)) is not None and not p.serving for n in numbers):

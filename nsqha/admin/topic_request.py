@@ -1,7 +1,7 @@
 """A request about a whole topic: which partitions it concerns, and what one of them answers.
 
-A `TopicRequest` carries itself out in the partitions that this node leads. `nsqha.admin.fan_out` takes it to the
-leaders of all others, with `here` in its message: a node that is asked so answers for what it leads and asks no other
+A `TopicRequest` carries itself out in the partitions that this node leads. `nsqha.admin.fan_out` sends it to the
+leaders of all others, with `here` in its message: a node that gets it answers for what it leads and asks no other
 node. For a partition that it does not lead it answers `not_led` at once, and the caller looks for the leader again.
 """
 
@@ -38,14 +38,14 @@ class TopicRequest(Protocol[T_co]):
 
     async def here(self, numbers: list[int]) -> Mapping[int, T_co]:
         """Carry it out in these partitions, which this node led a moment ago. A partition without an answer is not led
-        here any more, or its epoch has only begun. NotFound, ValueError: the request means nothing anywhere."""
+        here any more, or its epoch has only begun. NotFound, ValueError: the request is invalid for every partition."""
 
     async def ask(self, peers: PeerAdmins, address: str, numbers: list[int]) -> Mapping[int, T_co]:
         """Have the node at this address carry it out in these partitions (`for_leader`). A partition without an answer
         is not led there. Unavailable: it was not asked."""
 
     def failed(self, number: int, why: str) -> T_co:
-        """The answer for a partition about which no node could say more than this."""
+        """The answer for a partition without one; `why` says the reason."""
 
 
 def for_leader(topic: Topic, message: Any, numbers: Collection[int]) -> Any:
@@ -58,8 +58,7 @@ def for_leader(topic: Topic, message: Any, numbers: Collection[int]) -> Any:
 
 
 def topic_of(broker: Broker, message: Any) -> Topic:
-    """The topic that a message names. NotFound; Unavailable if the node that asks knows of it and this one does not
-    yet."""
+    """The topic that a message names. NotFound; Unavailable if the asking node knows it and this one does not yet."""
     try:
         return broker.topics.topic(message.topic)
     except NotFound as error:
@@ -87,7 +86,7 @@ def serving(topic: Topic, numbers: Collection[int]) -> list[Partition]:
 
 
 def concerned(topic: Topic, message: Any, message_id: str | None = None) -> tuple[list[int], int]:
-    """The partitions that a message speaks of, and the number behind the message id if it names one."""
+    """The partitions that a message names, and the number in the message id if it has one."""
     there = sorted(topic.record.partitions)
     chosen = there
     if message.HasField("here") and message.here.partitions:

@@ -55,8 +55,8 @@ def add_parser(commands: Any) -> None:
     add_json(verb, "print one line of JSON once it serves, and nothing else")
     for name, default in PORTS.items():
         verb.add_argument(f"--{name}-port", type=port, default=default, help=f"default {default}; 0: any free one")
-    verb.add_argument("--peer-port", type=port, help=f"of a cluster; default {PEER_PORT}; 0: any free one")
-    verb.add_argument("--etcd-port", type=port, help=f"of a cluster; default {ETCD_PORT}; 0: any free one")
+    verb.add_argument("--peer-port", type=port, help=f"in a cluster; default {PEER_PORT}; 0: any free one")
+    verb.add_argument("--etcd-port", type=port, help=f"in a cluster; default {ETCD_PORT}; 0: any free one")
 
 
 def nodes(text: str) -> int:

@@ -143,7 +143,7 @@ def make_plan(
 ) -> DevPlan:
     """`wanted` has a port for each of NODE_PORTS, lookupd-tcp, lookupd-http and etcd; `etcd` is a path."""
     nsqha = (sys.executable, "-m", "nsqha")
-    # In this order: when a port is taken, the first nodes keep the usual ones.
+    # In this order: when a port is in use, the first nodes keep the usual ones.
     chosen = [{kind: _node_port(ports, wanted[kind], kind, n) for kind in NODE_PORTS} for n in range(nodes)]
     lookupd_tcp = _at(ports.take(wanted["lookupd-tcp"], "lookupd-tcp"))
     lookupd_http = _at(ports.take(wanted["lookupd-http"], "lookupd-http"))

@@ -118,7 +118,7 @@ def run_lag(args: argparse.Namespace) -> int:
 
 
 def _lake(uri: str | None) -> Any:
-    """Return a function that reads the state of the lake; None without a lake."""
+    """Return a function that reads the state of the lake; without a lake it returns None."""
     if uri is None:
         return lambda: None
     check_lake(uri)  # a wrong URI is an error before any broker is asked

@@ -281,7 +281,7 @@ def _topics(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
 def _rounds(
     args: argparse.Namespace, session: Any, progress: ProgressLine, step: Callable[[str], None] = lambda name: None
 ) -> tuple[Any, Any]:
-    """Make the rounds that write into the lake by Spark's tasks, with their progress line."""
+    """Return the rounds that write into the lake by Spark's tasks, and a function that shows their progress."""
     from pyspark_nsqha import jobs
     from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
     from pyspark_nsqha.lake.store import Store

@@ -207,9 +207,7 @@ def test_a_replica_with_damage_may_lead_if_named_and_its_gaps_are_shown() -> Non
     assert "node-b cannot read batches 5 to 6: messages at offsets 40 to 51" in text
     assert "batches 9 to 9\n" in text and "1 more" in text and "nsqha log skip" in text
     whole = chosen(elect_unclean(record, {B: report(B, 50)}, NODES, wanted=B))
-    assert not whole.meta.damage_accepted and "cannot read" not in "\n".join(
-        cost(whole, {B: report(B, 50)}, picture())
-    )
+    assert not whole.meta.damage_accepted and "cannot read" not in "\n".join(cost(whole, {B: report(B, 50)}, picture()))
 
 
 def test_nobody_is_elected_who_can_not_lead() -> None:
