@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEADER_SECONDS = 2.0  # for a leader to be found, while one is elected
 RETRY_SECONDS = 0.05
-NO_LEADER = "nobody leads it at the moment"
+NO_LEADER = "no node leads it at the moment"
 
 T = TypeVar("T")
 
