@@ -32,7 +32,7 @@ logger = Logger("damage")
 
 
 class MarkLost:
-    """Gives up what is damaged in one node's replicas, where it is told to."""
+    """Gives up what is damaged in one node's replicas, where an operator asks for it."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class StateLoader:
         alone: bool = False,
     ) -> PartitionState:
         """The channel state that a log says, up to `committed` if that is not its end. `alone`: without what can not be
-        read, as nobody has more. LogCorrupt."""
+        read, as no other node has more. LogCorrupt."""
         read = lambda entry: _events(log, cast(Entry, entry), alone)  # noqa: E731
         if seen_as is None:
             return self.cache.load(key, log, read, committed=committed, must_read=must_read).state
@@ -63,7 +63,7 @@ class StateLoader:
 
         `seen_as`: a snapshot of a log that is in use; only that is looked at, and not what the cache has of an earlier
         one. `alone`: no other replica has more, so what is lost is passed over. None: nothing that is known to be
-        committed says it, as in a log that was begun anew a moment ago; or a batch does not verify, which is returned.
+        committed says it, as in a log that was begun a moment ago; or a batch does not verify, which is returned.
         """
         committed = max(committed, durable_everywhere(seen_as or log))
         committed = committed if below is None else min(committed, below)
@@ -117,5 +117,5 @@ def durable_everywhere(log: LogReader) -> int:
 
 
 def trimmed_for(log: LogReader, must_read: int) -> int:
-    """The end of the checkpoint that a log which begins in the middle begins there for; 0: none can be told."""
+    """The end of the checkpoint that a log which begins in the middle begins there for; 0: none is known."""
     return first_checkpoint_end(log, lambda entry: log.events(cast(Entry, entry)), must_read)

@@ -66,7 +66,7 @@ class CatchUpRunner:
                 if leader is None:
                     raise Unavailable(f"node {receiver.leader:016x} is not registered")
                 bad = self._integrity.suspects.unsound_from(follower.key)
-                if bad is not None and follower.log.doubtful_from is not None:  # else what is above came anew
+                if bad is not None and follower.log.doubtful_from is not None:  # else what is above came again
                     mended = await self._integrity.corrupt.mend_before_following(
                         follower.key, leader.grpc_address, follower.epoch
                     )
@@ -197,7 +197,7 @@ class FollowerService:
         self._follow(follower, receiver, opened)
 
     async def _decision(self, opened: pb.Open, key: PartitionKey, leader: int) -> Opening:
-        """By the record as it was last seen; read anew if that is not enough, or there is no log here yet. NotFound."""
+        """By the record as it was last seen; read again if that is not enough, or no log is here yet. NotFound."""
         table = self._table
         decision = self._decide(key, opened.epoch, leader, table.record_of(key))
         here = key in table.followers or key in table.leading

@@ -91,7 +91,7 @@ class LeaderRoles:
         if not why:
             follower.fence(meta.epoch)
             await follower.release()
-            why = self._unfit(key, follower, meta)  # its last job may have begun the log anew
+            why = self._unfit(key, follower, meta)  # its last job may have begun another log in its place
             if why:
                 self._following.follow_again(fresh, follower)
         if why:

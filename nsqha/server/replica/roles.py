@@ -144,7 +144,7 @@ class Replicas:
     # ---- start and end
 
     async def recover(self, topic: Versioned[TopicRecord]) -> None:
-        """Open the logs that this node has of a topic; nobody is led or followed yet."""
+        """Open the logs that this node has of a topic; no role is settled yet."""
         for number, meta in topic.record.partitions.items():
             key = (topic.record.uid, number)
             if self._runtime.node not in meta.replicas and self._runtime.node not in meta.isr:
@@ -230,7 +230,7 @@ class Replicas:
             return
         leadership = self.leading.get(key)
         if leadership is None and key not in self.followers and self._topic_of(topic.record.name, key[0]) is None:
-            return  # deleted while this waited for its turn: nothing is made that nobody would remove
+            return  # deleted while this waited for its turn: nothing is made that would stay for ever
         self.table.records[key] = topic
         if self._runtime.node not in meta.replicas and self._runtime.node not in meta.isr:
             await self.removal.remove(topic.record, number)
@@ -249,7 +249,7 @@ class Replicas:
             self._prepare(meta)
 
     def _prepare(self, meta: PartitionMeta) -> None:
-        """Whoever follows may have to lead at once: streams to the other replicas are open by then."""
+        """A follower may have to lead at once: streams to the other replicas are open by then."""
         nodes = self._runtime.nodes()
         for node in {*meta.replicas, *meta.isr} - {self._runtime.node, meta.leader}:
             if node in nodes and nodes[node].peer_address:

@@ -313,9 +313,9 @@ class Leadership:
                     self._requests.propose(meta, registered)
                 case Propose(meta, registered, change, why):
                     members = sorted(f"{node:016x}" for node in meta.isr)
-                    told = _NODE.sub(lambda found: f"node {int(found[1]):016x}", why)  # as everything else names them
+                    named = _NODE.sub(lambda found: f"node {int(found[1]):016x}", why)  # as everything else names them
                     event = change if change == "transfer_given_up" else f"isr_{change}"
-                    logger.info(event, "%s/%d: %s; proposed: %s", self.topic, self.key[1], told, members)
+                    logger.info(event, "%s/%d: %s; proposed: %s", self.topic, self.key[1], named, members)
                     self._requests.propose(meta, registered)
                 case Fence(version):
                     self._requests.fence(version)

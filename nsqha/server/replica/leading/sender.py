@@ -47,7 +47,7 @@ RETRY_SECONDS_MAX = 1.0
 
 
 class PushPiece(NamedTuple):
-    """Batches of one partition as they are sent: [first, end), told with what was committed then."""
+    """Batches of one partition as they are sent: [first, end), with what was committed then."""
 
     first: int
     end: int
@@ -214,7 +214,7 @@ class FollowerProgress:
     def _made(self, first: int, end: int, room: int, committed: int) -> PushPiece | None:
         leader, log = self.leader, self.leader.log
         if first < log.start.log_id:
-            self.ask_again()  # retention went past it: it has to begin anew
+            self.ask_again()  # retention went past it: it has to begin a new log
             return None
         try:
             run = copying.read_run(log, first, end, room, lost=True)
@@ -356,7 +356,7 @@ class FollowerStream:
 
     def on_message(self, message: pb.PushReply) -> None:
         if message.HasField("hello"):
-            # Again when it registers: a node serves before that, and whoever joins the ISR is named by registration.
+            # Again when it registers: a node serves before that, and members of the ISR are named by registration.
             self._greeted = True
             self.registration = message.hello.registration
             self._backoff.reset()
