@@ -166,7 +166,7 @@ def _last_good(log: LogReader) -> Entry:
     good = log.entry_before(first)
     with suppress(LogCorrupt):
         for entry in log.entries(first, last.log_id + 1):
-            data = log.pair_of(entry.log_id).read_data(entry.position, entry.size)
+            data = log.files.pair_of(entry.log_id).read_data(entry.position, entry.size)
             if not (entry.follows(good) and entry.chained_to(good)) or not (entry.lost or verifies(entry, data)):
                 break
             good = entry
@@ -183,7 +183,7 @@ def _id_base(log: LogReader, end_log_id: int) -> int:
         for entry in log.entries(log.start.log_id, end_log_id):
             if not entry.count or entry.flags & UNREADABLE:
                 continue
-            data = log.pair_of(entry.log_id).read_data(entry.position, entry.size)
+            data = log.files.pair_of(entry.log_id).read_data(entry.position, entry.size)
             at = 0
             while at + _FRAME.size <= len(data):
                 size, kind = _FRAME.unpack_from(data, at)

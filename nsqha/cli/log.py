@@ -350,16 +350,17 @@ def _synced(data_dir: str, folder: Folder) -> tuple[int, int]:
 def _bad_end(data_dir: str, folder: Folder, log: LogReader, synced: tuple[int, int]) -> BatchCorrupt | None:
     """Return what is missing or torn at the end of a log, or None."""
     from nsqha.commitlog.entry import BatchCorrupt
+    from nsqha.commitlog.verify import torn_end
 
     end = log.end
     if synced[1] > end.log_id:
         now = _synced(data_dir, folder)
         if now[0] == synced[0] and now[1] >= synced[1]:  # else it was cut since, or replaced by a new log
             return BatchCorrupt(end, end._replace(log_id=synced[1]), "they were synced to this disk and are missing")
-    torn = log.torn_end()
+    torn = torn_end(log)
     if torn is not None:
         time.sleep(UNDER_WAY_SECONDS)
-        torn = log.torn_end()
+        torn = torn_end(log)
     return torn
 
 

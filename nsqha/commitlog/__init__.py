@@ -8,6 +8,7 @@ Downwards:
     copying         a log as others copy it
     recovery        a log is opened whose writer may have died at any point
     log             the log of one partition: append, make durable, roll, cut
+    repair          what does not verify is written again, or given up
     rebuild         lost entries written again, from their neighbours and the frames
     verdict         the recovery table
     verify          a whole log read: is it what it says?
@@ -18,6 +19,7 @@ Downwards:
     lookup          batches found by log id, offset and time
     reader          batches that were written or read lately
     readonce        files read without a trace in the page cache
+    files           the pairs of a log, of which few are open
     directory       which files a partition has
     pairs           pairs of a segment and its commitlog
     journal         what a data directory has promised

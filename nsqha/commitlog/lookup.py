@@ -11,7 +11,7 @@ in the way of look-ups that do not need it. Entries without messages are never t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from nsqha.commitlog.directory import find
 from nsqha.commitlog.entry import (
-    BROKEN_CHAIN,
     ENTRY_BYTES,
     FAULTY,
     UNREADABLE,
@@ -30,7 +29,8 @@ from nsqha.commitlog.entry import (
     columns,
     follow_each_other,
 )
-from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, SEGMENT, LogIdentity, Pair
+from nsqha.commitlog.files import PairList
+from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, LogIdentity, Pair
 from nsqha.commitlog.reader import RUN_BYTES, Batch, BatchCache
 from nsqha.errors import LogCorrupt, NotFound
 from nsqha.frames import LOST
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LogIdentity", "LogReader", "PairInfo", "bad_data", "verifies"]
 
-OPEN_PAIRS = 4  # old pairs whose files stay open
 RUN_SLOTS = 4096  # entries that a run looks at, at most
 COUNT, SIZE, CRC, FLAGS = (Entry._fields.index(name) for name in ("count", "size", "crc", "flags"))
 
@@ -74,12 +73,9 @@ class LogReader:
         self.unreadable: tuple[int, ...] = ()  # positions of pairs of which nothing can be used, if anybody looked
         self.unfinished = False  # the last pair has less than an anchor: a crash came while it was made
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
-        self._storage = storage
-        self._pairs = pairs
-        self._last = last
+        self.files = PairList(storage, pairs, last)
+        self.shelf = cache.shelf()  # what is in memory of it
         self._cache = cache
-        self._shelf = cache.shelf()
-        self._open_old: list[Pair] = []
 
     @classmethod
     def open(cls, storage: Storage, directory: str, identity: LogIdentity) -> LogReader:
@@ -105,32 +101,32 @@ class LogReader:
     @property
     def last(self) -> Entry | None:
         """The last entry, even if its files are gone; None in a log that never had one."""
-        return self._last if self._last.log_id else None
+        return self.files.last if self.files.last.log_id else None
 
     @property
     def start(self) -> Place:
         """Where the oldest batch that is still here begins."""
-        return self._pairs[0].first
+        return self.files.pairs[0].first
 
     @property
     def pairs(self) -> list[PairInfo]:
         """All pairs, oldest first; the last one is being written."""
-        ends = [(pair.first, pair.anchor.timestamp_ns) for pair in self._pairs[1:]]
-        ends.append((self.end, self._last.timestamp_ns))
+        ends = [(pair.first, pair.anchor.timestamp_ns) for pair in self.files.pairs[1:]]
+        ends.append((self.end, self.files.last.timestamp_ns))
         return [
             PairInfo(pair.first, end, end.position - pair.position, newest_ns)
-            for pair, (end, newest_ns) in zip(self._pairs, ends, strict=False)
+            for pair, (end, newest_ns) in zip(self.files.pairs, ends, strict=False)
         ]
 
     # ---- entries
 
     def entry(self, log_id: int) -> Entry:
         """One entry. LogCorrupt if it does not verify; it must be in [start, end)."""
-        batch = self._shelf.by_log_id(log_id)
+        batch = self.shelf.by_log_id(log_id)
         if batch is not None:
             return batch.entry
         assert self.start.log_id <= log_id < self.end.log_id, f"log id {log_id} is not in {self}"
-        entry = self.pair_of(log_id).read_entry(log_id)
+        entry = self.files.pair_of(log_id).read_entry(log_id)
         if entry is None:
             raise self.hole(log_id)
         return entry
@@ -143,7 +139,7 @@ class LogReader:
         """The entries of [first, end) that are here. LogCorrupt at one that does not verify."""
         log_id = max(first_log_id, self.start.log_id)
         while log_id < (end := min(end_log_id, self.end.log_id)):
-            pair = self.pair_of(log_id)
+            pair = self.files.pair_of(log_id)
             block = pair.read_entries(log_id, min(end, self.end_of(pair).log_id, log_id + BLOCK_SLOTS) - log_id)
             if not block:
                 raise self.hole(log_id)
@@ -157,12 +153,12 @@ class LogReader:
         """The entry of the batch that holds message `offset`; None if it is not here."""
         if not self.start.offset <= offset < self.end.offset:
             return None
-        found = self._shelf.entry_by_offset(offset)
+        found = self.shelf.entry_by_offset(offset)
         if found is not None:
             return found
-        pairs = self._pairs
+        pairs = self.files.pairs
         pair = pairs[bisect_right(pairs, offset, key=lambda p: p.first.offset) - 1]
-        log_id, entry = self._first_where(pair, lambda entry: entry.end_offset > offset)
+        log_id, entry = self.files.first_where(pair, lambda entry: entry.end_offset > offset)
         if entry is None or entry.first_offset > offset:
             raise self.hole(log_id - 1) if entry is None else self._gap(log_id)
         return entry
@@ -171,79 +167,37 @@ class LogReader:
         """The entry of the batch that holds the byte at `position`; None if it is not here."""
         if not self.start.position <= position < self.end.position:
             return None
-        pairs = self._pairs
+        pairs = self.files.pairs
         pair = pairs[bisect_right(pairs, position, key=lambda p: p.position) - 1]
-        log_id, entry = self._first_where(pair, lambda entry: entry.end_position > position)
+        log_id, entry = self.files.first_where(pair, lambda entry: entry.end_position > position)
         if entry is None or entry.position > position:
             raise self.hole(log_id) if entry is None else self._gap(log_id)
         return entry
 
     def entry_for_time(self, timestamp_ns: int) -> Entry | None:
         """The first batch with messages at or after this time; None if there is none yet."""
-        pairs = self._pairs
+        pairs = self.files.pairs
         # An anchor has the newest time of the pair before, so the last pair whose anchor is older holds the answer.
         pair = pairs[max(bisect_right(pairs, timestamp_ns - 1, key=lambda p: p.anchor.timestamp_ns) - 1, 0)]
-        _, entry = self._first_where(pair, lambda entry: entry.timestamp_ns >= timestamp_ns)
+        _, entry = self.files.first_where(pair, lambda entry: entry.timestamp_ns >= timestamp_ns)
         return None if entry is None else self.entry_for_offset(entry.first_offset)
 
     def end_of_epoch(self, epoch: int) -> int | None:
         """The end of the batches written in epochs up to this one; None if all that are here are of later ones."""
-        pairs = self._pairs
+        pairs = self.files.pairs
         i = bisect_right(pairs, epoch, key=lambda p: p.anchor.epoch) - 1
         if i < 0:
             return None
-        return self._first_where(pairs[i], lambda entry: entry.epoch > epoch)[0]
+        return self.files.first_where(pairs[i], lambda entry: entry.epoch > epoch)[0]
 
     def entry_before(self, log_id: int) -> Entry:
         """The entry that `log_id` follows, also if its own files are gone. LogCorrupt if it does not verify.
 
         The last one is in memory: a log whose end is damaged can still say where it ends."""
         if log_id == self.end.log_id:
-            return self._last
-        pair = self.pair_of(log_id)
+            return self.files.last
+        pair = self.files.pair_of(log_id)
         return pair.anchor if pair.first.log_id == log_id else self.entry(log_id - 1)
-
-    def _first_where(self, pair: Pair, wanted: Callable[[Entry], bool]) -> tuple[int, Entry | None]:
-        """The first entry of the pair that verifies and is `wanted`, which must be monotone; or (its end, None).
-
-        Of its last one there is a good copy."""
-        self._using(pair)
-        low, last = pair.first.log_id, self._last_of(pair)
-        high = last.log_id + 1
-        best: tuple[int, Entry | None] = (high, None)
-        while low < high:
-            middle = probe = (low + high) // 2
-            # An entry that does not verify can not answer; the next one that does, answers for it.
-            while (entry := pair.read_entry(probe)) is None and probe + 1 < high:
-                probe += 1
-            if entry is None and probe == last.log_id:
-                entry = last
-            if entry is None:
-                high = middle
-            elif wanted(entry):
-                best = (probe, entry)
-                high = middle
-            else:
-                low = probe + 1
-        return best
-
-    def pair_of(self, log_id: int) -> Pair:
-        """The pair that this log id belongs to."""
-        pairs = self._pairs
-        pair = pairs[bisect_right(pairs, log_id, key=lambda p: p.first.log_id) - 1]
-        self._using(pair)
-        return pair
-
-    def _using(self, pair: Pair) -> None:
-        """The pair's files are about to be opened, if they are not."""
-        if pair is not self._pairs[-1] and not pair.is_open:
-            self._opened(pair)
-
-    def _opened(self, pair: Pair) -> None:
-        """An old pair's files are in use: keep only a few open."""
-        self._open_old.append(pair)
-        if len(self._open_old) > OPEN_PAIRS:
-            self._open_old.pop(0).release()
 
     def part(self, position: int, end_log_id: int, storage: Storage) -> LogReader | None:
         """The pair that begins at `position`, below `end_log_id`, as a log that another thread may read.
@@ -252,12 +206,12 @@ class LogReader:
         unlinked meanwhile read as empty. None if the pair is gone or has nothing below `end_log_id`. LogCorrupt if the
         last entry of the part does not verify.
         """
-        pairs = self._pairs
+        pairs = self.files.pairs
         i = bisect_right(pairs, position, key=lambda p: p.position) - 1
         if i < 0 or pairs[i].position != position:
             return None
         anchor = pairs[i].anchor
-        last = pairs[i + 1].anchor if i + 1 < len(pairs) else self._last
+        last = pairs[i + 1].anchor if i + 1 < len(pairs) else self.files.last
         if end_log_id <= last.log_id:
             last = anchor if end_log_id <= anchor.log_id + 1 else self.entry(end_log_id - 1)
         if last.log_id == anchor.log_id:
@@ -267,32 +221,26 @@ class LogReader:
 
     def part_at(self, log_id: int) -> LogReader:
         """The pair that this log id, which must be in [start, end), belongs to, as `part` gives it."""
-        pairs = self._pairs
+        pairs = self.files.pairs
         pair = pairs[bisect_right(pairs, log_id, key=lambda p: p.first.log_id) - 1]
-        part = self.part(pair.position, self.end.log_id, self._storage)
+        part = self.part(pair.position, self.end.log_id, self.files.storage)
         assert part is not None, f"log id {log_id} is not in {self}"
         return part
 
     def snapshot(self) -> LogReader:
         """The whole log as it is now, as `part` gives one pair of it."""
-        pairs = [Pair(self._storage, self.directory, pair.anchor, read_only=True) for pair in self._pairs]
-        return LogReader(self._storage, self.directory, self.identity, pairs, self._last, BatchCache(0))
+        pairs = [Pair(self.files.storage, self.directory, pair.anchor, read_only=True) for pair in self.files.pairs]
+        return LogReader(self.files.storage, self.directory, self.identity, pairs, self.files.last, BatchCache(0))
 
     def end_of(self, pair: Pair) -> Place:
         """Where the next pair begins, or the log ends."""
-        pairs = self._pairs
+        pairs = self.files.pairs
         i = bisect_right(pairs, pair.position, key=lambda p: p.position)
         return pairs[i].first if i < len(pairs) else self.end
 
-    def _last_of(self, pair: Pair) -> Entry:
-        """Its last entry, or its anchor if it has none: from the next pair, or from memory."""
-        pairs = self._pairs
-        i = bisect_right(pairs, pair.position, key=lambda p: p.position)
-        return pairs[i].anchor if i < len(pairs) else self._last
-
     def hole(self, log_id: int) -> BatchCorrupt:
         """The error for an entry that does not verify: the damage reaches from valid neighbour to valid neighbour."""
-        pair = self.pair_of(log_id)
+        pair = self.files.pair_of(log_id)
         end = self.end_of(pair)
         before: Entry | None = pair.anchor
         for first in range(log_id, pair.first.log_id, -1):
@@ -325,56 +273,14 @@ class LogReader:
         end = Place(last.log_id + 1, last.end_offset, last.end_position)
         return BatchCorrupt(first, end, "what stood for these batches is mended, and they are not")
 
-    def torn_end(self) -> BatchCorrupt | None:
-        """Bytes behind the last entry, which no entry speaks of: a write that a crash broke off, or that is under way.
-
-        None also if the log goes on there by now."""
-        pair, end = self._pairs[-1], self.end
-        segment_end, slots_end = pair.position + pair.size(SEGMENT), pair.size(COMMITLOG)
-        if (segment_end <= end.position and slots_end <= pair.slot(end.log_id)) or pair.read_entry(end.log_id):
-            return None
-        return BatchCorrupt(end, end._replace(position=max(segment_end, end.position)), "no entry follows: a torn end")
-
-    def whole_damage(self, first_log_id: int, end_log_id: int) -> tuple[int, int]:
-        """A damaged range, with what belongs to it: log ids that only a FAULTY entry in front of them stands for, or
-        stood for until it was mended."""
-        first, end = max(first_log_id, self.start.log_id), min(end_log_id, self.end.log_id)
-        if first >= end:
-            return first, first
-        try:
-            found = first
-            while first > self.start.log_id and self.entry(first).stands_in:
-                first -= 1
-            if first < found and not self.entry(first).flags & BROKEN_CHAIN:
-                first += 1  # mended already
-        except LogCorrupt:
-            pass  # that one is damage of its own
-        try:
-            # Whatever is in front of them: it may be mended already.
-            while end < self.end.log_id and self.entry(end).stands_in:
-                end += 1
-        except LogCorrupt:
-            pass
-        return first, end
-
-    def knows(self, log_id: int) -> bool:
-        """Whether the entry of this log id verifies, so that it can prove what came before; or the log ends there."""
-        if log_id >= self.end.log_id:
-            return log_id == self.end.log_id
-        try:
-            entry = self.entry(log_id)
-        except LogCorrupt:
-            return False
-        return not entry.flags & FAULTY and not entry.stands_in
-
     # ---- frames
 
     def read(self, entry: Entry) -> bytes | bytearray:
         """The frames of one batch, verified. LogCorrupt if they are not what the entry says."""
-        batch = self._shelf.by_log_id(entry.log_id)
+        batch = self.shelf.by_log_id(entry.log_id)
         if batch is not None and batch.entry == entry:
             return batch.data
-        data = self.pair_of(entry.log_id).read_data(entry.position, entry.size)
+        data = self.files.pair_of(entry.log_id).read_data(entry.position, entry.size)
         if not verifies(entry, data):
             raise bad_data(entry)
         return data
@@ -385,10 +291,10 @@ class LogReader:
 
     def batch_at(self, offset: int) -> Batch | None:
         """A batch, or a run of neighbouring ones, that holds message `offset`; None if it is not here."""
-        batch = self._shelf.by_offset(offset)
+        batch = self.shelf.by_offset(offset)
         if batch is not None:
             return batch
-        log_id = self._shelf.log_id_after_run(offset)
+        log_id = self.shelf.log_id_after_run(offset)
         if log_id is None:
             entry = self.entry_for_offset(offset)
             if entry is None:
@@ -399,7 +305,7 @@ class LogReader:
             if offset < run.first_offset:
                 raise self._gap(log_id)
             if offset < run.end_offset:
-                self._cache.keep_run(self._shelf, run)
+                self._cache.keep_run(self.shelf, run)
                 return run
             log_id = run.end_log_id
         return None
@@ -421,8 +327,12 @@ class LogReader:
 
     def _read_run(self, log_id: int) -> Batch:
         """The batch `log_id` and those behind it in the same pair, up to RUN_BYTES; just this one if any is bad."""
-        pair = self.pair_of(log_id)
-        fields = columns(pair.read_slots(log_id, self._slots_of_run(pair, log_id)))
+        pair = self.files.pair_of(log_id)
+        # As many entries as fill a run if their batches are of the pair's average size.
+        first_place, end = pair.first, self.end_of(pair)
+        average = (end.position - first_place.position) // (end.log_id - first_place.log_id) + 1
+        slots = min(RUN_BYTES // average + 2, RUN_SLOTS, end.log_id - log_id)
+        fields = columns(pair.read_slots(log_id, slots))
         if fields is not None:
             first = Entry(*[field[0] for field in fields])
             if first.log_id == log_id and follow_each_other([field[1:] for field in fields], first):
@@ -432,17 +342,10 @@ class LogReader:
         entry = self.entry(log_id)
         return Batch.of(entry, self.read(entry))
 
-    def _slots_of_run(self, pair: Pair, log_id: int) -> int:
-        """How many entries to look at: as many as fill a run if their batches are of the pair's average size."""
-        first, end = pair.first, self.end_of(pair)
-        average = (end.position - first.position) // (end.log_id - first.log_id) + 1
-        return min(RUN_BYTES // average + 2, RUN_SLOTS, end.log_id - log_id)
-
     def close(self) -> None:
         """Let go of the files. Nothing is synced; a sync in another thread ends before they are closed."""
-        self._shelf.clear()
-        for pair in self._pairs:
-            pair.release()
+        self.shelf.clear()
+        self.files.release()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.directory!r}, {self.start} to {self.end})"

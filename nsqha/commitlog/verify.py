@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from nsqha import hot
 from nsqha.commitlog.entry import UNREADABLE, BatchCorrupt, Entry, Place
 from nsqha.commitlog.lookup import LogReader, bad_data
-from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair
+from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, SEGMENT, Pair
 from nsqha.commitlog.scan import frames_of
 
 
@@ -61,6 +61,17 @@ def verify(log: LogReader, progress: Callable[[int, int], None] | None = None) -
     return Verification(start, end, batches, messages, size, tuple(problems))
 
 
+def torn_end(log: LogReader) -> BatchCorrupt | None:
+    """Bytes behind the last entry, which no entry speaks of: a write that a crash broke off, or that is under way.
+
+    None also if the log goes on there by now."""
+    pair, end = log.files.pairs[-1], log.end
+    segment_end, slots_end = pair.position + pair.size(SEGMENT), pair.size(COMMITLOG)
+    if (segment_end <= end.position and slots_end <= pair.slot(end.log_id)) or pair.read_entry(end.log_id):
+        return None
+    return BatchCorrupt(end, end._replace(position=max(segment_end, end.position)), "no entry follows: a torn end")
+
+
 def unusable(log: LogReader) -> list[BatchCorrupt]:
     """Files in front of the log's beginning, or behind its end, of which nothing can be used; what is missing between
     two pairs shows where it is missing. And the anchor of a last pair that has no batch yet, unless a crash came while
@@ -74,7 +85,7 @@ def unusable(log: LogReader) -> list[BatchCorrupt]:
         elif position >= end.position:
             why = f"the commitlog at position {position} can not be used, so where that pair ends is not known"
             problems.append(BatchCorrupt(end, end._replace(position=position), why))
-    pair = log.pair_of(end.log_id)
+    pair = log.files.pair_of(end.log_id)
     if pair.first == end and not log.unfinished and not _same(pair.read_entry(pair.anchor.log_id), pair.anchor):
         problems.append(_anchor_problem(pair))
     return problems
@@ -85,7 +96,7 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Verif
     log_id = first_log_id
     previous: Entry | None = None
     while log_id < end_log_id:
-        pair = log.pair_of(log_id)
+        pair = log.files.pair_of(log_id)
         if log_id == pair.first.log_id:
             on_disk = pair.read_entry(pair.anchor.log_id)
             if not _same(on_disk, pair.anchor) or (previous is not None and not _same(previous, on_disk)):

@@ -61,7 +61,7 @@ def served(split: Split, **options: Any) -> tuple[bytes, bytes, int]:
 
 def in_files(log: LogReader, split: Split) -> tuple[bytes, bytes]:
     entries = list(log.entries(split.first_log_id, split.end_log_id))
-    frames = b"".join(log.pair_of(e.log_id).read_data(e.position, e.size) for e in entries)
+    frames = b"".join(log.files.pair_of(e.log_id).read_data(e.position, e.size) for e in entries)
     return b"".join(e.encode() for e in entries), frames
 
 

@@ -124,7 +124,7 @@ class Comparison:
         """Whether the file belongs to a replica of the node; one that was set aside does not."""
         folder, _, name = path.rpartition("/")
         return any(
-            log.directory == folder and any(pair.path("").rpartition("/")[2] in name for pair in log._pairs)
+            log.directory == folder and any(pair.path("").rpartition("/")[2] in name for pair in log.files.pairs)
             for key, _ in self.cluster.metas()
             for holder, log, _, _ in self.holders(key)
             if holder is node

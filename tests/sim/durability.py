@@ -43,7 +43,7 @@ class Durability:
         durable = min(log.local_durable, log.end.log_id)
         if seen is not None and seen == (log, durable):
             return None
-        first = log._pairs[-PAIRS_RECOVERED:][0].first.log_id if seen is None or seen[0] is not log else seen[1]
+        first = log.files.pairs[-PAIRS_RECOVERED:][0].first.log_id if seen is None or seen[0] is not log else seen[1]
         self._seen[node.name, key] = log, durable
         for pair, low, high in _parts(log, max(first, log.start.log_id), durable):
             try:
@@ -75,9 +75,9 @@ class Durability:
 def _parts(log: PartitionLog, first: int, end: int) -> Iterator[tuple[Pair, int, int]]:
     """[first, end) by pairs of files."""
     while first < end:
-        pair = log.pair_of(first)
-        i = log._pairs.index(pair)
-        high = min(end, log._pairs[i + 1].first.log_id) if i + 1 < len(log._pairs) else end
+        pair = log.files.pair_of(first)
+        i = log.files.pairs.index(pair)
+        high = min(end, log.files.pairs[i + 1].first.log_id) if i + 1 < len(log.files.pairs) else end
         yield pair, first, high
         first = high
 

@@ -352,7 +352,7 @@ class Misfortune:
             return None
         if not self.cluster.sync_always and not self._others_have(key, meta, log_id, node, self._gone):
             return None
-        entry, pair = log.entry(log_id), log.pair_of(log_id)
+        entry, pair = log.entry(log_id), log.files.pair_of(log_id)
         if self.cluster.plan.lost_sectors and rng.random() < 0.5:
             return self._lose_sector(node, key, meta, log_id, end)
         self._damaged.add((key, log_id))
@@ -374,7 +374,7 @@ class Misfortune:
         assert node.replicas is not None
         log = node.replicas.table.log_of(key)
         assert log is not None
-        entry, pair = log.entry(log_id), log.pair_of(log_id)
+        entry, pair = log.entry(log_id), log.files.pair_of(log_id)
         kind = self._rng.choice((SEGMENT, COMMITLOG))
         if kind == SEGMENT:
             at = entry.position - pair.position + self._rng.randrange(entry.size)

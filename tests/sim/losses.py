@@ -117,7 +117,7 @@ class Losses:
 
     def damage(self, node: SimNode, log: PartitionLog, log_id: int, *, entry: bool) -> None:
         """The frames, and the entry too."""
-        known, pair = log.entry(log_id), log.pair_of(log_id)
+        known, pair = log.entry(log_id), log.files.pair_of(log_id)
         node.storage.flip(pair.path(SEGMENT), 8 * (known.position - pair.position + BODY_AT))
         if entry:
             node.storage.flip(pair.path(COMMITLOG), 8 * (pair.slot(log_id) + BODY_AT))

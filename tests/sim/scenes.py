@@ -38,7 +38,7 @@ def flip(cluster: SimCluster, node: SimNode, log_id: int, *, entry: bool, keep: 
     assert node.replicas is not None
     log = node.replicas.table.log_of(key)
     assert log is not None
-    known, pair = log.entry(log_id), log.pair_of(log_id)
+    known, pair = log.entry(log_id), log.files.pair_of(log_id)
     places = [(pair.path(SEGMENT), known.position - pair.position + 4)]
     if entry:
         places.append((pair.path(COMMITLOG), pair.slot(log_id) + 50))

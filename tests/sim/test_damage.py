@@ -243,7 +243,7 @@ def test_a_damaged_batch_that_nobody_has_is_looked_behind(entry: bool) -> None:
 
         cluster.until(lambda: (f := follower()) is not None and f.applier.damage is not None, 15.0, "it waits")
         if entry:
-            pair = node.replicas.followers[key].log.pair_of(damaged)
+            pair = node.replicas.followers[key].log.files.pair_of(damaged)
             node.storage.flip(pair.path(COMMITLOG), 8 * (pair.slot(damaged) + 50))
         leads.replicas.leading[key].partition.retention.retention = Retention(keep_ns=0, keep_bytes=0)
         cluster.until(
@@ -263,7 +263,7 @@ def test_what_stood_for_many_batches_stands_for_no_single_one_that_was_given_up(
         log = node.replicas.table.log_of(key)
         assert log is not None
         lost = next(n for n in range(7, 20) if log.entry(n).flags & HAS_EVENTS)
-        pair = log.pair_of(lost)
+        pair = log.files.pair_of(lost)
         sector = pair.slot(lost) // SECTOR
         assert pair.slot(lost - 1) // SECTOR == sector == pair.slot(lost + 1) // SECTOR
         cluster.lost.add((key, lost))

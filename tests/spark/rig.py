@@ -123,7 +123,7 @@ class KnownLog:
                 log = self.files(member, number)
                 entry = log.entry_for_offset(offset)
                 assert entry is not None
-                pair = log.pair_of(entry.log_id)
+                pair = log.files.pair_of(entry.log_id)
                 damaged.append((Path(pair.path(SEGMENT)), entry.position - pair.position + 200))
                 log.close()
                 _flip(*damaged[-1])

@@ -188,7 +188,7 @@ class CorruptRanges:
         """Batches of a replica of this node do not verify. Whether that is news."""
         if (log := self._replicas.log_of(key)) is None:
             return False
-        first, end = log.whole_damage(first, end)
+        first, end = log.repair.whole_damage(first, end)
         if first >= end:
             return False
         bad = self._bad.setdefault(key, RangeSet())

@@ -80,7 +80,7 @@ class MarkLost:
             if self._log_of(key) is not log or not log.start.log_id <= first < end <= log.end.log_id:
                 continue  # begun anew or cut meanwhile: nothing is known of that
             try:
-                marked = await self._disk.run(log.giving_up(first, end))
+                marked = await self._disk.run(log.repair.giving_up(first, end))
             except Poisoned as error:
                 self._on_failure(error)
                 raise
@@ -88,7 +88,7 @@ class MarkLost:
                 raise StorageError(f"{log.directory}: what is damaged can not be given up now: {error}") from error
             whole = RangeSet([(first, end)])
             for part in marked:
-                whole.discard(*log.whole_damage(*part))
+                whole.discard(*log.repair.whole_damage(*part))
                 given_up += [part] if not before.issuperset(range(*part)) else []
             for part in list(whole):
                 self._corrupt.mended(key, *part)  # their own frames proved the entries, or memory had them

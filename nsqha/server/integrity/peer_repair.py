@@ -2,7 +2,7 @@
 
 Who finds damage (recovery, the scrub, a reader, a push, a follower that applies) tells `damaged`; any replica may give
 the range, led or not. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that
-they are the ones that were there (`PartitionLog.mend`): it comes from the entry behind. So what is not known to be
+they are the ones that were there (`LogRepair.mending`): it comes from the entry behind. So what is not known to be
 committed is mended too, without a leader, who could not be elected before. At the very end of a log nothing is behind:
 there it has to be the entry that memory has, and what the giver knows to be committed, unless that is the leader which
 is followed: it may wait for this replica to commit anything. Channels that stopped in front of the range go on, and the
@@ -151,12 +151,12 @@ class Repairer:
         LogCorrupt: it has another log there. Unavailable: it does not lead, or has damage there, too."""
         if (first := max(first, log.start.log_id)) >= end:
             return  # retention has gone past it
-        if end < log.end.log_id and log.knows(end):
+        if end < log.end.log_id and log.repair.knows(end):
             past = log.past
             run = await self._fetch(key, log, past, address, first, end + 1, epoch)
             if run[-1][0].log_id == end and run[-1][0].chain == log.entry(end).chain:
                 # It goes on as ours does, so what it has made of the range is as good as what recovery made of it here.
-                await self._run(log.mending(run[:-1], proven=True, lost=True))
+                await self._run(log.repair.mending(run[:-1], proven=True, lost=True))
                 return
         await self._take(key, log, address, first, end, epoch)
 
@@ -169,11 +169,11 @@ class Repairer:
             while at < end:
                 past = log.past
                 run = await self._fetch(key, log, past, address, at, end, epoch)
-                while run and not log.knows(run[-1][0].log_id + 1):
+                while run and not log.repair.knows(run[-1][0].log_id + 1):
                     run.pop()
                 if run:
-                    log.prove(run[-1][0])
-                    await self._run(log.mending(run, proven=True, lost=epoch > 0))
+                    log.repair.prove(run[-1][0])
+                    await self._run(log.repair.mending(run, proven=True, lost=epoch > 0))
                     at = run[-1][0].log_id + 1
                 else:
                     chains = await self._follow(key, log, past, address, at, end, epoch)
@@ -196,11 +196,11 @@ class Repairer:
         before = log.entry_before(first)
         while first + len(chains) < end:
             for entry, _ in await self._fetch(key, log, past, address, first + len(chains), end, epoch):
-                log.check_next(before, entry)
+                log.repair.check_next(before, entry)
                 chains.append(entry.chain)
                 before = entry
-                if log.knows(entry.log_id + 1):
-                    log.prove(entry)
+                if log.repair.knows(entry.log_id + 1):
+                    log.repair.prove(entry)
                     return chains
         raise LogCorrupt(f"nothing behind log ids [{first}, {end}) verifies in {log}, so nothing proves them")
 
@@ -219,7 +219,7 @@ class Repairer:
             run = await self._fetch(key, log, past, address, at, end, epoch)
             if any(entry.chain != chains[entry.log_id - first] for entry, _ in run):
                 raise LogCorrupt(f"what {address} has at log id {at} is not what it was")
-            await self._run(log.mending(run, proven=True, lost=epoch > 0))
+            await self._run(log.repair.mending(run, proven=True, lost=epoch > 0))
             at = run[-1][0].log_id + 1
         return at
 
@@ -267,7 +267,7 @@ def lost_of(log: LogReader, first: int, end: int) -> RangeSet:
     lost = RangeSet()
     log_id, end = max(first, log.start.log_id), min(end, log.end.log_id)
     while log_id < end:
-        pair = log.pair_of(log_id)
+        pair = log.files.pair_of(log_id)
         block_end = min(end, log.end_of(pair).log_id, log_id + ENTRIES_AT_ONCE)
         for entry in pair.read_entries(log_id, block_end - log_id):
             if entry is not None and entry.lost:

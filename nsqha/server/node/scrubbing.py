@@ -64,7 +64,7 @@ class NodeScrub:
         """What says where a pair of files begins does not verify: a start would have to guess, and trust the log
         less."""
         try:
-            restore = replica.log.restoring_anchor(first)
+            restore = replica.log.repair.restoring_anchor(first)
         except OSError as error:
             logger.warning("anchor_delayed", "%s: %s; the next round tries again", replica.log.directory, error)
         else:

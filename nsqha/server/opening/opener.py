@@ -194,7 +194,7 @@ class PartitionOpener:
             try:
                 return self.states.load(key, log, alone=True)
             except BatchCorrupt as damage:
-                if (rebuild := log.rebuilding(damage.first.log_id, damage.end.log_id, starting=True)) is None:
+                if (rebuild := log.repair.rebuilding(damage.first.log_id, damage.end.log_id, starting=True)) is None:
                     raise  # not of entries: it would be met again
                 if (rebuilt := rebuild.run()) is not None:
                     self._news.damaged(partition, rebuilt)

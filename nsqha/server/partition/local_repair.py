@@ -107,7 +107,7 @@ class LocalRepair:
             first, end = next(iter(self._noted))
             until = min(end, first + ENTRIES_AT_ONCE)
             try:
-                rebuild = self._partition.log.rebuilding(first, until)
+                rebuild = self._partition.log.repair.rebuilding(first, until)
             except OSError as error:
                 self._later(first, until, error)
                 continue

@@ -149,7 +149,7 @@ def found_in(log: LogReader, ask: Ask) -> LocatedRange:
 
 
 def _files(part: LogReader, log_id: int) -> PairFiles:
-    pair = part.pair_of(log_id)
+    pair = part.files.pair_of(log_id)
     return PairFiles(pair.path(SEGMENT), pair.path(COMMITLOG), pair.position, pair.anchor.log_id, part.end.log_id)
 
 

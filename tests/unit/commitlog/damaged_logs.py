@@ -38,21 +38,21 @@ class Built:
         return self.contents[log_id - 1][0]
 
     def file(self, log_id: int, suffix: str) -> str:
-        return self.log.pair_of(log_id).path(suffix)
+        return self.log.files.pair_of(log_id).path(suffix)
 
     def flip_entry(self, log_id: int, *bytes_of_it: int) -> None:
-        at = self.log.pair_of(log_id).slot(log_id)
+        at = self.log.files.pair_of(log_id).slot(log_id)
         for byte in bytes_of_it or (3,):
             self.storage.flip(self.file(log_id, ".commitlog"), (at + byte) * 8)
 
     def zero_entries(self, first: int, end: int) -> None:
         file = self.storage.open(self.file(first, ".commitlog"))
-        file.pwrite(bytes((end - first) * ENTRY_BYTES), self.log.pair_of(first).slot(first))
+        file.pwrite(bytes((end - first) * ENTRY_BYTES), self.log.files.pair_of(first).slot(first))
         file.sync()
 
     def flip_data(self, log_id: int) -> None:
         entry = self.entry(log_id)
-        byte = entry.end_position - 10 - self.log.pair_of(log_id).position
+        byte = entry.end_position - 10 - self.log.files.pair_of(log_id).position
         self.storage.flip(self.file(log_id, ".segment"), byte * 8)
 
     def shorten(self, path: str, n: int) -> None:
@@ -91,7 +91,7 @@ def replica(seed: int = 1, batches: int = 30) -> PartitionLog:
 
 def damage(log: PartitionLog, log_id: int, *, entry: bool = False) -> None:
     known = log.entry(log_id)
-    pair = log.pair_of(log_id)
+    pair = log.files.pair_of(log_id)
     if entry:
         pair.commitlog.pwrite(b"\xff", pair.slot(log_id) + 7)
     else:

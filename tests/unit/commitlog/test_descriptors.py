@@ -29,9 +29,9 @@ def built(storage: SimStorage) -> PartitionLog:
             roll(log)
     sync(log)
     assert len(log.pairs) > 2
-    for pair in log._pairs[:-1]:
+    for pair in log.files.pairs[:-1]:
         pair.close()
-    log._open_old.clear()
+    log.files._open_old.clear()
     return log
 
 
@@ -61,12 +61,12 @@ def test_a_cut_is_made_or_the_log_is_as_it_was(left: int) -> None:
     storage = SimStorage()
     log = built(storage)
     before, files = contents(log), storage.contents()
-    for pair in log._pairs[:-1]:
+    for pair in log.files.pairs[:-1]:
         pair.close()
-    log._open_old.clear()
+    log.files._open_old.clear()
     storage.descriptors = left
     try:
-        log.cutting(log._pairs[0].first.log_id + 1)()
+        log.cutting(log.files.pairs[0].first.log_id + 1)()
     except OSError as error:
         assert error.errno == errno.EMFILE and left < 3
         storage.descriptors = MANY
@@ -102,16 +102,16 @@ def test_what_rebuilds_entries_opens_its_files_before_it_is_handed_to_another_th
     storage = SimStorage()
     log = built(storage)
     before = contents(log)
-    pair = log._pairs[0]
+    pair = log.files.pairs[0]
     pair.commitlog.pwrite(bytes(ENTRY_BYTES), ENTRY_BYTES)
-    assert log.rebuilding(2, 3) is None
+    assert log.repair.rebuilding(2, 3) is None
     for left in range(2):
         storage.descriptors = left
         with pytest.raises(OSError, match="too many open files"):
-            log.rebuilding(1, 3)
+            log.repair.rebuilding(1, 3)
         assert storage.descriptors == left
     storage.descriptors = 2
-    rebuild = log.rebuilding(1, 3)
+    rebuild = log.repair.rebuilding(1, 3)
     assert rebuild is not None
     storage.descriptors = 0
     assert (done := rebuild.run()) is not None and done.what == "proven" and storage.descriptors == 2

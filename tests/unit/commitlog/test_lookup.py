@@ -28,13 +28,13 @@ def built(batches: int = 60, seed: int = 1, cache_bytes: int = 1) -> tuple[SimSt
             entries.append(add(log, *[b"x" * rng.randrange(1, 80)] * rng.randrange(1, 5), seconds=rng.randrange(3)))
         if log.needs_roll:
             roll(log)
-    log._shelf.clear()
+    log.shelf.clear()
     return storage, log, entries
 
 
 def damage(storage: SimStorage, log: PartitionLog, log_id: int) -> None:
     """Make one entry unreadable on disk."""
-    pair = log.pair_of(log_id)
+    pair = log.files.pair_of(log_id)
     position = pair.slot(log_id)
     path = pair.path(".commitlog")
     for byte in range(position, position + 4):
@@ -42,7 +42,7 @@ def damage(storage: SimStorage, log: PartitionLog, log_id: int) -> None:
 
 
 def damage_data(storage: SimStorage, log: PartitionLog, entry: Entry) -> None:
-    pair = log.pair_of(entry.log_id)
+    pair = log.files.pair_of(entry.log_id)
     storage.flip(pair.path(".segment"), (entry.position - pair.position) * 8 + 5)
 
 
@@ -171,7 +171,7 @@ def test_an_epoch_that_begins_with_a_damaged_last_entry_begins_there_all_the_sam
         add(log, b"x", epoch=epoch)
     if rolled:
         roll(log)
-    log._shelf.clear()
+    log.shelf.clear()
     damage(storage, log, 4)
     assert [log.end_of_epoch(epoch) for epoch in (1, 2, 3)] == [3, 4, 5]
 
@@ -180,7 +180,7 @@ def test_only_a_few_old_files_stay_open() -> None:
     _, log, _ = built()
     for offset in range(log.end.offset):
         log.batch_at(offset)
-    assert sum(pair.is_open for pair in log._pairs) <= 6
+    assert sum(pair.is_open for pair in log.files.pairs) <= 6
 
 
 def test_looking_up_entries_alone_keeps_only_a_few_old_files_open() -> None:
@@ -188,18 +188,18 @@ def test_looking_up_entries_alone_keeps_only_a_few_old_files_open() -> None:
     _, log, entries = built()
     for offset in range(log.end.offset):
         log.entry_for_offset(offset)
-    assert sum(pair.is_open for pair in log._pairs) <= 6
+    assert sum(pair.is_open for pair in log.files.pairs) <= 6
     for entry in entries:
         log.entry_at_position(entry.position)
         log.entry_for_time(entry.timestamp_ns)
         log.end_of_epoch(1)
         log.batch_at(entry.first_offset)
-    assert sum(pair.is_open for pair in log._pairs) <= 6
+    assert sum(pair.is_open for pair in log.files.pairs) <= 6
 
 
 def test_a_missing_segment_is_corrupt_not_a_crash() -> None:
     storage, log, _entries = built()
-    pair = log._pairs[2]
+    pair = log.files.pairs[2]
     pair.close()
     storage.remove(pair.path(".segment"))
     assert DIRECTORY in pair.path(".segment")
@@ -215,7 +215,7 @@ def test_a_missing_segment_is_corrupt_not_a_crash() -> None:
 
 def test_an_unreadable_sector_is_corrupt_where_it_is_and_nowhere_else() -> None:
     storage, log, entries = built()
-    pair = log._pairs[3]
+    pair = log.files.pairs[3]
     storage.spoil(pair.path(".segment"), 0)
     lost = [e for e in entries if pair.position <= e.position < pair.position + 512 and e.count]
     assert 0 < len(lost) < 20
@@ -232,8 +232,8 @@ def test_an_entry_that_does_not_fit_its_neighbours_is_not_read_together_with_the
     storage, log, entries = built(cache_bytes=1 << 20)
     pair = max(log.pairs, key=lambda pair: pair.end.log_id - pair.first.log_id)
     forged = log.entry(pair.first.log_id + 1)
-    file = storage.open(log.pair_of(forged.log_id).path(".commitlog"))
-    file.pwrite(forged._replace(count=forged.count + 1).encode(), log.pair_of(forged.log_id).slot(forged.log_id))
+    file = storage.open(log.files.pair_of(forged.log_id).path(".commitlog"))
+    file.pwrite(forged._replace(count=forged.count + 1).encode(), log.files.pair_of(forged.log_id).slot(forged.log_id))
     for entry in entries:
         for offset in range(entry.first_offset, entry.end_offset):
             batch = log.batch_at(offset)
@@ -287,7 +287,7 @@ def test_a_snapshot_is_the_log_as_it_was() -> None:
     snapshot = log.snapshot()
     for entry in entries:
         part = log.part_at(entry.log_id)
-        assert part.entry(entry.log_id) == entry and part.start.log_id == log.pair_of(entry.log_id).first.log_id
+        assert part.entry(entry.log_id) == entry and part.start.log_id == log.files.pair_of(entry.log_id).first.log_id
     add(log, b"later")
     assert list(snapshot.entries(0, 1 << 40)) == entries
     assert all(snapshot.read(entry) == log.read(entry) for entry in entries)

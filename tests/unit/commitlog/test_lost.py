@@ -22,7 +22,7 @@ from tests.unit.commitlog.logs import reopen, roll
 
 
 def give_up(log: PartitionLog, first: int, end: int) -> list[tuple[int, int]]:
-    return log.giving_up(first, end)()
+    return log.repair.giving_up(first, end)()
 
 
 def copy_of(log: PartitionLog, storage: Storage | None = None) -> PartitionLog:
@@ -49,7 +49,7 @@ def unreadable(log: PartitionLog) -> Iterator[int]:
 
 def smash(log: PartitionLog, log_id: int) -> None:
     """The size of its first frame, so that nothing behind it can be told apart."""
-    pair, entry = log.pair_of(log_id), log.entry(log_id)
+    pair, entry = log.files.pair_of(log_id), log.entry(log_id)
     pair.segment.pwrite(b"\xff\xff\xff\xff", entry.position - pair.position)
 
 
@@ -82,7 +82,7 @@ def test_whoever_has_the_frames_still_can_give_them_back(log_id: int) -> None:
     give_up(log, log_id, log_id + 1)
     copy = copy_of(log)
     for one in (log, copy):
-        one.mending(taken(good, log_id, log_id + 1))()
+        one.repair.mending(taken(good, log_id, log_id + 1))()
         assert not list(unreadable(one)) and one.entry(log_id) == good.entry(log_id)
         assert not verify(one).problems
 
@@ -126,30 +126,30 @@ def test_entries_that_look_alike_are_one_range_that_a_good_replica_mends() -> No
     assert log.entry(5).flags & (FAULTY | REBUILT | LOST) == FAULTY | REBUILT | LOST and log.entry(6).stands_in
     copy = copy_of(log)
     for one in (log, copy):
-        assert one.whole_damage(5, 6) == (5, 7) == one.whole_damage(6, 7)
+        assert one.repair.whole_damage(5, 6) == (5, 7) == one.repair.whole_damage(6, 7)
         with pytest.raises(LogCorrupt):
-            one.mending(taken(good, 5, 6))()
-        one.mending(taken(good, 5, 7))()
+            one.repair.mending(taken(good, 5, 6))()
+        one.repair.mending(taken(good, 5, 7))()
         assert not list(unreadable(one)) and one.entry(6) == good.entry(6)
 
 
 def test_what_stands_in_for_batches_proves_nothing_to_others() -> None:
     """Its chain fits whatever is behind it."""
     log, other = replica(), replica()
-    entry, pair = log.entry(6), log.pair_of(6)
+    entry, pair = log.entry(6), log.files.pair_of(6)
     pair.segment.pwrite(b"\xff", entry.end_position - 1 - pair.position)  # in a body: its frame is still one
     for n in (5, 6):
         damage(log, n, entry=True)
         damage(other, n, entry=True)
     assert give_up(log, 5, 7) == [] and log.entry(6).flags & REBUILT
     with pytest.raises(LogCorrupt):
-        other.mending(taken(log, 5, 7))()
+        other.repair.mending(taken(log, 5, 7))()
 
 
 def test_memory_that_has_what_the_disk_lost_is_written_back() -> None:
     storage = MemStorage()
     log = copy_of(replica(), storage)
-    entry, pair = log.entry(30), log.pair_of(30)
+    entry, pair = log.entry(30), log.files.pair_of(30)
     pair.segment.pwrite(b"\xff", entry.position - pair.position + 9)
     assert give_up(log, 30, 31) == []
     assert pair.read_data(entry.position, entry.size) == replica().read(replica().entry(30))
@@ -187,9 +187,11 @@ def test_a_recovery_that_marked_entries_is_given_up_with_what_their_frames_prove
 
 def reopened(log: PartitionLog, storage: Storage) -> PartitionLog:
     """The same files, with nothing in memory but where it ends."""
-    pairs = [Pair(storage, "log", pair.anchor) for pair in log._pairs]
+    pairs = [Pair(storage, "log", pair.anchor) for pair in log.files.pairs]
     identity, end = LogIdentity(9, 2), log.end.log_id
-    return PartitionLog(storage, "log", identity, pairs, log._last, BatchCache(0), limits=LIMITS, local_durable=end)
+    return PartitionLog(
+        storage, "log", identity, pairs, log.files.last, BatchCache(0), limits=LIMITS, local_durable=end
+    )
 
 
 @pytest.mark.parametrize("operations", range(1, 9))
@@ -200,7 +202,7 @@ def test_killed_at_any_moment_it_is_damage_still_and_is_given_up_again(operation
     log, good = reopened(copy_of(replica(), storage), storage), replica()
     for n in (5, 6, 7, 20):
         damage(log, n, entry=n == 6)
-    for pair in log._pairs:
+    for pair in log.files.pairs:
         pair.segment.sync()
         pair.commitlog.sync()
     storage.crash_after(operations)
@@ -213,8 +215,8 @@ def test_killed_at_any_moment_it_is_damage_still_and_is_given_up_again(operation
     give_up(after, 5, 21)
     copy = copy_of(after)
     assert copy.end == after.end and list(unreadable(copy)) == list(unreadable(after))
-    for first, end in (after.whole_damage(5, 8), (20, 21)):
-        after.mending(taken(good, first, end))()
+    for first, end in (after.repair.whole_damage(5, 8), (20, 21)):
+        after.repair.mending(taken(good, first, end))()
     assert not list(unreadable(after))
 
 
@@ -239,13 +241,13 @@ def test_a_stand_in_for_a_batch_is_not_kept_in_place_of_the_leaders_lost_one(fra
         damage(ours, 6)
     for log_id in (5, 6, 7):
         damage(ours, log_id, entry=True)
-    rebuild = ours.rebuilding(5, 8)
+    rebuild = ours.repair.rebuilding(5, 8)
     assert rebuild is not None
     rebuild.run()
     assert ours.entry(5).flags & FAULTY and ours.entry(6).stands_in
     run = copying.read_run(leader, 5, 8, 1 << 20, lost=True)
     batches = [(entry, data) for entry, data, _ in copying.batches(run.entries, run.data)]
-    ours.mending(batches, proven=True, lost=True)()
+    ours.repair.mending(batches, proven=True, lost=True)()
     expected = good if frames else leader
     assert [ours.entry(n) for n in range(4, 9)] == [expected.entry(n) for n in range(4, 9)]
     assert list(unreadable(ours)) == ([] if frames else [6])
@@ -259,13 +261,13 @@ def test_a_reader_stops_in_front_of_a_range_that_is_mended_in_part() -> None:
     built.storage.flip(built.file(4, ".segment"), built.entry(4).position * 8)
     ours = reopen(built.storage, local_durable=4, replicas=3, limits=ONE_PAIR).log
     assert ours.entry(4).flags & FAULTY and ours.entry(5).stands_in
-    ours.mending(taken(good.log, 4, 5), proven=True)()
+    ours.repair.mending(taken(good.log, 4, 5), proven=True)()
     mended = ours.batch_at(built.entry(4).first_offset)
     assert mended is not None and mended.end_log_id == 5
     for offset in range(built.entry(5).first_offset, built.entry(7).first_offset):
         with pytest.raises(BatchCorrupt):
             ours.batch_at(offset)
-    ours.mending(taken(good.log, 5, 7))()
+    ours.repair.mending(taken(good.log, 5, 7))()
     batch = ours.batch_at(built.entry(5).first_offset)
     assert batch is not None and batch.entry == built.entry(5)
 
@@ -277,7 +279,7 @@ def mended_in_part() -> tuple[Built, Built, PartitionLog]:
     built.zero_entries(4, 7)
     built.storage.flip(built.file(4, ".segment"), built.entry(4).position * 8)
     ours = reopen(built.storage, local_durable=4, replicas=3, limits=ONE_PAIR).log
-    ours.mending(taken(good.log, 4, 5), proven=True)()
+    ours.repair.mending(taken(good.log, 4, 5), proven=True)()
     assert ours.entry(5).stands_in and ours.entry(6).stands_in and not ours.entry(4).flags & FAULTY
     return built, good, ours
 
@@ -295,9 +297,9 @@ def test_what_is_mended_in_part_is_damage_behind_what_came_back() -> None:
             )
     with pytest.raises(BatchCorrupt, match=r"log ids \[5, 7\)"):
         ours.snapshot().entry_at_position(built.entry(6).position)
-    assert ours.whole_damage(5, 7) == ours.whole_damage(5, 6) == ours.whole_damage(6, 7) == (5, 7)
-    assert ours.whole_damage(4, 5) == (4, 7)
-    ours.mending(taken(good.log, 5, 7))()
+    assert ours.repair.whole_damage(5, 7) == ours.repair.whole_damage(5, 6) == ours.repair.whole_damage(6, 7) == (5, 7)
+    assert ours.repair.whole_damage(4, 5) == (4, 7)
+    ours.repair.mending(taken(good.log, 5, 7))()
     assert [ours.entry(n) for n in range(1, 11)] == [good.entry(n) for n in range(1, 11)]
 
 

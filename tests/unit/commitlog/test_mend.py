@@ -22,7 +22,7 @@ def test_what_was_damaged_reads_as_before(entry: bool, first: int, end: int) -> 
     with pytest.raises(LogCorrupt):
         for log_id in range(1, 31):
             bad.read(bad.entry(log_id))
-    bad.mending(taken(good, first, end))()
+    bad.repair.mending(taken(good, first, end))()
     for log_id in range(1, 31):
         assert bad.entry(log_id) == good.entry(log_id)
         assert bad.read(bad.entry(log_id)) == good.read(good.entry(log_id))
@@ -32,7 +32,7 @@ def test_what_another_log_has_there_is_refused_and_changes_nothing() -> None:
     other, bad = replica(seed=2), replica()
     damage(bad, 7)
     with pytest.raises(LogCorrupt, match="is not what follows"):
-        bad.mending(taken(other, 7, 8))()
+        bad.repair.mending(taken(other, 7, 8))()
     assert bad.entry(7) == replica().entry(7)
 
 
@@ -44,14 +44,14 @@ def test_what_parted_from_this_log_there_is_refused_also_at_its_end(log_id: int)
     assert taken(fork, log_id, log_id + 1)[0][0].chained_to(bad.entry(log_id - 1))
     damage(bad, log_id)
     with pytest.raises(LogCorrupt, match="is not"):
-        bad.mending(taken(fork, log_id, log_id + 1))()
+        bad.repair.mending(taken(fork, log_id, log_id + 1))()
     assert bad.entry(log_id) == replica().entry(log_id)
 
 
 def test_the_last_batch_is_mended_as_it_was() -> None:
     bad = replica()
     damage(bad, 30, entry=True)
-    bad.mending(taken(replica(), 30, 31))()
+    bad.repair.mending(taken(replica(), 30, 31))()
     assert bad.read(bad.entry(30)) == replica().read(replica().entry(30))
 
 
@@ -60,9 +60,9 @@ def test_a_range_that_does_not_reach_what_verifies_is_refused() -> None:
     damage(bad, 7, entry=True)
     damage(bad, 8, entry=True)
     with pytest.raises(LogCorrupt):
-        bad.mending(taken(good, 8, 9))()
+        bad.repair.mending(taken(good, 8, 9))()
     with pytest.raises(LogCorrupt):
-        bad.mending(taken(good, 7, 8))()
+        bad.repair.mending(taken(good, 7, 8))()
 
 
 @pytest.mark.parametrize("operations", range(1, 8))
@@ -73,7 +73,7 @@ def test_a_crash_leaves_no_entry_whose_frames_were_not_written_yet(operations: i
         entry, data = built.contents[4]
         built.flip_entry(5)
         built.flip_data(5)
-        mend = built.log.mending([(entry, bytes(data))])
+        mend = built.log.repair.mending([(entry, bytes(data))])
         built.storage.crash_after(operations)
         try:
             mend()

@@ -40,11 +40,11 @@ def test_the_newest_batch_stays_even_if_it_is_larger_than_the_cache() -> None:
     (log,) = logs(cache, 1)
     add(log, b"small")
     entry = add(log, b"x" * 5000)
-    batch = log._shelf.by_log_id(entry.log_id)
+    batch = log.shelf.by_log_id(entry.log_id)
     assert batch is not None and log.batch_at(1) is batch
-    assert log._shelf.by_log_id(1) is None
+    assert log.shelf.by_log_id(1) is None
     add(log, b"next")
-    assert log._shelf.by_log_id(entry.log_id) is None
+    assert log.shelf.by_log_id(entry.log_id) is None
 
 
 def test_small_batches_of_the_tail_are_joined_for_a_reader_that_is_behind() -> None:
@@ -127,8 +127,8 @@ def test_a_cached_log_answers_as_one_that_is_not(seed: int, cache_bytes: int) ->
             body = truth[i][offset]
             assert bytes(batch.data[position + 34 : position + 34 + len(body)]) == body
         assert cache.tail_bytes >= 0 and cache.runs_bytes >= 0
-    tails = sum(len(shelf._tail) for shelf in (two[0]._shelf, two[1]._shelf))
-    sizes = [len(b.data) for log in two for b in log._shelf._tail.values()]
+    tails = sum(len(shelf._tail) for shelf in (two[0].shelf, two[1].shelf))
+    sizes = [len(b.data) for log in two for b in log.shelf._tail.values()]
     assert cache.tail_bytes == sum(sizes) + BATCH_OVERHEAD * tails
     for log in two:
         log.close()

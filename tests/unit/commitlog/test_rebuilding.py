@@ -22,14 +22,14 @@ def built(limits: LogLimits = ONE_PAIR, *, held: bool = False) -> Built:
     """Ten batches; nothing of them is in memory, unless `held`."""
     log = Built(limits=limits)
     if not held:
-        log.log._shelf.clear()
+        log.log.shelf.clear()
     return log
 
 
 def rebuild(log: PartitionLog, first: int = 1, end: int = 99) -> list[str]:
     """All that can be done; what became of each range."""
     outcomes = []
-    while (job := log.rebuilding(first, end)) is not None:
+    while (job := log.repair.rebuilding(first, end)) is not None:
         done = job.run()
         assert done is not None
         outcomes.append(done.what)
@@ -46,7 +46,7 @@ def test_what_memory_has_is_written_back_as_it_was(limits: LogLimits) -> None:
         log.flip_entry(log_id)
         log.flip_data(log_id)
     assert set(rebuild(log.log)) == {"proven"}
-    log.log._shelf.clear()
+    log.log.shelf.clear()
     assert contents(log.log) == log.contents and not verify(log.log).problems
     image = log.storage.crash(random.Random(1))
     assert contents(reopen(image, local_durable=11, limits=limits).log) == log.contents
@@ -56,19 +56,19 @@ def test_frames_that_rot_while_memory_has_them_are_written_back_too() -> None:
     log = built(held=True)
     log.flip_data(6)
     assert rebuild(log.log, 6, 7) == ["proven"]
-    log.log._shelf.clear()
+    log.log.shelf.clear()
     assert contents(log.log) == log.contents
 
 
 def test_in_front_of_what_memory_has_entries_are_rebuilt_from_their_frames() -> None:
     log = built(held=True)
     for _ in range(6):
-        log.log._shelf.drop_oldest()
+        log.log.shelf.drop_oldest()
     for log_id in (5, 6, 7, 8):
         log.flip_entry(log_id)
     log.flip_data(8)
     assert rebuild(log.log) == ["proven", "proven"]
-    log.log._shelf.clear()
+    log.log.shelf.clear()
     assert contents(log.log) == log.contents
 
 
@@ -81,20 +81,20 @@ def test_nothing_is_overwritten_that_can_be_read_again(path: str) -> None:
     log = built()
     files = log.storage.contents()
     log.storage.spoil(COMMITLOG, 1)
-    job = log.log.rebuilding(1, 11)
+    job = log.log.repair.rebuilding(1, 11)
     assert job is not None
     log.storage.unspoil(COMMITLOG)
     if path == SEGMENT:
         for sector in range(4):
             log.storage.spoil(SEGMENT, sector)
     assert job.run() is None
-    assert log.storage.contents() == files and log.log.rebuilding(1, 11) is None
+    assert log.storage.contents() == files and log.log.repair.rebuilding(1, 11) is None
 
 
 def test_a_neighbour_that_can_not_be_read_any_more_is_looked_for_again() -> None:
     log = built()
     log.flip_entry(4)
-    job = log.log.rebuilding(4, 5)
+    job = log.log.repair.rebuilding(4, 5)
     assert job is not None
     files = log.storage.contents()
     log.storage.spoil(COMMITLOG, 0)
@@ -113,7 +113,7 @@ def test_nothing_is_faulty_that_can_not_be_read_now(path: str) -> None:
     files = log.storage.contents()
     for sector in range(4):
         log.storage.spoil(path, sector if path == SEGMENT else 1)
-    job = log.log.rebuilding(1, 11)
+    job = log.log.repair.rebuilding(1, 11)
     assert job is not None
     with pytest.raises(AppendFailed, match="unreadable sector"):
         job.run()
@@ -128,7 +128,7 @@ def test_a_start_goes_on_without_what_can_not_be_read() -> None:
     log.flip_entry(8)
     for sector in range(4):
         log.storage.spoil(SEGMENT, sector)
-    job = log.log.rebuilding(1, 11, starting=True)
+    job = log.log.repair.rebuilding(1, 11, starting=True)
     assert job is not None and (done := job.run()) is not None and done.what == "faulty"
     assert log.log.entry(8).flags & FAULTY
 
@@ -141,7 +141,7 @@ def test_a_disk_that_refuses_is_asked_again_unless_it_is_a_sync(operation: str) 
     log = built()
     log.flip_entry(5)
     log.storage.fail(operation, COMMITLOG, code=errno.ENOSPC)
-    job = log.log.rebuilding(5, 6)
+    job = log.log.repair.rebuilding(5, 6)
     assert job is not None
     with pytest.raises(AppendFailed if operation == "pwrite" else Poisoned):
         job.run()
@@ -160,10 +160,10 @@ def test_broken_off_at_any_moment_it_comes_to_the_same(what: str, seed: int) -> 
 
     def damaged() -> Built:
         log = built(PAIRS, held=what == "held")
-        first = log.log._pairs[1].first.log_id
+        first = log.log.files.pairs[1].first.log_id
         if what == "missing":
-            log.log._pairs[1].release()
-            log.storage.remove(log.log._pairs[1].path(".commitlog"))
+            log.log.files.pairs[1].release()
+            log.storage.remove(log.log.files.pairs[1].path(".commitlog"))
             log.storage.sync_dir(log.log.directory)
         else:
             log.zero_entries(first, first + 2)
@@ -209,7 +209,7 @@ def entries(log: PartitionLog) -> list[Entry]:
 @pytest.mark.parametrize("suffix", [".commitlog", ".segment"])
 def test_a_file_that_is_gone_is_made_anew_for_good(suffix: str) -> None:
     log = built(PAIRS)
-    old = log.log._pairs[1]
+    old = log.log.files.pairs[1]
     first, end = old.first.log_id, log.log.end_of(old).log_id
     if suffix == ".segment":
         log.zero_entries(first, end)
@@ -229,11 +229,11 @@ def test_a_file_that_is_gone_is_made_anew_for_good(suffix: str) -> None:
 
 def test_files_that_can_not_be_made_now_are_made_later() -> None:
     log = built(PAIRS)
-    old = log.log._pairs[1]
+    old = log.log.files.pairs[1]
     old.release()
     log.storage.remove(old.path(".commitlog"))
     log.storage.fail("create", old.path(".commitlog"), code=errno.ENOSPC)
-    job = log.log.rebuilding(1, 99)
+    job = log.log.repair.rebuilding(1, 99)
     assert job is not None
     with pytest.raises(AppendFailed):
         job.run()

@@ -45,7 +45,7 @@ def test_a_folder_that_lost_everything_is_an_alarm() -> None:
 @pytest.mark.parametrize("first", ["genesis", "copy"])
 def test_a_lost_anchor_is_derived_again(first: str) -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
-    pair = built.log._pairs[0 if first == "genesis" else -2]
+    pair = built.log.files.pairs[0 if first == "genesis" else -2]
     file = built.storage.open(pair.path(".commitlog"))
     file.pwrite(bytes(ENTRY_BYTES), 0)
     file.sync()
@@ -59,7 +59,7 @@ def test_a_lost_anchor_is_derived_again(first: str) -> None:
 def test_an_anchor_that_a_crash_cut_short_is_no_damage_but_a_flipped_one_is(left: int, told: int) -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
     roll(built.log)
-    pair = built.log._pairs[-1]
+    pair = built.log.files.pairs[-1]
     built.shorten(pair.path(".commitlog"), left)
     if left == ENTRY_BYTES:
         built.storage.flip(pair.path(".commitlog"), 100)
@@ -75,7 +75,7 @@ def test_the_anchor_of_the_oldest_pair_can_do_without_the_one_before(lost: int) 
     built = Built(limits=LogLimits(segment_bytes=800))
     drop_pairs(built.log, built.log.pairs[1].first)
     kept = contents(built.log)
-    file = built.storage.open(built.log._pairs[0].path(".commitlog"))
+    file = built.storage.open(built.log.files.pairs[0].path(".commitlog"))
     file.pwrite(bytes(ENTRY_BYTES * lost), 0)
     file.sync()
     recovery = reopen(built.storage, local_durable=11, limits=built.limits)
@@ -90,7 +90,7 @@ def test_the_anchor_of_the_oldest_pair_can_do_without_the_one_before(lost: int) 
 def test_a_partition_of_which_no_commitlog_can_be_read_stays_closed() -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
     drop_pairs(built.log, built.log.end)
-    built.shorten(built.log._pairs[0].path(".commitlog"), 0)
+    built.shorten(built.log.files.pairs[0].path(".commitlog"), 0)
     with pytest.raises(LogCorrupt, match="restore"):
         reopen(built.storage, local_durable=11, limits=built.limits)
 
@@ -98,8 +98,8 @@ def test_a_partition_of_which_no_commitlog_can_be_read_stays_closed() -> None:
 def test_a_replica_of_which_no_commitlog_can_be_read_begins_anew_under_another_name() -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
     drop_pairs(built.log, built.log.end)
-    position = built.log._pairs[0].position
-    built.shorten(built.log._pairs[0].path(".commitlog"), 0)
+    position = built.log.files.pairs[0].position
+    built.shorten(built.log.files.pairs[0].path(".commitlog"), 0)
     recovery = reopen(built.storage, local_durable=0, limits=built.limits, replicas=2)
     assert recovery.log.end.log_id == 1 and recovery.report.new_log_uid
     names = built.storage.list_dir(DIRECTORY)
@@ -108,7 +108,7 @@ def test_a_replica_of_which_no_commitlog_can_be_read_begins_anew_under_another_n
 
 def test_a_pair_that_can_not_be_used_is_set_aside_so_that_it_never_comes_back() -> None:
     built = Built(limits=LogLimits(segment_bytes=800), batches=8)
-    before, last = built.log._pairs[-2:]
+    before, last = built.log.files.pairs[-2:]
     built.flip_entry(last.anchor.log_id, 1, 2)
     built.shorten(last.path(".commitlog"), 0)
     recovery = reopen(built.storage, local_durable=9, limits=built.limits)
@@ -119,7 +119,7 @@ def test_a_pair_that_can_not_be_used_is_set_aside_so_that_it_never_comes_back() 
         f"{last.position:020d}.segment.unreadable",
     ]
     log = recovery.log
-    assert log._pairs[-1].position == before.position
+    assert log.files.pairs[-1].position == before.position
     assert log.end == Place(9, last.first.offset, last.position), "where the lost pair began"
     add(log, b"on", seconds=100)
     sync(log)
@@ -139,10 +139,10 @@ def test_what_a_crash_left_of_a_roll_goes() -> None:
 
 def test_a_pair_that_was_being_dropped_goes() -> None:
     built = Built(limits=LogLimits(segment_bytes=400))
-    first = built.log._pairs[0]
+    first = built.log.files.pairs[0]
     built.storage.rename(first.path(".commitlog"), first.path(".dropping"))
     recovery = reopen(built.storage, local_durable=11, limits=built.limits)
-    assert recovery.log.start == built.log._pairs[1].first
+    assert recovery.log.start == built.log.files.pairs[1].first
     assert len(built.storage.list_dir(DIRECTORY)) == 2 * len(recovery.log.pairs)
 
 

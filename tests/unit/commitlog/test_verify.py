@@ -25,7 +25,7 @@ def built() -> tuple[SimStorage, PartitionLog]:
             add(log, events=event(b"alone"))
         if log.needs_roll:
             roll(log)
-    log._shelf.clear()
+    log.shelf.clear()
     return storage, log
 
 
@@ -59,11 +59,11 @@ def test_one_wrong_bit_anywhere_is_found() -> None:
 
 def test_every_problem_is_told_and_the_rest_is_still_checked() -> None:
     storage, log = built()
-    pair = log.pair_of(3)
+    pair = log.files.pair_of(3)
     storage.flip(pair.path(".segment"), (log.entry(3).position - pair.position + 20) * 8)
-    pair = log.pair_of(9)
+    pair = log.files.pair_of(9)
     for log_id in (9, 10):
-        assert log.pair_of(log_id) is pair
+        assert log.files.pair_of(log_id) is pair
         storage.flip(pair.path(".commitlog"), pair.slot(log_id) * 8)
     found = verify(log)
     assert ranges(found) == [(3, 4), (9, 11)]
@@ -72,7 +72,7 @@ def test_every_problem_is_told_and_the_rest_is_still_checked() -> None:
 
 def test_a_lost_commitlog_is_one_problem() -> None:
     storage, log = built()
-    pair = log._pairs[1]
+    pair = log.files.pairs[1]
     file = storage.open(pair.path(".commitlog"))
     file.truncate(ENTRY_BYTES)
     end = log.pairs[1].end.log_id
@@ -81,7 +81,7 @@ def test_a_lost_commitlog_is_one_problem() -> None:
 
 def test_an_entry_that_was_replaced_breaks_the_chain() -> None:
     storage, log = built()
-    pair = log.pair_of(4)
+    pair = log.files.pair_of(4)
     forged = log.entry(4)._replace(timestamp_ns=log.entry(4).timestamp_ns + 1)
     storage.open(pair.path(".commitlog")).pwrite(forged.encode(), pair.slot(4))
     assert (4, 5) in ranges(verify(log))
@@ -92,7 +92,7 @@ def test_a_last_entry_that_was_replaced() -> None:
     last = log.last
     assert last is not None
     forged = last._replace(durable=last.durable - 1)  # neither its chain nor anything behind it tells
-    pair = log.pair_of(last.log_id)
+    pair = log.files.pair_of(last.log_id)
     storage.open(pair.path(".commitlog")).pwrite(forged.encode(), pair.slot(last.log_id))
     assert ranges(verify(log)) == [(last.log_id, last.log_id + 1)]
 
@@ -132,9 +132,9 @@ def test_a_log_in_words() -> None:
 
 def test_a_dump_steps_over_what_can_not_be_read() -> None:
     storage, log = built()
-    pair = log.pair_of(9)
+    pair = log.files.pair_of(9)
     storage.flip(pair.path(".commitlog"), pair.slot(9) * 8)
-    storage.flip(log.pair_of(3).path(".segment"), (log.entry(3).position - log.pair_of(3).position) * 8)
+    storage.flip(log.files.pair_of(3).path(".segment"), (log.entry(3).position - log.files.pair_of(3).position) * 8)
     batches = list(dump(log, 1, log.end.log_id))
     assert len(batches) == 24
     assert [n + 1 for n, batch in enumerate(batches) if batch.problem] == [3, 9]
@@ -143,7 +143,7 @@ def test_a_dump_steps_over_what_can_not_be_read() -> None:
 
 def test_an_entry_of_another_log_does_not_fit() -> None:
     storage, log = built()
-    pair = log.pair_of(6)
+    pair = log.files.pair_of(6)
     entry = log.entry(6)
     data = bytes(log.read(entry))
     other, raw = next_entry(

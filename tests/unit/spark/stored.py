@@ -57,13 +57,13 @@ class Stored:
 
     def lose(self, log_id: int) -> None:
         """The frames are damaged, and given up."""
-        pair, entry = self.log.pair_of(log_id), self.log.entry(log_id)
+        pair, entry = self.log.files.pair_of(log_id), self.log.entry(log_id)
         pair.segment.pwrite(b"\xee" * entry.size, entry.position - pair.position)
         self.set_flags(log_id, entry.flags | LOST)
 
     def set_flags(self, log_id: int, flags: int) -> None:
         entry = self.log.entry(log_id)._replace(flags=flags)
-        pair = self.log.pair_of(log_id)
+        pair = self.log.files.pair_of(log_id)
         pair.commitlog.pwrite(entry.encode(), pair.slot(log_id))
 
     def split(self, *addresses: str, first: int | None = None, end: int | None = None, **more: Any) -> Split:
@@ -92,7 +92,7 @@ class Stored:
     def content(self, first: int | None = None, end: int | None = None) -> tuple[bytes, bytes]:
         """Entries, and the frames of those that have some."""
         entries = self.entries(first or self.log.start.log_id, end or self.log.end.log_id)
-        frames = (self.log.pair_of(e.log_id).read_data(e.position, e.size) for e in entries if not e.lost)
+        frames = (self.log.files.pair_of(e.log_id).read_data(e.position, e.size) for e in entries if not e.lost)
         return b"".join(e.encode() for e in entries), b"".join(frames)
 
 

@@ -106,7 +106,7 @@ def test_two_lives_of_a_topic_are_refused(log: Stored) -> None:
 
 
 def test_a_torn_end_is_left_out(log: Stored) -> None:
-    pair = log.log.pair_of(30)
+    pair = log.log.files.pair_of(30)
     entry = log.log.entry(29)
     pair.segment.pwrite(b"\xee", entry.position - pair.position + 40)
     found = pin(log)
@@ -117,7 +117,7 @@ def test_a_torn_end_is_left_out(log: Stored) -> None:
 
 def test_damage_below_what_was_durable_does_not_end_a_log(log: Stored) -> None:
     """Recovery keeps it and so does a reader, who fails where it is."""
-    pair = log.log.pair_of(30)
+    pair = log.log.files.pair_of(30)
     log.log.append(
         bytearray(control_frame(PROGRESS, b"")), count=0, flags=HAS_EVENTS, timestamp_ns=10**12, epoch=1, durable=31
     )
@@ -137,7 +137,7 @@ def test_the_id_of_a_log_without_messages_is_nothing(tmp_path: Path) -> None:
 
 
 def test_what_retention_took_is_gone(log: Stored) -> None:
-    pair = log.log.pair_of(1)
+    pair = log.log.files.pair_of(1)
     for suffix in COMMITLOG, SEGMENT:
         os.unlink(pair.path(suffix))
     with pytest.raises(Gone, match=r"orders/3 offsets \[0, 60\), from log id 1 in .*: the log starts behind it"):
@@ -147,7 +147,7 @@ def test_what_retention_took_is_gone(log: Stored) -> None:
 
 
 def test_entries_that_lie_about_their_place_do_not_verify(log: Stored) -> None:
-    pair, entry = log.log.pair_of(5), log.log.entry(5)
+    pair, entry = log.log.files.pair_of(5), log.log.entry(5)
     pair.commitlog.pwrite(entry._replace(position=1 << 62).encode(), pair.slot(5))
     with pytest.raises(NotVerified, match="from log id 1"):
         joined(fetch.runs(log.split(path=str(log.path))))
@@ -156,14 +156,14 @@ def test_entries_that_lie_about_their_place_do_not_verify(log: Stored) -> None:
         joined(fetch.runs(log.split(path=str(log.path))))
 
     pair.commitlog.pwrite(entry.encode(), pair.slot(5))
-    pair, entry = log.log.pair_of(15), log.log.entry(15)
+    pair, entry = log.log.files.pair_of(15), log.log.entry(15)
     pair.commitlog.pwrite(entry._replace(position=0).encode(), pair.slot(15))  # before its file
     with pytest.raises(NotVerified, match="not what was written"):
         joined(fetch.runs(log.split(path=str(log.path))))
 
 
 def test_what_is_read_once_more_is_read_from_the_file(log: Stored) -> None:
-    pair, entry = log.log.pair_of(2), log.log.entry(2)
+    pair, entry = log.log.files.pair_of(2), log.log.entry(2)
     split = log.split(first=2, end=3, path=str(log.path))
     pair.commitlog.pwrite(b"\xee", pair.slot(2) + 60)
     runs = fetch.runs(split)
@@ -174,7 +174,7 @@ def test_what_is_read_once_more_is_read_from_the_file(log: Stored) -> None:
 
 
 def test_a_short_file_does_not_verify(log: Stored) -> None:
-    pair = log.log.pair_of(30)
+    pair = log.log.files.pair_of(30)
     pair.segment.truncate(pair.segment.size() - 1)
     with pytest.raises(NotVerified, match="its segment ends before it"):
         joined(fetch.runs(log.split(path=str(log.path)), run_bytes=1000))

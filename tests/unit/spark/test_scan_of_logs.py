@@ -49,7 +49,7 @@ def runs(log: PartitionLog, batches: int) -> Iterator[tuple[FetchedRun, bytes]]:
     """The files cut into runs, with the entry before each: as a replica serves them, at most one file at a time."""
     first = log.start.log_id
     while first < log.end.log_id:
-        pair = log.pair_of(first)
+        pair = log.files.pair_of(first)
         slots = pair.commitlog.pread(80 * batches, pair.slot(first))
         entries = [entry for entry in map(decode, (slots[n : n + 80] for n in range(0, len(slots), 80))) if entry]
         end = min(first + batches, log.end.log_id)
@@ -96,7 +96,7 @@ def _messages(entry: Entry, data: bytes) -> Iterator[tuple[int, bytes]]:
 @pytest.mark.parametrize("batches", [1, 7, 1000])
 def test_a_log_is_scanned_as_the_broker_reads_it(batches):
     log = big_log(batches)
-    assert len({log.pair_of(n).position for n in range(1, log.end.log_id)}) > 3, "several pairs"
+    assert len({log.files.pair_of(n).position for n in range(1, log.end.log_id)}) > 3, "several pairs"
     whole = as_brokers_read(log)
     assert [offset for offset, _ in whole] == list(range(log.end.offset))
     assert scan(log, 0, log.end.offset, batches) == whole
@@ -106,12 +106,12 @@ def test_a_log_is_scanned_as_the_broker_reads_it(batches):
 def test_messages_that_an_operator_gave_up_are_missing_and_nothing_else():
     log = big_log(5)
     victim = next(entry for entry in log.entries(50, 200) if entry.count > 5)
-    pair = log.pair_of(victim.log_id)
+    pair = log.files.pair_of(victim.log_id)
     pair.segment.pwrite(b"\xff" * victim.size, victim.position - pair.position)
-    log._shelf.clear()
+    log.shelf.clear()
     with pytest.raises(NotVerified):
         scan(log, 0, log.end.offset)
-    assert log.giving_up(victim.log_id, victim.log_id + 1)() == [(victim.log_id, victim.log_id + 1)]
+    assert log.repair.giving_up(victim.log_id, victim.log_id + 1)() == [(victim.log_id, victim.log_id + 1)]
     with pytest.raises(Unreadable) as failed:
         scan(log, 0, log.end.offset)
     assert failed.value.planned == (victim.first_offset, victim.end_offset)
@@ -124,11 +124,11 @@ def test_what_recovery_wrote_anew_is_read_and_what_it_marked_is_missing():
     """Entries 3 and 4 are gone, and so is the frame that would show their border; then 7, which its frames prove."""
     built = Built()
     whole = as_brokers_read(built.log)
-    built.log._shelf.clear()
+    built.log.shelf.clear()
     built.zero_entries(3, 5)
     built.storage.open(SEGMENT).pwrite(b"\xff" * 8, built.entry(3).position)
     built.flip_entry(7)
-    while (job := built.log.rebuilding(1, 99)) is not None:
+    while (job := built.log.repair.rebuilding(1, 99)) is not None:
         job.run()
     flags = [entry.flags & BROKEN_CHAIN for entry in built.log.entries(1, 11)]
     assert flags == [0, 0, FAULTY | REBUILT, REBUILT, *[0] * 6]
@@ -143,9 +143,9 @@ def test_what_recovery_wrote_anew_is_read_and_what_it_marked_is_missing():
 def test_entries_made_of_frames_are_read_though_the_chain_breaks_behind_them():
     built = Built()
     whole = as_brokers_read(built.log)
-    built.log._shelf.clear()
+    built.log.shelf.clear()
     built.zero_entries(4, 6)
-    while (job := built.log.rebuilding(1, 99)) is not None:
+    while (job := built.log.repair.rebuilding(1, 99)) is not None:
         job.run()
     for batches in (1, 3, 99):
         assert scan(built.log, 0, 20, batches) == whole

@@ -174,7 +174,7 @@ def test_a_disk_that_lacks_descriptors_says_nothing_of_what_was_given_up() -> No
             def open(self, *_: Any, **__: Any) -> Any:
                 raise OSError(errno.EMFILE, "too many open files")
 
-        log._storage = NoFiles()
+        log.files.storage = NoFiles()
         await damage._follow_leader(KEY, 1, 2)
         assert damage.known(KEY) == [(1, 2)] and "Fetch" not in rig.peers.calls and not rig.failures
 
@@ -189,9 +189,9 @@ def test_what_was_given_up_is_found_in_all_pairs() -> None:
         if log.end.log_id % 7 == 0:
             roll(log)
     for log_id in lost:
-        entry, pair = log.entry(log_id), log.pair_of(log_id)
+        entry, pair = log.entry(log_id), log.files.pair_of(log_id)
         pair.commitlog.pwrite(entry._replace(flags=entry.flags | LOST).encode(), pair.slot(log_id))
-    log._shelf.clear()
+    log.shelf.clear()
     for first in range(27):
         for end in range(first, 27):
             expected = RangeSet((n, n + 1) for n in range(first, end) if is_lost(log, n))
@@ -205,7 +205,7 @@ def test_a_range_that_retention_went_past_is_told_without_its_offsets() -> None:
         add(log, b"m" * 900)
         roll(log)
     assert damaged_range(log, 1, 3) == (1, 3, 0, 2)
-    drop_pairs(log, log.pair_of(3).first)
+    drop_pairs(log, log.files.pair_of(3).first)
     assert log.start.log_id == 3
     assert damaged_range(log, 1, 3) == (1, 3, 0, 0)
     assert damaged_range(log, 3, 4) == (3, 4, 2, 3)

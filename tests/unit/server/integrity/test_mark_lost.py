@@ -295,12 +295,12 @@ def leads(log: PartitionLog, epoch: int) -> Callable[[str, Any], Any]:
 def lost(log: PartitionLog, log_id: int, *, entry_too: bool = False) -> PartitionLog:
     """The same log, of a leader who gave a batch up."""
     other = copy_of(log, log.end.log_id)
-    other._shelf.clear()
-    entry, pair = other.entry(log_id), other.pair_of(log_id)
+    other.shelf.clear()
+    entry, pair = other.entry(log_id), other.files.pair_of(log_id)
     pair.segment.pwrite(b"\xff\xff", entry.position - pair.position + 3)
     if entry_too:
         pair.commitlog.pwrite(b"\xff", pair.slot(log_id) + 50)
-    assert other.giving_up(log_id, log_id + 1)() == [(log_id, log_id + 1)]
+    assert other.repair.giving_up(log_id, log_id + 1)() == [(log_id, log_id + 1)]
     return other
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.log import PartitionLog
+from nsqha.commitlog.repair import LogRepair
 from nsqha.errors import LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import LOST
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -127,7 +128,7 @@ def test_what_was_given_up_is_asked_for_less_and_less_often_until_a_node_comes()
     """Nobody waits for it any more; but a disk may be brought back from a drawer."""
     mine = replica()
     damage(mine, 5)
-    mine.giving_up(5, 6)()
+    mine.repair.giving_up(5, 6)()
     rig = Rig(mine, a=None)
     rig.damaged(5, 6)
     rig.loop.pass_time(24 * 3600.0)
@@ -188,11 +189,11 @@ def test_nothing_is_written_on_the_loop_nor_behind_a_cut_that_came_meanwhile() -
     assert rig.tasks[-1].done() and not rig.tasks[-1].exception() and rig.mended == [(5, 6)]
 
 
-def test_a_disk_that_fails_is_told() -> None:
+def test_a_disk_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = replica()
     damage(mine, 5)
     rig = Rig(mine, a=replica())
-    mine.mending = lambda batches, **how: failing  # type: ignore[method-assign]
+    monkeypatch.setattr(LogRepair, "mending", lambda repair, batches, **how: failing)
     rig.damaged(5, 6)
     assert [str(error) for error in rig.failures] == ["fsync"] and not rig.mended
 
@@ -213,7 +214,7 @@ def test_what_can_not_be_written_just_now_is_written_later(when: str, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(mine, "mending", full if when == "opened" else lambda batches, **how: full)
+        patched.setattr(LogRepair, "mending", full if when == "opened" else lambda repair, batches, **how: full)
         rig.damaged(5, 6)
         assert not rig.failures and not rig.mended
     rig.pass_time()
@@ -225,7 +226,7 @@ def test_at_the_end_of_a_log_only_what_is_committed_elsewhere_counts() -> None:
     mine, other = replica(), replica()
     end = mine.end.log_id
     damage(mine, end - 1)
-    entry, pair = other.entry(end - 1), mine.pair_of(end - 1)
+    entry, pair = other.entry(end - 1), mine.files.pair_of(end - 1)
 
     def whole() -> bool:  # on the disk: the log itself has its last batch in memory
         return pair.read_data(entry.position, entry.size) == other.read(entry)
@@ -255,9 +256,9 @@ def test_a_replica_that_parted_behind_the_range_gives_nothing_of_damaged_entries
     for log_id in range(5, 8):
         damage(mine, log_id, entry=True)
     rig = Rig(mine, fork=fork)
-    before = [mine.pair_of(n).read_slots(n, 1) for n in range(5, 8)]
+    before = [mine.files.pair_of(n).read_slots(n, 1) for n in range(5, 8)]
     rig.damaged(5, 8)
-    assert not rig.mended and [mine.pair_of(n).read_slots(n, 1) for n in range(5, 8)] == before
+    assert not rig.mended and [mine.files.pair_of(n).read_slots(n, 1) for n in range(5, 8)] == before
 
 
 def test_a_replica_that_has_another_content_the_second_time_gives_nothing_more() -> None:
@@ -273,7 +274,7 @@ def test_a_replica_that_has_another_content_the_second_time_gives_nothing_more()
 
     rig.others.meanwhile = meanwhile
     rig.damaged(5, 8)
-    assert not rig.mended and mine.pair_of(5).read_entry(5) is None
+    assert not rig.mended and mine.files.pair_of(5).read_entry(5) is None
 
 
 def test_a_range_with_more_damage_right_behind_it_is_proven_by_nothing() -> None:
@@ -304,7 +305,7 @@ def test_what_others_gave_up_mends_nothing() -> None:
     mine, other = replica(), replica()
     for log in (mine, other):
         damage(log, 5)
-    other.giving_up(5, 6)()
+    other.repair.giving_up(5, 6)()
     rig = Rig(mine, a=other)
     rig.damaged(5, 6)
     assert not rig.mended and not mine.entry(5).flags & LOST

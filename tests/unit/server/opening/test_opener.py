@@ -62,11 +62,11 @@ def test_files_that_could_not_be_used_as_they_were_are_told_of(lost: str, caplog
         record = of_one_replica(rig)
         log = filled(rig, record)
         if lost == "anchor":
-            log._pairs[1].commitlog.pwrite(bytes(ENTRY_BYTES), 0)
+            log.files.pairs[1].commitlog.pwrite(bytes(ENTRY_BYTES), 0)
         else:
             drop_pairs(log, log.pairs[1].first)
-            position = log._pairs[0].position
-            rig.storage.open(log._pairs[0].path(".commitlog")).truncate(0)
+            position = log.files.pairs[0].position
+            rig.storage.open(log.files.pairs[0].path(".commitlog")).truncate(0)
         log.close()
         with suppress(LogCorrupt):  # of a log whose beginning is lost nothing says what its channels did
             rig.opener.recover(record)
@@ -89,7 +89,7 @@ def test_a_single_node_starts_although_old_entries_are_lost(
         log = filled(rig, record)
         was = contents(log)
         first, end = lost
-        log._pairs[0].commitlog.pwrite(bytes((end - first) * ENTRY_BYTES), first * ENTRY_BYTES)
+        log.files.pairs[0].commitlog.pwrite(bytes((end - first) * ENTRY_BYTES), first * ENTRY_BYTES)
         log.close()
         rig.opener.cursor_cache.forget(KEY)
         opened = rig.opener.recover(record)[0]
@@ -109,8 +109,8 @@ def test_a_single_node_starts_although_old_batches_are_lost(caplog: pytest.LogCa
         record = of_one_replica(rig)
         log = filled(rig, record)
         was = contents(log)
-        log._pairs[0].commitlog.pwrite(bytes(2 * ENTRY_BYTES), ENTRY_BYTES)
-        log._pairs[0].segment.pwrite(b"\xff" * 9, 0)
+        log.files.pairs[0].commitlog.pwrite(bytes(2 * ENTRY_BYTES), ENTRY_BYTES)
+        log.files.pairs[0].segment.pwrite(b"\xff" * 9, 0)
         log.close()
         opened = rig.opener.recover(record)[0]
         assert opened.state is not None and opened.state.applied.log_id == 9
@@ -128,9 +128,9 @@ def test_a_single_node_starts_although_an_old_file_is_gone(caplog: pytest.LogCap
         rig = ReplicaRig()
         record = of_one_replica(rig)
         log = filled(rig, record)
-        log._pairs[0].commitlog.pwrite(bytes(ENTRY_BYTES), ENTRY_BYTES)
+        log.files.pairs[0].commitlog.pwrite(bytes(ENTRY_BYTES), ENTRY_BYTES)
         log.close()
-        rig.storage.remove(log._pairs[0].path(".segment"))
+        rig.storage.remove(log.files.pairs[0].path(".segment"))
         opened = rig.opener.recover(record)[0]
         assert opened.state is not None and opened.state.applied.log_id == 9
         assert "did not verify: faulty" in caplog.text
@@ -144,9 +144,9 @@ def test_a_single_node_whose_disk_refuses_what_a_start_needs_says_so() -> None:
         rig = ReplicaRig(storage)
         record = of_one_replica(rig)
         log = filled(rig, record)
-        log._pairs[0].commitlog.pwrite(bytes(ENTRY_BYTES), ENTRY_BYTES)
+        log.files.pairs[0].commitlog.pwrite(bytes(ENTRY_BYTES), ENTRY_BYTES)
         log.close()
-        storage.fail("pwrite", log._pairs[0].path(".commitlog"), code=errno.ENOSPC)
+        storage.fail("pwrite", log.files.pairs[0].path(".commitlog"), code=errno.ENOSPC)
         with pytest.raises(StorageError, match=r"/0: log ids \[1, 2\) can not be written anew: .*ENOSPC"):
             rig.opener.recover(record)
         assert rig.opener.recover(record)[0].state is not None

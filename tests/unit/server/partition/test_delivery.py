@@ -117,7 +117,7 @@ def test_files_that_can_not_be_opened_delay_a_channel_and_do_not_stop_it():
     """Too many connections, for a while: the next read may go well, and nobody is there to start the node again."""
     rig = Rig()
     stored(rig, b"one")
-    rig.log._shelf.clear()
+    rig.log.shelf.clear()
     reads = []
 
     def too_many(offset: int) -> None:

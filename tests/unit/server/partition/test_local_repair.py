@@ -37,7 +37,7 @@ class Alone(Rig):
             self.disk.sync()
             self.disk.work()
         assert len(self.log.pairs) > 2
-        self.log._shelf.clear()
+        self.log.shelf.clear()
 
     def rot(self, pair: Pair, first: int, end: int) -> None:
         """The entries in these slots of a commitlog."""
@@ -54,7 +54,7 @@ def bodies(log: PartitionLog) -> list[bytes]:
 
 def test_a_channel_that_stopped_in_front_of_lost_entries_goes_on():
     rig = Alone()
-    old = rig.log._pairs[1]
+    old = rig.log.files.pairs[1]
     rig.rot(old, old.first.log_id, old.first.log_id + 2)
     consumer = rig.consume(100)
     delivery = rig.partition.deliveries["c"]
@@ -70,7 +70,7 @@ def test_a_channel_that_stopped_in_front_of_lost_entries_goes_on():
 
 def test_what_the_scrub_tells_is_rebuilt_hole_by_hole():
     rig = Alone()
-    first, second = rig.log._pairs[:2]
+    first, second = rig.log.files.pairs[:2]
     rig.rot(first, first.first.log_id, first.first.log_id + 1)
     rig.rot(second, second.first.log_id + 1, second.first.log_id + 2)
     assert len(verify(rig.log).problems) == 2
@@ -83,7 +83,7 @@ def test_what_the_scrub_tells_is_rebuilt_hole_by_hole():
 
 def test_frames_that_do_not_verify_stay_and_are_looked_at_once():
     rig = Alone()
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     entry = rig.log.entry(pair.first.log_id)
     pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
     consumer = rig.consume(100)
@@ -97,7 +97,7 @@ def test_frames_that_do_not_verify_stay_and_are_looked_at_once():
 
 def test_what_is_lost_with_its_frames_is_marked_and_the_channel_stays_in_front_of_it():
     rig = Alone()
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     entry = rig.log.entry(pair.first.log_id)
     pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
     rig.rot(pair, entry.log_id, entry.log_id + 1)
@@ -112,7 +112,7 @@ def test_what_is_lost_with_its_frames_is_marked_and_the_channel_stays_in_front_o
 
 def test_while_the_files_are_in_use_it_waits():
     rig = Alone()
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
     rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
     rig.publish(b"x" * 200)
@@ -139,7 +139,7 @@ def test_a_disk_that_refuses_is_asked_again_later_and_the_node_goes_on(
     """The same of a lack of descriptors. Each time is told of, and the pause grows."""
     storage = SimStorage()
     rig = Alone(storage)
-    old = rig.log._pairs[1]
+    old = rig.log.files.pairs[1]
     rig.rot(old, old.first.log_id, old.first.log_id + 1)
     rig.partition.on_damage(old.first.log_id, old.first.log_id + 1)
     files = storage.contents()
@@ -147,7 +147,7 @@ def test_a_disk_that_refuses_is_asked_again_later_and_the_node_goes_on(
         storage.fail("pwrite", ".commitlog", code=errno.ENOSPC, times=99)
         storage.rng = AllOrNothing()
     else:
-        rig.log._using(old)
+        rig.log.files.use(old)
         _ = old.commitlog, old.segment
         descriptors, storage.descriptors = storage.descriptors, 0
     for _ in range(20):
@@ -179,7 +179,7 @@ class AllOrNothing(random.Random):
 def test_a_range_that_can_not_be_mended_now_holds_up_no_other():
     storage = SimStorage()
     rig = Alone(storage)
-    first, second = rig.log._pairs[:2]
+    first, second = rig.log.files.pairs[:2]
     rig.rot(first, first.first.log_id, first.first.log_id + 1)
     rig.rot(second, second.first.log_id, second.first.log_id + 1)
     storage.fail("pwrite", first.path(".commitlog"), code=errno.EIO, times=99)
@@ -196,7 +196,7 @@ def test_whoever_can_not_take_in_what_was_mended_stops_nothing():
         raise OSError(errno.EMFILE, "too many open files")
 
     rig.partition.local_repair._mended = refuses
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
     consumer = rig.consume(100)
     rig.keep_house()
@@ -208,7 +208,7 @@ def test_whoever_can_not_take_in_what_was_mended_stops_nothing():
 def test_a_disk_that_fails_to_sync_ends_the_node():
     storage = SimStorage()
     rig = Alone(storage)
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
     rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
     storage.fail("sync", pair.path(".commitlog"))
@@ -222,19 +222,19 @@ def test_what_memory_has_still_is_written_back():
     rig.disk.work()
     entry = rig.log.last
     assert entry is not None
-    pair = rig.log.pair_of(entry.log_id)
+    pair = rig.log.files.pair_of(entry.log_id)
     rig.rot(pair, entry.log_id, entry.log_id + 1)
     pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
     rig.partition.on_damage(entry.log_id, entry.log_id + 1)
     rig.keep_house()
-    rig.log._shelf.clear()
+    rig.log.shelf.clear()
     assert [damage.what for damage in rig.told] == ["proven"]
     assert bodies(rig.log)[-1] == b"8" * 20 and rig.log.entry(entry.log_id) == entry
 
 
 def test_with_another_replica_nothing_is_made_up():
     rig = Alone()
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
     rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
     rig.partition.local_repair.alone = lambda: False
@@ -247,7 +247,7 @@ def test_with_another_replica_nothing_is_made_up():
 def test_a_moment_in_which_nothing_could_be_read_stops_no_channel_for_good():
     storage = SimStorage()
     rig = Alone(storage)
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     storage.spoil(pair.path(".commitlog"), 0)
     consumer = rig.consume(100)
     assert rig.partition.deliveries["c"].stuck is not None
@@ -260,7 +260,7 @@ def test_a_moment_in_which_nothing_could_be_read_stops_no_channel_for_good():
 def test_what_can_be_read_again_is_damaged_no_more():
     storage = SimStorage()
     rig = Alone(storage)
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     first = pair.first.log_id
     storage.spoil(pair.path(".segment"), 0)
     consumer = rig.consume(100)
@@ -284,7 +284,7 @@ def test_a_long_range_is_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local_repair, "LOOK_BYTES", 60)
     rig = Alone()
     first, end = rig.log.start.log_id, rig.log.end.log_id
-    pair = rig.log._pairs[1]
+    pair = rig.log.files.pairs[1]
     entry = rig.log.entry(pair.first.log_id)
     pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
     rig.partition.on_damage(first, end)
@@ -296,8 +296,8 @@ def test_a_long_range_is_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch):
 def test_a_lack_of_descriptors_says_nothing_of_a_range(caplog: pytest.LogCaptureFixture):
     storage = SimStorage()
     rig = Alone(storage)
-    pair = rig.log._pairs[1]
-    rig.log._using(pair)
+    pair = rig.log.files.pairs[1]
+    rig.log.files.use(pair)
     _ = pair.commitlog, pair.segment
     descriptors, storage.descriptors = storage.descriptors, 0
     rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)

@@ -10,6 +10,8 @@ import pytest
 from nsqha import hot
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import PartitionLog
+from nsqha.commitlog.rebuild import Rebuild
+from nsqha.commitlog.repair import LogRepair
 from nsqha.commitlog.verify import verify
 from nsqha.server.partition.partition import Partition
 from tests.unit.server.broker_rig import led, running, subscribed, until
@@ -20,8 +22,8 @@ BODIES = [b"%d" % n * 20 for n in range(5)]
 
 def rot(log: PartitionLog, log_id: int) -> None:
     """An entry, where only the disk has it."""
-    log._shelf.clear()
-    pair = log.pair_of(log_id)
+    log.shelf.clear()
+    pair = log.files.pair_of(log_id)
     pair.commitlog.pwrite(b"\1" * ENTRY_BYTES, pair.slot(log_id))
 
 
@@ -171,7 +173,7 @@ def test_what_is_noted_is_left_alone_as_soon_as_there_is_another_replica() -> No
     run(scenario)
 
 
-def test_what_can_not_be_rebuilt_is_looked_at_once() -> None:
+def test_what_can_not_be_rebuilt_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays known, for people; not a second is spent on it again each second."""
 
     async def scenario() -> None:
@@ -179,13 +181,18 @@ def test_what_can_not_be_rebuilt_is_looked_at_once() -> None:
         partition = await leading_alone(rig)
         log = partition.log
         bad = log.end.log_id - 3
-        entry, pair = log.entry(bad), log.pair_of(bad)
-        log._shelf.clear()
+        entry, pair = log.entry(bad), log.files.pair_of(bad)
+        log.shelf.clear()
         pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
         rig.replicas.integrity.corrupt.found(KEY, bad, bad + 1)
         looked: list[int] = []
-        rebuilding = log.rebuilding
-        log.rebuilding = lambda first, end: (looked.append(first), rebuilding(first, end))[1]  # type: ignore
+        rebuilding = LogRepair.rebuilding
+
+        def looking(repair: LogRepair, first: int, end: int) -> Rebuild | None:
+            looked.append(first)
+            return rebuilding(repair, first, end)
+
+        monkeypatch.setattr(LogRepair, "rebuilding", looking)
         for _ in range(5):
             keep_house(rig)
             await pause()

@@ -125,7 +125,7 @@ class Rig:
     def flip(self, log_id: int, byte: int = 20, partition: FakePartition | None = None) -> None:
         """A bit of a batch's frames."""
         log = (partition or self.partition).log
-        pair = log.pair_of(log_id)
+        pair = log.files.pair_of(log_id)
         self.storage.flip(pair.path(".segment"), (log.entry(log_id).position - pair.position + byte) * 8)
 
     @property
@@ -172,7 +172,7 @@ def test_damage_of_the_newest_pair_is_found_too() -> None:
     rig = Rig()
     rig.partition.fill(18)
     rig.flip(18)
-    assert rig.partition.log.pair_of(18) is rig.partition.log._pairs[-1]
+    assert rig.partition.log.files.pair_of(18) is rig.partition.log.files.pairs[-1]
     rig.round()
     assert rig.found == [(18, 19)]
 
@@ -225,7 +225,7 @@ def test_a_damaged_anchor_is_told_apart_from_the_batch_that_it_copies(
     rig = Rig()
     rig.partition.fill(18)
     log = rig.partition.log
-    first, commitlog = log._pairs[n].first.log_id, log._pairs[n].path(".commitlog")
+    first, commitlog = log.files.pairs[n].first.log_id, log.files.pairs[n].path(".commitlog")
     whole = rig.storage.contents()[commitlog]
     rig.storage.flip(commitlog, 30 * 8)
     if with_entry:
@@ -235,7 +235,7 @@ def test_a_damaged_anchor_is_told_apart_from_the_batch_that_it_copies(
     rig.round()
     entries = [(first, first + 1)] if with_entry else []
     assert (anchors, rig.told) == ([first], [(0, *entry) for entry in entries])
-    log.restoring_anchor(first)()
+    log.repair.restoring_anchor(first)()
     assert rig.storage.contents()[commitlog][:ENTRY_BYTES] == whole[:ENTRY_BYTES]
     rig.scrubber.mended(log, first - 1, first)
     assert rig.found == entries
@@ -360,7 +360,7 @@ def test_a_pair_that_can_not_be_opened_delays_no_other(caplog: pytest.LogCapture
     rig.partition.fill(18)
     rig.flip(1)
     rig.flip(18)
-    path = rig.partition.log.pair_of(1).path(".commitlog")
+    path = rig.partition.log.files.pair_of(1).path(".commitlog")
     opened = rig.storage.open
 
     def no_more_files(wanted: str, *, create: bool = False, read_only: bool = False) -> File:

@@ -297,7 +297,7 @@ def test_a_log_is_cut_off_the_loop_and_ends_there_at_once() -> None:
         await pause()
         log = rig.follower.log
         assert cuts[0][0] == 3 and jobs[-1] is cuts[0][1] and log.end.log_id == 3
-        assert log.snapshot()._pairs[0].commitlog.size() > log.entry_before(3).log_id * 80 + 80, "not cut yet"
+        assert log.snapshot().files.pairs[0].commitlog.size() > log.entry_before(3).log_id * 80 + 80, "not cut yet"
         record = rig.journal.record(KEY)
         assert record is not None and record.cut is not None
         reply = await rig.replicas.answers.status(PeerIdentity("x"), pb.StatusRequest(cluster_id=CLUSTER))

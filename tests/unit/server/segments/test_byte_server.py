@@ -137,7 +137,7 @@ def test_a_replica_that_is_behind_says_so(rig: Rig) -> None:
 
 
 def test_an_entry_that_does_not_verify_answers_nothing(rig: Rig) -> None:
-    pair = rig.stored.log.pair_of(15)
+    pair = rig.stored.log.files.pair_of(15)
     chain = f"{rig.stored.log.entry(15).chain:016x}"
     pair.commitlog.pwrite(b"\xee", pair.slot(15) + 3)
     for ask in rig.ask(1, 5, at=15, chain=chain), rig.ask(15, 16), rig.ask(12, 16):
@@ -146,7 +146,7 @@ def test_an_entry_that_does_not_verify_answers_nothing(rig: Rig) -> None:
 
 
 def test_an_entry_of_another_batch_is_not_taken_for_it(rig: Rig) -> None:
-    pair, other = rig.stored.log.pair_of(15), rig.stored.log.entry(14)
+    pair, other = rig.stored.log.files.pair_of(15), rig.stored.log.entry(14)
     pair.commitlog.pwrite(other.encode(), pair.slot(15))
     for first, end in (15, 17), (12, 16):
         assert rig.ask(first, end).status == 409
@@ -162,7 +162,7 @@ def test_below_the_log_start_it_is_gone(rig: Rig) -> None:
 
 
 def test_files_that_go_meanwhile_are_gone_or_asked_for_elsewhere(rig: Rig) -> None:
-    pair = rig.stored.log.pair_of(1)
+    pair = rig.stored.log.files.pair_of(1)
     os.unlink(pair.path(SEGMENT))
     response = rig.ask(1, 2)
     assert response.status == 503 and response.headers["Retry-After"]
@@ -172,14 +172,14 @@ def test_files_that_go_meanwhile_are_gone_or_asked_for_elsewhere(rig: Rig) -> No
 
 
 def test_a_segment_that_is_too_short_is_not_begun_with(rig: Rig) -> None:
-    pair = rig.stored.log.pair_of(21)
+    pair = rig.stored.log.files.pair_of(21)
     pair.segment.truncate(pair.segment.size() - 1)
     assert rig.ask(21, 31).status == 409
     assert content(rig.ask(21, 30))[:2] == (21, 30)
 
 
 def test_entries_that_lie_about_their_place_are_not_followed(rig: Rig) -> None:
-    pair, entry = rig.stored.log.pair_of(11), rig.stored.log.entry(15)
+    pair, entry = rig.stored.log.files.pair_of(11), rig.stored.log.entry(15)
     for lie in (
         entry._replace(position=0),  # before the pair
         entry._replace(position=(1 << 64) - 1),

@@ -1,0 +1,61 @@
+"""Which pair has what, which files stay open, and which pairs go."""
+
+from __future__ import annotations
+
+from nsqha.commitlog.entry import Place
+from nsqha.commitlog.files import OPEN_PAIRS, PairList
+from nsqha.commitlog.storage import MemStorage
+from tests.unit.commitlog.logs import add, new_log, roll
+
+
+def list_of(pairs: int) -> PairList:
+    """Pairs of two batches each."""
+    log = new_log(MemStorage())
+    for n in range(pairs):
+        if n:
+            roll(log)
+        add(log, b"one")
+        add(log, b"two")
+    return log.files
+
+
+def test_each_log_id_has_its_pair():
+    files = list_of(3)
+    assert [files.pairs.index(files.pair_of(log_id)) for log_id in range(1, 7)] == [0, 0, 1, 1, 2, 2]
+    assert files.pair_of(7) is files.pairs[-1], "the next one goes into the last pair"
+    assert [files.last_of(pair).log_id for pair in files.pairs] == [2, 4, 6]
+
+
+def test_few_old_pairs_stay_open():
+    files = list_of(OPEN_PAIRS + 4)
+    for pair in files.pairs:
+        files.use(pair)
+        assert pair.segment and pair.commitlog
+    assert [pair.is_open for pair in files.pairs] == [False] * 3 + [True] * (OPEN_PAIRS + 1)
+
+
+def test_the_first_entry_that_is_wanted_is_found():
+    files = list_of(2)
+    first, entry = files.first_where(files.pairs[0], lambda entry: entry.log_id >= 2)
+    assert entry is not None and first == entry.log_id == 2
+    assert files.first_where(files.pairs[0], lambda entry: entry.log_id >= 3) == (3, None)
+
+
+def test_pairs_go_that_end_below_both_places_but_never_the_last():
+    files = list_of(3)
+    second, third = files.pairs[1:]
+    assert files.forget(Place(0, second.first.offset, second.first.position - 1)) == []
+    assert len(files.forget(second.first)) == 1
+    assert files.pairs == [second, third]
+    assert files.forget(Place(99, 1 << 40, 1 << 40)) == [second]
+    assert files.pairs == [third]
+
+
+def test_a_cut_takes_the_pairs_behind_out():
+    files = list_of(3)
+    first, *behind = files.pairs
+    last = first.read_entry(1)
+    assert last is not None
+    assert files.end_with(first, last) == behind
+    assert files.pairs == [first] and files.last_of(first) == last
+    assert not any(pair.is_open for pair in behind)
