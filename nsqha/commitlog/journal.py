@@ -28,7 +28,7 @@ the caller relies on.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -83,6 +83,53 @@ def inspect(storage: Storage, directory: str) -> JournalContents:
     return decode(contents, f"{directory}/{JOURNAL}")
 
 
+class JournalFile:
+    """What is on disk of the journal: rounds are written into it, by one thread at a time."""
+
+    def __init__(self, file: RecordFile, node: NodeState, records: Mapping[Key, PartitionRecord]) -> None:
+        """The file has this state."""
+        self.written = dict(records)
+        self._written_node = self._owed_node = node
+        # Kept until a write succeeds, so that a round that was refused is part of the next one.
+        self._owed: dict[Key, PartitionRecord | None] = {}
+        self.file = file
+        self._rewrite_at = _rewrite_at(file.end)
+
+    def write(self, rounds: Iterable[JournalRound]) -> None:
+        """Make these durable, and those that were refused before; nothing is written if they change nothing."""
+        for taken in rounds:
+            self._owed.update(taken.partitions)
+            self._owed_node = taken.node
+        node = self._owed_node
+        if not self._owed and node == self._written_node:
+            return
+        self._store(encode(node, self._owed, self.written), node)
+        for key, record in self._owed.items():
+            if record is None:
+                self.written.pop(key, None)
+            else:
+                self.written[key] = record
+        self._owed = {}
+        self._written_node = node
+
+    def _store(self, payload: bytes, node: NodeState) -> None:
+        if self.file.end + len(payload) > self._rewrite_at:
+            state = {key: r for key, r in {**self.written, **self._owed}.items() if r is not None}
+            whole = encode(node, state, {})
+            rewrite_at = _rewrite_at(len(whole))
+            try:
+                self.file.replace(whole, allocate=rewrite_at + SLACK_BYTES)
+            except AppendFailed:
+                pass  # a full disk: go on in the old file as long as that has room
+            else:
+                self._rewrite_at = rewrite_at
+                return
+        self.file.append(payload)
+
+    def close(self) -> None:
+        self.file.close()
+
+
 class NodeJournal:
     """The journal of the data directory that this process owns."""
 
@@ -107,12 +154,8 @@ class NodeJournal:
         self._rounds: list[JournalRound] = []  # taken, and in no write yet; in order
         # Written; held for as long as the disk takes.
         self._writing = new_lock()
-        self._file = file
-        self._written = dict(records)
-        self._written_node = self._owed_node = node
-        self._owed: dict[Key, PartitionRecord | None] = {}
+        self._file = JournalFile(file, node, records)
         self._behind = False
-        self._rewrite_at = _rewrite_at(file.end)
 
     @classmethod
     def open(
@@ -299,29 +342,11 @@ class NodeJournal:
         `AppendFailed`: nothing was stored, and the next write includes it. `Poisoned`: a sync failed; final.
         """
         with self._writing:
-            self._write()
-
-    def _write(self) -> None:
-        # Kept until a write succeeds, so that a round that was refused is part of the next one.
-        with self._staging:
-            self._behind = True
-            rounds, self._rounds = self._rounds, []
-        for taken in rounds:
-            self._owed.update(taken.partitions)
-            self._owed_node = taken.node
-        node = self._owed_node
-        if not self._owed and node == self._written_node:
+            with self._staging:
+                self._behind = True
+                rounds, self._rounds = self._rounds, []
+            self._file.write(rounds)
             self._behind = False
-            return
-        self._store(encode(node, self._owed, self._written), node)
-        for key, record in self._owed.items():
-            if record is None:
-                self._written.pop(key, None)
-            else:
-                self._written[key] = record
-        self._owed = {}
-        self._written_node = node
-        self._behind = False
 
     def commit(self) -> None:
         """Take and write at once, where no loop must be kept running."""
@@ -333,20 +358,6 @@ class NodeJournal:
         self._node = replace(self._node, clean=True)
         self.commit()
         self.close()
-
-    def _store(self, payload: bytes, node: NodeState) -> None:
-        if self._file.end + len(payload) > self._rewrite_at:
-            state = {key: r for key, r in {**self._written, **self._owed}.items() if r is not None}
-            whole = encode(node, state, {})
-            rewrite_at = _rewrite_at(len(whole))
-            try:
-                self._file.replace(whole, allocate=rewrite_at + SLACK_BYTES)
-            except AppendFailed:
-                pass  # a full disk: go on in the old file as long as that has room
-            else:
-                self._rewrite_at = rewrite_at
-                return
-        self._file.append(payload)
 
     def _put(self, key: Key, record: PartitionRecord) -> None:
         if self._records.get(key) != record:

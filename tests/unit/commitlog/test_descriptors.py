@@ -143,7 +143,7 @@ def test_a_record_file_is_made_anew_or_goes_on(left: int) -> None:
 def test_the_journal_goes_on_in_its_old_file(write: Callable[[NodeJournal], None]) -> None:
     storage = SimStorage()
     journal = NodeJournal.open(storage, "data", random.Random(1))
-    journal._rewrite_at = 0
+    journal._file._rewrite_at = 0
     journal.stage((1, 0), promise=7, log_uid=5)
     storage.descriptors = 0
     write(journal)

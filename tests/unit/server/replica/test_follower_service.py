@@ -92,17 +92,17 @@ def test_a_promise_that_could_not_be_written_is_written_before_the_next_answer(m
         _stream, log = await followed(rig)
         rig.record(leader=B, epoch=2, isr={B: 6})
         other = rig.leader(B)
-        write = rig.journal._store
+        write = rig.journal._file._store
 
         def full(*_: Any) -> None:
             raise AppendFailed("disk full")
 
-        monkeypatch.setattr(rig.journal, "_store", full)
+        monkeypatch.setattr(rig.journal._file, "_store", full)
         refused = await other.open(2, log)
         assert refused.refusal == pb.REFUSAL_UNKNOWN
         refused = await other.open(2, log)
         assert refused.DESCRIPTOR.name == "Refused", "answered on the account of a promise that is not durable"
-        monkeypatch.setattr(rig.journal, "_store", write)
+        monkeypatch.setattr(rig.journal._file, "_store", write)
         opened = await other.open(2, log)
         assert opened.DESCRIPTOR.name == "Opened" and promised(rig) == 2
 
@@ -323,7 +323,7 @@ def test_a_cut_whose_intent_can_not_be_written_is_not_left_for_the_next_start(mo
             def full(*_: Any) -> None:
                 raise AppendFailed("disk full")
 
-            monkeypatch.setattr(rig.journal, "_store", full)
+            monkeypatch.setattr(rig.journal._file, "_store", full)
 
         monkeypatch.setattr(rig.journal, "stage_cut", stage_and_fill)
         await pause()

@@ -273,7 +273,7 @@ def test_a_promise_that_fails_leaves_a_follower_and_is_tried_again(monkeypatch: 
         def full(*_: Any) -> None:
             raise AppendFailed("disk full")
 
-        monkeypatch.setattr(rig.journal, "_store", full)
+        monkeypatch.setattr(rig.journal._file, "_store", full)
         record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
         await rig.settle(record)
         assert not rig.replicas.leading and rig.follower.log is log
