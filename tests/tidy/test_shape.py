@@ -1,4 +1,4 @@
-"""Files stay small, private names at home, and nothing is left over."""
+"""Classes stay small, private names at home, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -8,18 +8,64 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli.verbs import VERBS, module_of
-from tests.tidy.test_layers import ROOT, imports, modules
+from tests.tidy.test_layers import imports, modules
 
-LINES_MAX = 600
+METHODS_MAX = 25
+ATTRIBUTES_MAX = 15
 MODULES = modules()
 OURS = ("nsqha", "lookupd", "pyspark_nsqha")
 STARTED = {"nsqha.__main__", "lookupd.__main__", "nsqha.cli.nsqd", *map(module_of, VERBS)}
 
 
-def test_no_file_has_two_ideas() -> None:
-    tests = [(str(path.relative_to(ROOT)), path) for path in (ROOT / "tests").rglob("*.py")]
-    sizes = {name: len(path.read_text().splitlines()) for name, path in [*MODULES, *tests]}
-    assert not {name: size for name, size in sizes.items() if size > LINES_MAX}
+# Over the bounds, with what they have: a number may go down, and whoever adds to one of these splits it first.
+LARGE = {
+    # One call for each request of a protocol or a page.
+    "EtcdStore": (44, 10),
+    "MemoryStore": (34, 6),
+    "NsqdHttp": (32, 2),
+    "EtcdClient": (26, 15),
+    # Pure machines: the state of one protocol, one method for each event.
+    "ControllerMachine": (36, 19),
+    "IsrKeeper": (36, 21),
+    "PartitionState": (30, 14),
+    # One file format, or one data structure, with its readers and writers.
+    "NodeJournal": (29, 11),
+    "DeferredStore": (27, 12),
+    "LogReader": (26, 8),
+    "LmdbCache": (26, 18),
+    # What is put together here is named here.
+    "Broker": (20, 22),
+    "Membership": (14, 17),
+    "ControllerShell": (12, 16),
+    # Counters and limits of one connection, job or thread pool, read where they are changed.
+    "Plans": (24, 16),
+    "ByteServer": (19, 19),
+    "PartitionPublisher": (16, 17),
+    "Fetch": (15, 17),
+    "TaskPublisher": (15, 18),
+    "ForwardLink": (13, 17),
+    "DiskRounds": (12, 17),
+}
+
+
+def size_of(node: ast.ClassDef) -> tuple[int, int]:
+    """Methods and attributes; a record, which has fields and no __init__, counts as none."""
+    methods = [item.name for item in node.body if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    if "__init__" not in methods:
+        return len(methods), 0
+    attributes = {
+        at.attr
+        for at in ast.walk(node)
+        if isinstance(at, ast.Attribute) and isinstance(at.ctx, ast.Store) and getattr(at.value, "id", "") == "self"
+    }
+    return len(methods), len(attributes)
+
+
+def test_classes_have_one_idea() -> None:
+    classes = [node for _, path in MODULES for node in ast.walk(ast.parse(path.read_text()))]
+    sizes = {node.name: size_of(node) for node in classes if isinstance(node, ast.ClassDef)}
+    over = {name: size for name, size in sizes.items() if size[0] > METHODS_MAX or size[1] > ATTRIBUTES_MAX}
+    assert over == LARGE, "a class that is in one of these and not in the other, or with other numbers"
 
 
 @pytest.mark.parametrize(("module", "path"), MODULES, ids=lambda value: value if isinstance(value, str) else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqha.commitlog.journal import JournalRound, JournalFile
+from nsqha.commitlog.journal import JournalFile, JournalRound
 from nsqha.commitlog.journal_record import Key, NodeIdentity, NodeState, PartitionRecord, decode
 from nsqha.commitlog.recordfile import RecordFile
 from nsqha.commitlog.storage import MemStorage
