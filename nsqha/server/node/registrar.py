@@ -93,7 +93,7 @@ class Registrar:
         self._answer_bytes_max = answer_bytes_max
         self._seconds = (connect_seconds, request_seconds)
         self._peers: dict[str, _Peer] = {}
-        self._told = {topic: set(channels) for topic, channels in registrations().items()}
+        self._announced = {topic: set(channels) for topic, channels in registrations().items()}
         self._session: aiohttp.ClientSession | None = None
         self._logger = Logger("lookupd")
 
@@ -129,7 +129,7 @@ class Registrar:
 
     def changed(self, topic: str, channels: Iterable[str] | None) -> None:
         """What this node has of a topic now, None: nothing; whatever is new about that is told."""
-        before, now = self._told.get(topic), None if channels is None else set(channels)
+        before, now = self._announced.get(topic), None if channels is None else set(channels)
         if before is None and now is not None:
             self._tell(f"REGISTER {topic}\n")
         for channel in sorted((now or set()) - (before or set())):
@@ -137,10 +137,10 @@ class Registrar:
         for channel in sorted((before or set()) - (now or set())):
             self._tell(f"UNREGISTER {topic} {channel}\n")
         if now is not None:
-            self._told[topic] = now
+            self._announced[topic] = now
         elif before is not None:
             self._tell(f"UNREGISTER {topic}\n")
-            del self._told[topic]
+            del self._announced[topic]
 
     def _tell(self, line: str) -> None:
         for peer in self._peers.values():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from nsqha.errors import NotFound
@@ -85,6 +85,64 @@ class RemoteTarget:
         self._link.take(self._key, publish)
 
 
+class SentPublish(NamedTuple):
+    """A publish that was sent to another node."""
+
+    sequence: int
+    key: replication_pb2.PartitionKey
+    publish: Publish
+
+
+class ForwardWindow:
+    """Publishes that one other node was sent and has not answered; `bytes` of them it may hold at most WINDOW_BYTES."""
+
+    __slots__ = ("_given_up", "_sequence", "bytes", "sent")
+
+    def __init__(self) -> None:
+        self.sent: dict[int, SentPublish] = {}  # by sequence, in order
+        self.bytes = 0  # of those, and of those that were given up
+        self._given_up: dict[int, int] = {}  # sizes of publishes that the other side may still have
+        self._sequence = 0
+
+    def fill(self, queue: deque[tuple[replication_pb2.PartitionKey, Publish]]) -> list[SentPublish]:
+        """Take from the front what goes with one message; nothing while the window is full."""
+        taken: list[SentPublish] = []
+        size = 0
+        while queue:
+            key, publish = queue[0]
+            length = len(publish.frames)
+            if (self.bytes and self.bytes + length > WINDOW_BYTES) or (size and size + length > MESSAGE_BYTES):
+                break
+            queue.popleft()
+            self._sequence += 1
+            sent = self.sent[self._sequence] = SentPublish(self._sequence, key, publish)
+            taken.append(sent)
+            self.bytes += length
+            size += length
+        return taken
+
+    def take_back(self, sequence: int) -> SentPublish | None:
+        """It was answered; None if it was given up before."""
+        sent = self.sent.pop(sequence, None)
+        self.bytes -= self._given_up.pop(sequence, 0) if sent is None else len(sent.publish.frames)
+        return sent
+
+    def give_up(self, before: float) -> list[Publish]:
+        """Wait no longer for answers to publishes that clients sent before this time."""
+        overdue = [sent for sent in self.sent.values() if sent.publish.at < before]
+        for sequence, _, publish in overdue:
+            del self.sent[sequence]
+            self._given_up[sequence] = len(publish.frames)
+        return [sent.publish for sent in overdue]
+
+    def clear(self) -> list[Publish]:
+        """The stream has ended: what no answer comes for any more."""
+        lost = [sent.publish for sent in self.sent.values()]
+        self.sent.clear()
+        self.bytes = 0
+        return lost
+
+
 class ForwardLink:
     """The Forward stream to one node: a `StreamHandler`. It ends with its stream; the next one is another object."""
 
@@ -109,10 +167,7 @@ class ForwardLink:
         self._on_end = on_end
         self._begun = loop.time()
         self._queue: deque[tuple[replication_pb2.PartitionKey, Publish]] = deque()  # not sent
-        self._sent: dict[int, tuple[replication_pb2.PartitionKey, Publish]] = {}  # by sequence, in order
-        self._late: dict[int, int] = {}  # sizes of those that were given up: the other side may still have them
-        self._sequence = 0
-        self._bytes = 0  # of `_sent` and `_late`
+        self._window = ForwardWindow()
         self._scheduled = False
         self._leaders = leaders
         self._stream: PeerStream = peers.stream(leader.peer_address, "Forward", self)
@@ -135,31 +190,17 @@ class ForwardLink:
     def _send(self) -> None:
         self._scheduled = False
         now = self._loop.time()
-        while self._queue and not self.ended:
+        while not self.ended and (sent := self._window.fill(self._queue)):
             message = routing_pb2.ForwardRequest()
-            size = 0
-            while self._queue:
-                key, publish = self._queue[0]
-                length = len(publish.frames)
-                if self._bytes and self._bytes + length > WINDOW_BYTES:
-                    break
-                if size and size + length > MESSAGE_BYTES:
-                    break
-                self._queue.popleft()
-                self._sequence += 1
-                self._sent[self._sequence] = key, publish
-                self._bytes += length
-                size += length
+            for sequence, key, publish in sent:
                 message.publishes.add(
-                    sequence=self._sequence,
+                    sequence=sequence,
                     key=key,
                     topic=publish.publisher.topic,
                     frames=publish.frames,
                     defer_ms=publish.delay_ms,
                     waited_ms=max(0, round((now - publish.at) * 1000)),
                 )
-            if not size:
-                return  # the window is full
             self._stream.send(message)
 
     # ---- answers
@@ -168,12 +209,12 @@ class ForwardLink:
         if message.HasField("greeting"):
             self.greeted = True
         for sequence in message.stored:
-            if (taken := self._take_back(sequence)) is not None:
-                taken[1].stored()
+            if (sent := self._window.take_back(sequence)) is not None:
+                sent.publish.stored()
         not_led: dict[tuple[int, int], str] = {}
         for failure in message.failures:
-            if (taken := self._take_back(failure.sequence)) is not None:
-                key, publish = taken
+            if (sent := self._window.take_back(failure.sequence)) is not None:
+                _, key, publish = sent
                 if failure.outcome == routing_pb2.FORWARD_OUTCOME_NOT_LEADER:
                     not_led[key.topic_uid, key.partition] = publish.publisher.topic
                 self._failed(publish, failure)
@@ -182,11 +223,6 @@ class ForwardLink:
             self._leaders.not_led(topic, where[1], by=self.node, hint=hints.get(where))
         if self._queue:
             self._schedule()
-
-    def _take_back(self, sequence: int) -> tuple[replication_pb2.PartitionKey, Publish] | None:
-        taken = self._sent.pop(sequence, None)
-        self._bytes -= self._late.pop(sequence, 0) if taken is None else len(taken[1].frames)
-        return taken
 
     def _failed(self, publish: Publish, failure: routing_pb2.ForwardFailure) -> None:
         if failure.outcome == routing_pb2.FORWARD_OUTCOME_NOT_LEADER:
@@ -209,10 +245,9 @@ class ForwardLink:
             return
         self.ended = True
         self._on_end(self, why)
-        sent, self._sent = self._sent, {}
+        sent = self._window.clear()
         queue, self._queue = self._queue, deque()
-        self._bytes = 0
-        for _, publish in sent.values():
+        for publish in sent:
             publish.failed(f"{OUTCOME_UNKNOWN}the connection to {self.address} was lost: {why}")
         for _, publish in queue:
             publish.refused(f"no connection to {self.address}: {why}")
@@ -227,11 +262,8 @@ class ForwardLink:
         if not self.greeted and now - self._begun > GREETING_SECONDS:
             self.close("no answer")
             return
-        for sequence, (_, publish) in list(self._sent.items()):
-            if publish.at + self._answer_seconds < now:
-                del self._sent[sequence]
-                self._late[sequence] = len(publish.frames)
-                publish.failed(OUTCOME_UNKNOWN + "not confirmed in time")
+        for publish in self._window.give_up(now - self._answer_seconds):
+            publish.failed(OUTCOME_UNKNOWN + "not confirmed in time")
         overdue = now - self._wait_seconds
         while self._queue and self._queue[0][1].at < overdue:
             self._queue.popleft()[1].failed(f"{NOT_STORED}{self.address} does not take publishes in time")
@@ -239,10 +271,10 @@ class ForwardLink:
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is under way."""
-        return not self._queue and not self._sent
+        return not self._queue and not self._window.sent
 
     def __repr__(self) -> str:
-        return f"Link({self.address}: {len(self._queue)} wait, {len(self._sent)} under way)"
+        return f"Link({self.address}: {len(self._queue)} wait, {len(self._window.sent)} under way)"
 
 
 class Forwarder:

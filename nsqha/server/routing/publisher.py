@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from nsqha.errors import NotFound
@@ -89,22 +90,48 @@ class Publish:
             self.publisher.ended(self, stored=not definite, why=why)
 
 
+class LeaderRetry:
+    """The pauses after which a publisher looks for a leader again; each is longer, until something was stored."""
+
+    __slots__ = ("_look_again", "_loop", "backoff", "timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, look_again: Callable[[], None]) -> None:
+        self.timer: asyncio.TimerHandle | None = None  # while there is a pause
+        self._loop = loop
+        self._look_again = look_again
+        self.backoff: Backoff | None = None  # None: the next pause is the first one
+
+    def wait(self) -> None:
+        if self.timer is None:
+            if self.backoff is None:
+                self.backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
+            self.timer = self._loop.call_later(self.backoff.next_pause(), self._due)
+
+    def stop(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def _due(self) -> None:
+        self.timer = None
+        self._look_again()
+
+
 class PartitionPublisher:
     """See above. It has what connections and `Publishing` use of a `Partition`."""
 
     __slots__ = (
         "__weakref__",
         "_back",
-        "_backoff",
         "_broken",
         "_budget",
         "_kept",
         "_last",
         "_loop",
         "_pumping",
+        "_retry",
         "_router",
         "_target",
-        "_timer",
         "_under_way",
         "_wait_seconds",
         "_waiting",
@@ -141,8 +168,7 @@ class PartitionPublisher:
         self._broken: str | None = None
         self._why = ""  # what the last refusal said
         self._pumping = False
-        self._backoff: Backoff | None = None  # None: the next pause is the first one
-        self._timer: asyncio.TimerHandle | None = None
+        self._retry = LeaderRetry(loop, self._look_again)
 
     # ---- for who publishes
 
@@ -166,15 +192,15 @@ class PartitionPublisher:
     def leaders_changed(self) -> None:
         """Another target may be right from now on."""
         self._target = None
-        self._backoff = None
-        self._stop_timer()
+        self._retry.backoff = None
+        self._retry.stop()
         self._pump()
 
     # ---- on their way
 
     def _pump(self) -> None:
         """Give what waits to the target, in order."""
-        if self._pumping or self._timer is not None:
+        if self._pumping or self._retry.timer is not None:
             return  # a target answered from within `take`; or nobody takes anything at the moment
         self._pumping = True
         try:
@@ -197,7 +223,7 @@ class PartitionPublisher:
             return False
         if self._target is None or self._target.gone:
             self._target = None
-            self._wait()
+            self._retry.wait()
         return self._target is not None
 
     def _give(self, target: Target, publish: Publish) -> None:
@@ -231,7 +257,7 @@ class PartitionPublisher:
             publish.reply.failed(why)
             self._break(NOT_STORED + "an earlier publish of this connection failed")
         else:
-            self._backoff = None
+            self._retry.backoff = None
             publish.reply.stored()
         self._settle_refused()
         if self._waiting:
@@ -257,7 +283,7 @@ class PartitionPublisher:
         if back[0].number < self._kept:
             self._break(NOT_STORED + self._why)
         else:
-            self._wait()
+            self._retry.wait()
 
     def _break(self, why: str) -> None:
         """One has failed: so do all that are not under way."""
@@ -266,26 +292,14 @@ class PartitionPublisher:
         failing = [*sorted(self._back, key=lambda publish: publish.number), *self._waiting]
         self._back = []
         self._waiting.clear()
-        self._stop_timer()
+        self._retry.stop()
         for publish in failing:
             self._release(publish)
             publish.reply.failed(why)
 
     # ---- waiting for a leader
 
-    def _wait(self) -> None:
-        if self._timer is None:
-            if self._backoff is None:
-                self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
-            self._timer = self._loop.call_later(self._backoff.next_pause(), self._look_again)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _look_again(self) -> None:
-        self._timer = None
         if self._waiting and self._waiting[0].at + self._wait_seconds <= self._loop.time():
             reason = self._why or "nobody leads the partition"
             self._break(f"{NOT_STORED}{reason} (waited {self._wait_seconds:g} s for a leader)")

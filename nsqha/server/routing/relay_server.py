@@ -102,8 +102,8 @@ class RelayedConsumer(Consumer):
         self.serial = 0
         self.acks = ConsumerAcks(self, self.wire.reply, stream.service.now)
         self._stream = stream
-        self._told: tuple[int, int, bool, bool] | None = None  # None: not accepted yet
-        self._told_in_flight = 0
+        self._sent_status: tuple[int, int, bool, bool] | None = None  # None: not accepted yet
+        self._sent_in_flight = 0
 
     def set_window(self, size: int, serial: int) -> None:
         self.window, self.serial = size, serial
@@ -137,11 +137,11 @@ class RelayedConsumer(Consumer):
         backlogged = full and any(
             subscription.delivery.has_backlog(now) for subscription in self.subscriptions.values()
         )
-        said = (self.serial, held, backlogged, self.standby)
-        # A window that is used up again and again is said again: its node forgets after a while.
-        if said == self._told and not (figures and (backlogged or self.in_flight != self._told_in_flight)):
+        status = (self.serial, held, backlogged, self.standby)
+        # A window that is used up again and again is sent again: its node forgets after a while.
+        if status == self._sent_status and not (figures and (backlogged or self.in_flight != self._sent_in_flight)):
             return None
-        self._told, self._told_in_flight = said, self.in_flight
+        self._sent_status, self._sent_in_flight = status, self.in_flight
         return routing_pb2.RelayStatus(
             serial=self.serial, held=held, backlogged=backlogged, standby=self.standby, in_flight=self.in_flight
         )

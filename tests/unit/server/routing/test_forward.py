@@ -328,7 +328,7 @@ def test_a_node_that_sends_more_than_the_window_loses_its_stream(monkeypatch: An
 
     def unbounded(send: Any) -> Any:
         def sent(link: Any) -> None:
-            link._bytes = 0
+            link._window.bytes = 0
             send(link)
 
         return sent
