@@ -30,6 +30,7 @@ Reading order: `events`, `deferred`, `state`, `cursor`, `channel`, `progress`, `
     loading         where the committed state comes from at start: cache, checkpoint, start of the log
     checkpoint      committed state <-> frames in the log, and rebuilding it from the files
     state           the committed state of one partition's channels, changed by applying batches only
+    later           deliver-at times of messages that the pump has not passed
     holds           leases on a partition's log start
     deferred_store  a deferred set in layers
     layer           the layers, and what a base below them must offer

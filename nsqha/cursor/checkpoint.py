@@ -91,7 +91,7 @@ def records(state: PartitionState) -> Iterator[bytes]:
     )
     for name in sorted(state.channels):
         yield from _channel_records(state.channels[name])
-    yield from _lists(_KIND_LATER, _LATER, state.later())
+    yield from _lists(_KIND_LATER, _LATER, state.later.rows())
     yield from _lists(_KIND_HOLDS, _HOLD, state.holds.rows())
 
 
@@ -276,7 +276,7 @@ def _decode(reader: Reader, state: PartitionState) -> None:
         _, count = reader.take(_LIST)
         if kind == _KIND_LATER:
             for offset, due_ns in reader.rows(_LATER, count):
-                state.defer_later(offset, due_ns)
+                state.later.add(offset, due_ns)
         elif kind == _KIND_HOLDS:
             for id_, *hold in reader.rows(_HOLD, count):
                 state.holds.put(id_, LiveHold(*hold))

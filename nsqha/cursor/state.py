@@ -38,8 +38,6 @@ every durable floor.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -48,6 +46,7 @@ from nsqha import frames, hot
 from nsqha.cursor import events
 from nsqha.cursor.deferred import Deferred, DeferredSet, MemoryDeferred, NewDeferred
 from nsqha.cursor.holds import Holds
+from nsqha.cursor.later import LaterMessages
 from nsqha.errors import LogCorrupt
 from nsqha.ids import is_ephemeral
 from nsqha.ranges import RangeSet
@@ -262,9 +261,7 @@ class PartitionState:
         self.log_start_log_id = 0  # of the event that said so
         self.holds = Holds()
         self.checkpoint = CheckpointMark()
-        # Messages at or above the pump that have a deliver-at time: offset -> due, as two parallel arrays.
-        self._later: array[int] = array("q")
-        self._later_due: array[int] = array("q")
+        self.later = LaterMessages()
         self.partial: tuple[int, int, int] | None = None  # id, next sequence, bytes of the checkpoint being written
 
     # ---- asking
@@ -297,15 +294,6 @@ class PartitionState:
             return min(floors)  # an archive alone would keep everything for ever: its readers say what may go
         return min([self.pump, *floors])
 
-    def later(self) -> list[tuple[int, int]]:
-        """(offset, due_ns) of messages with a deliver-at time that the pump has not passed."""
-        return list(zip(self._later, self._later_due, strict=True))
-
-    def defer_later(self, offset: int, due_ns: int) -> None:
-        """Remember a deliver-at time until the pump passes its message. In order of offsets."""
-        self._later.append(offset)
-        self._later_due.append(due_ns)
-
     # ---- applying
 
     def apply(self, entry: EntryLike, data: bytes | bytearray | memoryview) -> list[Effect]:
@@ -319,7 +307,7 @@ class PartitionState:
         self.applied = AppliedEntry(log_id, entry.epoch, entry.chain, end, entry.position + entry.size)
         if self.moving:
             self.pump = end
-            if self._later:
+            if self.later.offsets:
                 self._move_pump(end, effects)
         return effects
 
@@ -343,7 +331,7 @@ class PartitionState:
                 if isinstance(event, events.Attributes):
                     if event.deliver_at_ns:
                         for covered in range(offset, min(offset + event.covers, entry.first_offset + entry.count)):
-                            self.defer_later(covered, event.deliver_at_ns)
+                            self.later.add(covered, event.deliver_at_ns)
                 else:
                     self._apply_event(event, entry, entry.position + at, effects)
                     if self.moving:
@@ -383,32 +371,27 @@ class PartitionState:
 
     def _move_pump(self, offset: int, effects: list[Effect]) -> None:
         self.pump = offset
-        if self._later and self._later[0] < offset:
-            refs = self._cut_later(offset)
+        later = self.later
+        if later.offsets and later.offsets[0] < offset:
+            refs = later.cut(offset)
             for channel in self.channels.values():
                 if not (channel.ephemeral or channel.reader):
                     for ref in refs:
                         channel.deferred.put(ref)
             effects.append(DeliverAt(refs))
 
-    def _cut_later(self, end: int) -> tuple[Deferred, ...]:
-        n = bisect_left(self._later, end)
-        refs = tuple(Deferred(self._later[i], self._later_due[i], 0) for i in range(n))
-        del self._later[:n], self._later_due[:n]
-        return refs
-
     def _lift_pump(self, offset: int) -> None:
         """What is below goes without having been handed to a channel."""
         if self.pump < offset:
             self.pump = offset
-            self._cut_later(offset)
+            self.later.cut(offset)
 
     def _topic_empty(self, place: int, effects: list[Effect]) -> None:
         first = self.pump
         if first >= place:
             return
         self.pump = place
-        self._cut_later(place)
+        self.later.cut(place)
         for channel in self.channels.values():
             if not channel.ephemeral:
                 channel.ranges.add(first, place)
@@ -549,7 +532,7 @@ class PartitionState:
     def _copy(self, deferred: Callable[[ChannelState], DeferredSet]) -> PartitionState:
         copy = PartitionState(self.new_deferred)
         copy.__dict__.update(self.__dict__)
-        copy._later, copy._later_due = self._later[:], self._later_due[:]
+        copy.later = self.later.copy()
         copy.holds = self.holds.copy()
         copy.channels = {
             name: replace(

@@ -17,6 +17,7 @@ from nsqha.cursor.deferred import Deferred, MemoryDeferred
 from nsqha.cursor.deferred_overlay import DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
 from nsqha.cursor.flight import Flight
+from nsqha.cursor.later import LaterMessages
 from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.progress import Written
@@ -130,7 +131,7 @@ def new_channel_starts_at_the_end() -> list[Patch]:
 def topic_empty_only_moves_the_pump() -> list[Patch]:
     def wrong(self: PartitionState, place: int, effects: list[Any]) -> None:
         self.pump = max(self.pump, place)
-        self._cut_later(self.pump)
+        self.later.cut(self.pump)
 
     return [instead(PartitionState, "_topic_empty", wrong)]
 
@@ -152,7 +153,7 @@ def topic_empty_defers() -> list[Patch]:
 @mutant("when the pump passes a message with a deliver-at time every channel defers it")
 def deliver_at_is_ignored() -> list[Patch]:
     return [
-        instead(PartitionState, "defer_later", lambda self, offset, due_ns: None),
+        instead(LaterMessages, "add", lambda self, offset, due_ns: None),
         instead(Channel, "meet", lambda self, offset, due_ns, now: False),
     ]
 
@@ -471,7 +472,7 @@ def checkpoint_without_later() -> list[Patch]:
 
     def wrong(state: PartitionState, body_bytes_max: int) -> Iterator[bytes]:
         copy = state.snapshot()
-        copy._cut_later(1 << 60)
+        copy.later.cut(1 << 60)
         return write(copy, body_bytes_max)
 
     return [patch.object(checkpoint, "write", wrong)]

@@ -101,11 +101,11 @@ def test_a_message_for_later_waits_with_a_paused_topic_and_keeps_its_time():
     channel = leader.create("a")
     leader.pause_topic()
     leader.publish(1, deliver_at=leader.now.wall_ns + 10_000_000_000)
-    assert leader.cursors.state.later() == [(0, leader.now.wall_ns + 10_000_000_000)]
+    assert leader.cursors.state.later.rows() == [(0, leader.now.wall_ns + 10_000_000_000)]
     leader.clock.advance(60)
     leader.pause_topic(False)
     assert [r.offset for r in leader.redeliver(channel)] == [0]
-    assert leader.cursors.state.later() == []
+    assert leader.cursors.state.later.rows() == []
 
 
 def test_topic_empty_forgets_messages_for_later():

@@ -173,7 +173,11 @@ def test_what_readers_let_go_is_gone_and_the_first_consumers_begin_behind_it():
     assert leader.cursors.retention.log_start_limit() == 5
     leader.cursors.retention.propose_log_start(9, leader.log.end_position)
     leader.flush()
-    assert (leader.cursors.state.log_start[0], leader.cursors.state.pump, leader.cursors.state.later()) == (5, 5, [])
+    assert (leader.cursors.state.log_start[0], leader.cursors.state.pump, leader.cursors.state.later.rows()) == (
+        5,
+        5,
+        [],
+    )
     assert leader.deliver(leader.create("a")) == [5, 6, 7, 8]
 
 
