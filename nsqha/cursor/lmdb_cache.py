@@ -33,7 +33,6 @@ the log, once, and lives on in memory.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,7 +40,7 @@ from nsqha.cursor.deferred_store import DeferredStore
 from nsqha.cursor.layer import Layer, TableLost
 from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, encode_head
 from nsqha.cursor.lmdb_proof import remove, unproven
-from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, ReadPin, Tables, TablesError
+from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, ReadPin, Tables, TablesError, TableUse
 from nsqha.cursor.loading import LoadedState, LogLike, load
 from nsqha.cursor.state import NEEDS_LOOK, EntryLike, PartitionState
 from nsqha.ids import PartitionKey
@@ -147,10 +146,7 @@ class LmdbCache:
         self._writing = False
         self.pressing = False  # a set has gathered so much that it should be written soon
         self._not_before = 0.0
-        self._loads = 0
-        self._growing = False
-        self._pin: weakref.ref[ReadPin] | None = None  # taken since the last write began or ended
-        self._pins: weakref.WeakSet[ReadPin] = weakref.WeakSet()
+        self._use = TableUse(tables)
 
     @classmethod
     def open(cls, path: str, *, map_bytes: int = MAP_BYTES) -> LmdbCache:
@@ -170,7 +166,7 @@ class LmdbCache:
 
     @property
     def usable(self) -> bool:
-        return self.failure is None and not self._growing
+        return self.failure is None and not self._use.growing
 
     def close(self) -> None:
         """Nobody uses it any more; what is not written is in the logs."""
@@ -195,14 +191,11 @@ class LmdbCache:
         `committed`: the end of what is known to be committed, if that is not the whole log. `later`: the log itself, if
         `log_` is a snapshot of one in use; what is stored here is of an earlier log then, and not asked. `must_read`:
         flags of the batches that are not passed over."""
-        self._loads += 1
-        try:
+        with self._use.loading():
             try:
                 return self._load(key, log, read, committed, later, must_read)
             except TableLost:
                 return self._load(key, log, read, committed, later, must_read)  # in memory
-        finally:
-            self._loads -= 1
 
     def _load(
         self,
@@ -285,12 +278,8 @@ class LmdbCache:
         self._dead.append(number)
 
     def pin(self) -> ReadPin | None:
-        """The tables as they are now, shared by all who ask before the next write begins or ends."""
-        pin = self._pin() if self._pin is not None else None
-        if pin is None and self.tables is not None and (pin := self.tables.pin()) is not None:
-            self._pin = weakref.ref(pin)
-            self._pins.add(pin)
-        return pin
+        """The tables as they are now, until the next write begins or ends."""
+        return self._use.pin()
 
     def lost(self, error: Exception) -> None:
         """The tables can not be read: go on in memory."""
@@ -321,7 +310,7 @@ class LmdbCache:
             taken.again()
         taken.at = now
         self._writing = True
-        self._forget_pin()
+        self._use.forget_pin()
         return taken
 
     def _gather(self, now: float, *, whole: bool) -> CacheWrite | None:
@@ -409,7 +398,7 @@ class LmdbCache:
     def written(self, taken: CacheWrite, now: float) -> None:
         """The write has ended: let go of what is at rest now, or keep it for another try."""
         self._writing = False
-        self._forget_pin()
+        self._use.forget_pin()
         if self.failure is not None:
             return
         if taken.error is not None:
@@ -442,18 +431,8 @@ class LmdbCache:
             logger.warning("cursor_cache_delayed", text, self.path, error)
 
     def _grow(self) -> bool:
-        """Double the map, if nobody reads: this thread does not, a pin or a load might."""
-        self._growing = True  # first: a load that begins from here on leaves the tables alone
         try:
-            if self._loads or self._pins or self.tables is None:
-                return False
-            self.tables.grow()
-            return True
+            return self._use.grow()
         except TablesError as error:
             logger.warning("cursor_cache_full", "%s can not grow: %s", self.path, error)
             return False
-        finally:
-            self._growing = False
-
-    def _forget_pin(self) -> None:
-        self._pin = None

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -272,6 +274,49 @@ class Tables:
             self._env.set_mapsize(2 * self._env.info()["map_size"])
         except lmdb.Error as error:
             raise TablesError(str(error)) from error
+
+
+class TableUse:
+    """Who reads the tables for longer than one call: loads and pins. Only while there are none the map may grow."""
+
+    def __init__(self, tables: Tables | None) -> None:
+        self.growing = False
+        self._tables = tables
+        self._loads = 0
+        self._pin: weakref.ref[ReadPin] | None = None  # the one that is shared now
+        self._pins: weakref.WeakSet[ReadPin] = weakref.WeakSet()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """A load goes over the rows meanwhile."""
+        self._loads += 1
+        try:
+            yield
+        finally:
+            self._loads -= 1
+
+    def pin(self) -> ReadPin | None:
+        """The tables as they are now, shared by all who ask before `forget_pin`."""
+        pin = self._pin() if self._pin is not None else None
+        if pin is None and self._tables is not None and (pin := self._tables.pin()) is not None:
+            self._pin = weakref.ref(pin)
+            self._pins.add(pin)
+        return pin
+
+    def forget_pin(self) -> None:
+        """The tables change: who asks from now on gets another pin."""
+        self._pin = None
+
+    def grow(self) -> bool:
+        """Double the map; False while there are readers. TablesError if it can not grow."""
+        self.growing = True  # first: a load that begins from here on leaves the tables alone
+        try:
+            if self._loads or self._pins or self._tables is None:
+                return False
+            self._tables.grow()
+            return True
+        finally:
+            self.growing = False
 
 
 def _walk(txn: Any, table: Any, start: bytes, same: int) -> Iterator[tuple[bytes, bytes]]:
