@@ -8,14 +8,13 @@ from nsqha.commitlog.storage import MemStorage
 from tests.unit.commitlog.logs import add, new_log, roll
 
 
-def list_of(pairs: int) -> PairList:
-    """Pairs of two batches each."""
+def list_of(pairs: int, batches: int = 2) -> PairList:
     log = new_log(MemStorage())
     for n in range(pairs):
         if n:
             roll(log)
-        add(log, b"one")
-        add(log, b"two")
+        for _ in range(batches):
+            add(log, b"one")
     return log.files
 
 
@@ -35,10 +34,12 @@ def test_few_old_pairs_stay_open():
 
 
 def test_the_first_entry_that_is_wanted_is_found():
-    files = list_of(2)
-    first, entry = files.first_where(files.pairs[0], lambda entry: entry.log_id >= 2)
-    assert entry is not None and first == entry.log_id == 2
-    assert files.first_where(files.pairs[0], lambda entry: entry.log_id >= 3) == (3, None)
+    files = list_of(2, batches=9)
+    pair = files.pairs[0]
+    for wanted in range(1, 10):
+        first, entry = files.first_where(pair, lambda entry: entry.log_id >= wanted)  # noqa: B023
+        assert entry is not None and first == entry.log_id == wanted
+    assert files.first_where(pair, lambda entry: entry.log_id >= 10) == (10, None)
 
 
 def test_pairs_go_that_end_below_both_places_but_never_the_last():
