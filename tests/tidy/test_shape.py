@@ -27,12 +27,11 @@ LARGE = {
     # Pure machines: the state of one protocol, one method for each event.
     "ControllerMachine": (36, 19),
     "IsrKeeper": (36, 21),
-    "PartitionState": (30, 14),
+    "PartitionState": (27, 13),
     # One file format, or one data structure, with its readers and writers.
     "NodeJournal": (29, 11),
     "DeferredStore": (27, 12),
     "LogReader": (26, 8),
-    "LmdbCache": (26, 18),
     # What is put together here is named here.
     "Broker": (20, 22),
     "Membership": (14, 17),
@@ -40,10 +39,9 @@ LARGE = {
     # Counters and limits of one connection, job or thread pool, read where they are changed.
     "Plans": (24, 16),
     "ByteServer": (19, 19),
-    "PartitionPublisher": (16, 17),
+    "PartitionPublisher": (14, 16),
     "Fetch": (15, 17),
     "TaskPublisher": (15, 18),
-    "ForwardLink": (13, 17),
     "DiskRounds": (12, 17),
 }
 
