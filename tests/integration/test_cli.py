@@ -217,7 +217,7 @@ def test_help_and_data_verbs_never_import_what_is_slow() -> None:
         (["topik"], 2, "did you mean topic?"),
         (["topic", "lst"], 2, "did you mean list?"),
         (["seek", "orders", "billing", "start", "--plann"], 2, "did you mean --plan?"),
-        (["seek", "orders", "billing", "yesterday"], 2, "is no place"),
+        (["seek", "orders", "billing", "yesterday"], 2, "is not a place"),
         (["seek", "orders", "billing"], 2, "TO or --undo"),
         (["seek", "orders", "billing", "undo"], 2, "--undo"),
         (["seek", "orders/x", "billing", "start"], 2, "TOPIC/PARTITION"),

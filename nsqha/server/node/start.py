@@ -227,8 +227,8 @@ class Node:
                 for sock in sockets.values():
                     sock.close()  # clients go elsewhere: this may take until an operator comes
                 held = importlib.import_module("nsqha.server.safe_mode.hold")
-                holding = held.Holding(self.options, journal, clock, disk, opener, self._stop, self._certificates)
-                if not await held.until_accepted(holding, str(error)):
+                safe_mode = held.SafeMode(self.options, journal, clock, disk, opener, self._stop, self._certificates)
+                if not await held.until_accepted(safe_mode, str(error)):
                     journal.close()
                     disk.close()
                     raise GivenUp from None
