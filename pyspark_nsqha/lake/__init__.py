@@ -2,20 +2,20 @@
 
 Downwards:
 
-    verify    proves that the lake is the log; `contents` reads one file whole for it
-    backfill  the same for a range of time, once
-    archive   carries everything committed into the lake; a reader channel waits for it
+    verify    proves that the lake is the log
+    backfill  writes a range of time into the lake, once
+    archive   writes everything committed into the lake; a reader channel follows it
     history   reads lake and log as one
-    contents  reads one file whole
-    rounds    plan, write, commit, until what is wanted is in the lake
+    contents  verifies one whole file
+    rounds    plan, write, commit, until everything wanted is in the lake
     compact   merges small files into large ones
-    plan      which ranges are not in the lake yet, cut into what tasks write
-    task      what a task does: fetch, verify, write files
+    plan      finds the ranges that are not in the lake yet, and divides them into tasks
+    task      the task of a round: fetch, verify, write files
     iceberg   commits to an Iceberg table
     commit    commits to manifests
-    parquet   how a file is made and read
-    manifest  what a manifest says, and what all of them say together
-    store     files at a URI: whole and durable, or not there
+    parquet   makes and reads a file
+    manifest  the contents of one manifest, and of all together
+    store     files at a URI: whole and durable, or absent
     agree     one content for one name, in stores that cannot create exclusively
-    names     how files are called
+    names     the names of files
 """

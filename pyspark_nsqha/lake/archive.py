@@ -2,19 +2,19 @@
 
     Snapshot with a hold ---> reader channel: made, or raised to what the lake has ---> rounds ---> hold released
                                                                                           |
-                                                     CommitReader behind each commit <----+
+                                                     CommitReader after each commit <-----+
 
-The channel's floor moves behind the commit, so nothing is unlinked that is not in the lake. It is made while the hold
-keeps what the snapshot named. The lake says what is done, never the channel: its floor may be behind the lake (a crash
-between commit and floor), which is put right; a floor ahead of the lake means that somebody else moved it, or that the
-lake is not the one that it was moved for, and nothing is done.
+The channel's floor moves after the commit, so nothing is unlinked that is not in the lake. It is made while the hold
+keeps what is in the snapshot. The lake decides what is done, never the channel: a floor behind the lake (after a crash
+between commit and floor) is raised; a floor ahead of the lake means that another program moved it, or that it belongs
+to another lake, and then nothing is done.
 
-New partitions, and new topics of a pattern, are in the next snapshot. A topic that was made anew has another uid, so
-its messages are another life beside the old one. A range that retention took before it was archived is recorded as
-missing: that can only be where the lake had begun.
+New partitions, and new topics of a pattern, are in the next snapshot. A topic that was created again has another uid,
+so its messages are stored besides those of the old one. A range that retention removed before it was archived is
+recorded as missing: that is possible only after the lake's first message.
 
-A partition in trouble does not stop the others: no leader now, a log that was cut, a floor that somebody moved, one
-that cannot be raised. It is told in the totals, and looked at again by the next run.
+A failing partition does not stop the others: one without a leader, with a truncated log, or with a floor that another
+program moved or that cannot be raised. It is reported in the totals, and tried again by the next run.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ CHANNEL = "archive"
 
 
 class Log(Protocol):
-    """What is needed of the segment service: `snapshot.Segments`, or a fake."""
+    """The part of the segment service's client that is used here: `snapshot.Segments`, or a fake."""
 
     def snapshot(self, asked: SnapshotRequest, *, partial: bool = False) -> Snapshot:
         """What is committed; with `partial`, of partitions that answer. ReadFailed."""
 
     def release_hold(self, hold_id: str) -> int:
-        """Let retention go on. ReadFailed."""
+        """End a hold. ReadFailed."""
 
     def commit_reader(
         self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False, topic_uid: int = 0
     ) -> dict[int, int]:
-        """Move floors of a reader channel; it is made if it is not there. ReadFailed."""
+        """Move floors of a reader channel, which is created if it does not exist. ReadFailed."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Which topics, and under which channel."""
+    """The topics to archive, and the channel."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -67,8 +67,7 @@ def once(
 ) -> RoundTotals:
     """Archive what is committed now. ReadFailed, StoreFailed, DataLoss, Overlap, BadManifest; each says what to do.
 
-    ReadFailed if nothing can be read, or no floor moved; partitions of which that is so, beside others, are in the
-    totals."""
+    ReadFailed if no partition can be read, or no floor moved; if only some partitions fail, they are in the totals."""
     asked = SnapshotRequest(subject.topics, subject.pattern, channel=subject.channel, hold_ms=HOLD_MS)
     rounds.step("snapshot")
     found = log.snapshot(asked, partial=True)
@@ -105,33 +104,33 @@ def once(
 
 
 def begun(found: Snapshot, state: LakeState, rounds: Rounds) -> dict[Life, str]:
-    """The lake is of this cluster, or of none yet; why some partitions are not in the snapshot. ReadFailed."""
+    """Check that the lake is of this cluster; returns why some partitions are not in the snapshot. ReadFailed."""
     check_cluster(found, state, rounds.store.uri)
     rounds.cluster = found.cluster
     return {Life(key[0], 0, key[1]): _no_snapshot(*key, why) for key, why in found.failed.items()}
 
 
 def check_cluster(found: Snapshot, state: LakeState, uri: str) -> None:
-    """ReadFailed if the lake is that of another cluster."""
+    """ReadFailed if the lake is of another cluster."""
     if found.cluster and state.cluster not in ("", found.cluster):
         raise ReadFailed(
-            f"{uri} is the lake of cluster {state.cluster}, and these brokers are of cluster {found.cluster}: give "
-            "each a lake of its own"
+            f"{uri} is the lake of cluster {state.cluster}, but these brokers are of cluster {found.cluster}: use "
+            "another lake for each cluster"
         )
 
 
 def _no_snapshot(topic: str, partition: int, why: str) -> str:
-    return f"{topic}/{partition}: no snapshot: {why}; is a leader there? `nsqha topic show` tells"
+    return f"{topic}/{partition}: no snapshot: {why}; `nsqha topic show` shows its leader"
 
 
 def add_failed(totals: RoundTotals, found: Snapshot, failed: Mapping[Life, str]) -> None:
-    """Partitions that rounds were not made for, or whose floor was not moved."""
+    """Add the partitions without rounds, or whose floor was not moved."""
     totals.partitions = len(found.pins) + len(found.failed)
     totals.failed = {**failed, **totals.failed}
 
 
 def wanted_of(pins: Sequence[PinnedPartition], state: LakeState) -> list[WantedPartition]:
-    """All of each partition, and what retention took of it since the lake began."""
+    """Each partition as a whole, with what retention removed of it since the lake's first message."""
     found = []
     for pin in pins:
         life = life_of(pin)
@@ -144,8 +143,8 @@ def wanted_of(pins: Sequence[PinnedPartition], state: LakeState) -> list[WantedP
 def divided(
     log: Log, wanted: Sequence[WantedPartition], state: LakeState, failed: dict[Life, str]
 ) -> list[WantedPartition]:
-    """The same, with borders at which the log may be divided, where there is something to do. What cannot be asked for
-    them is left out, and told in `failed`."""
+    """`wanted` with the borders at which the log may be divided, where something is to be written. Partitions that
+    cannot be asked for them are left out, and added to `failed`."""
     ranges = []
     for one in wanted:
         start, end = one.pin.start.offset, one.pin.end.offset
@@ -175,20 +174,20 @@ def divided(
 
 
 def _not_fitting(pin: PinnedPartition, state: LakeState, found: Snapshot, subject: Subject, uri: str) -> str:
-    """Why lake, log and channel do not fit each other; empty if they do."""
+    """Why lake, log and channel contradict each other; empty if they do not."""
     life = life_of(pin)
     end = state.end(life)
     if end is not None and end > pin.end.offset:
         return (
-            f"{life}: {uri} has messages up to offset {end}, the log ends at {pin.end.offset}: the log was cut (an "
-            "unclean election, a restored backup); archive to another lake"
+            f"{life}: {uri} has messages up to offset {end}, but the log ends at {pin.end.offset}: the log was "
+            "truncated (an unclean election, a restored backup); archive to another lake"
         )
     floor = found.floors.get((life.topic, life.partition))
     there = state.covered_from(life, pin.start.offset)
     if floor is not None and floor > max(there, pin.start.offset):
         return (
-            f"{life}: channel {subject.channel} is at offset {floor}, and {uri} has nothing from offset {there} on: "
-            "another lake uses this channel, or files went; give --channel another name, or go back: "
+            f"{life}: channel {subject.channel} is at offset {floor}, but {uri} has nothing from offset {there} on: "
+            "another lake uses this channel, or files are lost; give --channel another name, or go back: "
             f"nsqha seek {life} {subject.channel} {there}"
         )
     return ""
@@ -202,8 +201,8 @@ def _raise_floors(
     subject: Subject,
     failed: dict[Life, str],
 ) -> None:
-    """Each floor to the end of what is in the lake without a hole; channels that are not there are made. `floors` has
-    where they are, and is changed with them; `failed`, which could not be moved. ReadFailed if nobody answers."""
+    """Move each floor to the end of what is in the lake without a gap; missing channels are created. `floors` has the
+    present floors and is updated; `failed` gets those that could not be moved. ReadFailed if no broker answers."""
     moves: dict[tuple[str, int, bool], dict[int, int]] = {}
     for pin in pins:
         life = life_of(pin)
@@ -221,7 +220,7 @@ def _raise_floors(
 
 
 def _moved(log: Log, topic: str, uid: int, new: bool, offsets: dict[int, int], channel: str) -> dict[int, str]:
-    """Why the floors of a topic were not moved, by partition; empty where one was. ReadFailed if nobody answers."""
+    """Why the floors of a topic were not moved, by partition; empty if moved. ReadFailed if no broker answers."""
     try:
         log.commit_reader(topic, channel, offsets, back=new, topic_uid=uid)
         return dict.fromkeys(offsets, "")
@@ -237,7 +236,7 @@ def _moved(log: Log, topic: str, uid: int, new: bool, offsets: dict[int, int], c
 
 
 def release(log: Log, hold_id: str) -> None:
-    """The hold ends by itself where nobody answers."""
+    """Release the hold; if no broker answers, it ends by itself."""
     if hold_id:
         try:
             log.release_hold(hold_id)

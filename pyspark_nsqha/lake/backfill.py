@@ -1,11 +1,11 @@
-"""A backfill: a range of time goes into the lake, once. No channel is made and none is moved.
+"""A backfill: writes a range of time into the lake, once. It creates no channel and moves none.
 
     [from, until) --Snapshot with these times, and a hold--> offsets per partition --> rounds --> hold released
 
 All messages of a batch have one timestamp, and timestamps never fall, so a time is a border between two batches. What
-the lake has already is passed over: a backfill that was killed goes on where it was, and one over the range of an
-archive adds nothing. What lies in the range and is in neither is recorded as missing where the lake knows both sides of
-it, else it is said. Partitions that have no leader now are told in the totals, and stop nobody.
+the lake already has is skipped: a backfill that was killed continues where it was, and one over the range of an archive
+adds nothing. Messages of the range that neither lake nor log has are recorded as missing if the lake has messages on
+both sides, else there is a warning. Partitions without a leader are reported in the totals and do not stop the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def backfill(
     progress: Callable[[RoundTotals, int], None] = lambda totals, left: None,
     warn: Callable[[str], None] = lambda line: None,
 ) -> RoundTotals:
-    """Messages whose batch has a time in [since, until); None: from the start, to the end of what is committed now.
+    """Write messages whose batch has a time in [since, until); None: from the log's start, to its committed end.
 
     ReadFailed, StoreFailed, DataLoss, Overlap, BadManifest; each says what to do.
     """
@@ -67,7 +67,7 @@ def backfill(
 def _wanted(
     pin: PinnedPartition, found: Snapshot, state: LakeState, since_ns: int | None, until_ns: int | None
 ) -> WantedPartition:
-    """The range of one partition, and what is known to be gone of it."""
+    """The range of one partition, and the parts of it that are known to be gone."""
     times = found.times.get((pin.identity.topic, pin.identity.partition), {})
     first = pin.start.offset if since_ns is None else times[since_ns]
     end = pin.end.offset if until_ns is None else times[until_ns]
@@ -81,8 +81,8 @@ def _wanted(
 
 
 def _holes(pin: PinnedPartition, files: Sequence[LakeFile], state: LakeState) -> Iterator[tuple[OffsetRange, int, int]]:
-    """Ranges below the log start that the lake does not have although it has something before them; with the times of
-    the messages on both sides."""
+    """Ranges below the log start that the lake lacks although it has something before them, with the times of the
+    messages on both sides."""
     if not files:
         return
     covered = state.covered(life_of(pin))
@@ -93,7 +93,7 @@ def _holes(pin: PinnedPartition, files: Sequence[LakeFile], state: LakeState) ->
 
 
 def _too_late(pin: PinnedPartition, state: LakeState, since_ns: int | None, until_ns: int | None) -> str:
-    """What is to be said of messages before everything that log and lake have; empty if there can be none."""
+    """A warning about messages before everything that log and lake have; empty if there can be none."""
     life = life_of(pin)
     covered = state.covered(life)
     first = min([pin.start.offset, *(one.first for one in covered)])
@@ -102,4 +102,4 @@ def _too_late(pin: PinnedPartition, state: LakeState, since_ns: int | None, unti
         at_ns = min(at_ns, files[0].first_timestamp_ns)
     if not first or (since_ns is not None and since_ns >= at_ns) or (until_ns is not None and until_ns <= 0):
         return ""
-    return f"{life}: log and lake begin at offset {first}: what was before is gone, perhaps some of this range"
+    return f"{life}: log and lake begin at offset {first}: what was before is gone, possibly a part of this range"

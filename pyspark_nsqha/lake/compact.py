@@ -1,20 +1,20 @@
-"""Small files of a day become large ones: an archive that runs every minute writes a thousand a day and partition.
+"""Compaction merges small files of a day: an archive that runs every minute writes a thousand per day and partition.
 
     |a|b|c|d|  e  |f|g|     files of one partition and day, each beginning where the one before ends
     | merged  | e | m |     as large as `target_bytes`; the manifest names m and no longer f, g
 
-A merged file is committed like any other, in the place of the files that it is made of: at every moment each message is
-in exactly one file that counts. Who has read the manifests before may still read the old files: they are removed by the
-next run that finds them replaced for longer than `keep_ns`.
+A merged file is committed like any other, in place of the files that it is made from: at every moment each message is
+in exactly one file that counts. A reader of earlier manifests may still read the old files: they are removed by the
+next run after they were replaced for longer than `keep_ns`.
 
-Only files whose log ids meet are merged, so the merged file is as provable as its parts: it begins with the chain
-before the first and ends with the chain of the last. Whatever does not verify while it is read ends the run.
+Only files whose log ids meet are merged, so the merged file proves as much as its parts: it begins with the chain
+before the first and ends with the chain of the last. If a file does not verify, the run ends.
 
 A note under `replaced/` is written first: the names of old and new files, and how long the old ones are kept. Any run
-removes what a note names and no manifest does, when `keep_ns` is over: the note's or its own, whichever is longer. A
-new file that is in no manifest may be about to be committed. So nobody removes it before twice the time after which its
-own run does not commit it any more; how old a note is, is told by the store's clock alone. New files have tags, so who
-removes one can not hit that of another run.
+removes files that a note names and no manifest does, after the `keep_ns` of the note or its own, whichever is longer. A
+new file that is in no manifest may be about to be committed. So no run removes it before twice the time after which its
+own run does not commit it any more; the age of a note is measured by the store's clock alone. New files have tags, so
+the removal of one cannot hit that of another run.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ class CannotMerge(Exception):
 
 
 def merged_path(group: Group, tag: str) -> str:
-    """The name of the file that has all messages of the group."""
+    """The path of the file that has all messages of the group."""
     return replace(group[0], end=group[-1].end, merged=tag).path
 
 
 class Merged(NamedTuple):
-    """What a task made of a group, or why not."""
+    """The file that a task made from a group, or why it failed."""
 
     file: LakeFile | None
     failed: str = ""
 
 
 Merge = Callable[[Sequence[Group], str], list[Merged]]
-"""Runs `MergeTask` with a tag for each group, somewhere; results in the same order."""
+"""Runs `MergeTask` with a tag for each group, such as in Spark; results in the same order."""
 
 
 @dataclass
 class CompactTotals:
-    """What was done."""
+    """The totals of a compaction."""
 
-    merged: int = 0  # files that were small
-    files: int = 0  # that were made of them
-    bytes: int = 0  # of these
+    merged: int = 0  # small files that were merged
+    files: int = 0  # that were made from them
+    bytes: int = 0  # of the new files
     removed: int = 0  # old files, replaced earlier
 
 
 def groups(files: Iterable[LakeFile], target_bytes: int = TARGET_BYTES) -> Iterator[Group]:
-    """What is to be merged of one life's files: two or more neighbours of a day, as large as the target together."""
+    """Groups of one life's files to merge: two or more adjacent ones of a day, together as large as the target."""
     group: list[LakeFile] = []
     size = 0
     for file in files:
@@ -95,7 +95,7 @@ def _meet(before: LakeFile, file: LakeFile) -> bool:
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Makes one file of a group."""
+    """Makes one file from a group."""
 
     store: Store
     run: str
@@ -129,9 +129,9 @@ def merge(group: Group, store: Store, run: str, tag: str) -> LakeFile:
                 for batch in read_rows(opened, footer, first=file.first, end=file.end, columns=SCHEMA.names):
                     maker.add(batch)
         except FileNotFoundError:
-            raise CannotMerge(f"{file.path} is gone: nsqha spark verify tells what else is") from None
+            raise CannotMerge(f"{file.path} is gone: run nsqha spark verify to find all missing files") from None
         except BadFile as error:
-            raise CannotMerge(f"{file.path}: {error}; nsqha spark verify --full tells what else is wrong") from None
+            raise CannotMerge(f"{file.path}: {error}; run nsqha spark verify --full to find all bad files") from None
     made = maker.finish()
     merged = replace(
         first,
@@ -162,7 +162,7 @@ def compact(
     keep_ns: int = KEEP_NS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CompactTotals:
-    """Until nothing is left to merge. CannotMerge, StoreFailed, BadManifest: what was committed before stays."""
+    """Merge until nothing is left to merge. CannotMerge, StoreFailed, BadManifest: what was committed before stays."""
     totals = CompactTotals()
     done = moved = 0
     while moved < MOVED_MAX:
@@ -191,7 +191,7 @@ def compact(
         totals.merged += len(note.old)
         totals.files += len(made)
         totals.bytes += sum(file.bytes for file in made)
-    raise StoreFailed(f"somebody else committed to {store.uri} {MOVED_MAX} times meanwhile; try again")
+    raise StoreFailed(f"other runs committed to {store.uri} {MOVED_MAX} times meanwhile; try again")
 
 
 def _committed(
@@ -204,10 +204,10 @@ def _committed(
     *,
     run: str,
 ) -> bool:
-    """Put the merged files into the place of the old ones. False: the old ones are not what the lake has any more.
+    """Commit the merged files in place of the old ones. False: the lake does not have the old ones any more.
 
-    An archiver that commits meanwhile leaves the old files as they are, so the same merged files go on top of what it
-    committed. Merging them again would never end beside an archiver that commits more often than that takes."""
+    An archiver that commits meanwhile does not change the old files, so the same merged files are committed on top of
+    it. Merging again instead would never end if an archiver commits more often than a merge takes."""
     for _ in range(MOVED_MAX):
         note.check(store, made)
         try:
@@ -235,7 +235,7 @@ def _round(wanted: Sequence[Group]) -> list[Group]:
 
 @dataclass(frozen=True)
 class _Note:
-    """What a round is about to do."""
+    """The note of a round: what it is about to do."""
 
     path: str
     tag: str
@@ -254,15 +254,15 @@ class _Note:
         return cls(path, tag, raw, old, begun_ns)
 
     def check(self, store: Store, made: Iterable[LakeFile]) -> None:
-        """The new files may be committed: they are there, and nobody is about to remove them. StoreFailed."""
+        """Check that the new files may be committed: they exist, and no run is about to remove them. StoreFailed."""
         sizes: dict[str, int] = {}
         for folder in sorted({names.day_folder(file.topic, file.day) for file in made}):
             sizes.update((found.path, found.size) for found in store.list(folder))
         for file in made:
             if sizes.get(file.path) != file.bytes:
                 raise StoreFailed(
-                    f"{file.path} was written, but {store.uri} does not show it here as it is there: is it the same "
-                    "folder on every machine? nothing of this round was committed"
+                    f"{file.path} was written, but {store.uri} does not show it on this machine: check that it is the "
+                    "same folder on every machine; nothing of this round was committed"
                 )
         try:
             there = store.read(self.path)
@@ -270,19 +270,19 @@ class _Note:
             there = b""
         if there != self.raw or _now_ns() - self.begun_ns > COMMIT_NS:
             raise StoreFailed(
-                "a round took so long that its files may be removed already, and nothing of it was committed; use a "
+                "a round took so long that its files may already be removed; nothing of it was committed; use a "
                 "smaller --target-bytes"
             )
 
 
 def _now_ns() -> int:
-    """Time that passes also while the machine sleeps, and never jumps."""
+    """A monotonic time that includes the time in which the machine is suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True)
 class _FoundNote:
-    """A note that is there."""
+    """A note that was read from the store."""
 
     path: str
     old: tuple[str, ...]
@@ -291,7 +291,7 @@ class _FoundNote:
     keep_ns: int
 
     def may_go(self, path: str, keep_ns: int) -> bool:
-        """Whether a file that no manifest names may be removed, as far as this note is concerned."""
+        """Whether this note allows to remove a file that no manifest names."""
         keep = max(keep_ns, self.keep_ns, 2 * COMMIT_NS if path in self.new else 0)
         return self.age_ns >= keep
 
@@ -311,12 +311,12 @@ def _notes(store: Store, now_ns: Callable[[], int]) -> list[_FoundNote]:
 
 
 def noted(store: Store) -> set[str]:
-    """Paths that are `compact`'s to remove, when their time has come: nobody else does."""
+    """Paths that only `compact` removes, after their time."""
     return {path for note in _notes(store, lambda: 0) for path in (*note.old, *note.new)}
 
 
 def replaced(store: Store) -> dict[str, int]:
-    """When each file that was merged into another one may be removed: nanoseconds since 1970, by the store's clock."""
+    """When each merged file may be removed: nanoseconds since 1970, by the store's clock."""
     far = 1 << 62
     found: dict[str, int] = {}
     for note in _notes(store, lambda: far):
@@ -330,13 +330,13 @@ def _named(state: LakeState) -> set[str]:
 
 
 def remove_replaced(commits: Commits, store: Store, keep_ns: int, run: str) -> int:
-    """Old files that were replaced long enough ago, and new ones that came to nothing; how many."""
-    # In front of the notes: whoever replaced a file that is not named here has written its note before.
+    """Remove old files that were replaced long enough ago, and new ones that were not committed; returns the number."""
+    # Read before the notes: if a file is not named here, the run that replaced it has already written its note.
     named = _named(commits.state())
     notes = _notes(store, lambda: store.now_ns(run))
     if not notes:
         return 0
-    # And right before removing: what has been committed meanwhile stays, and what may be, whoever does it.
+    # Read again right before removing: what has been committed meanwhile, or may still be committed, stays.
     state = commits.state()
     named |= _named(state)
     spared = named | commits.proposed(state)

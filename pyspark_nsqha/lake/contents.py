@@ -1,12 +1,12 @@
-"""One file, read whole: is it what its manifest says, and what the log says?
+"""Verifies one whole file against its manifest and the log.
 
     bytes  --crc32--> the manifest's file_crc
     row groups --page checksums, crc of values and lengths--> the footer's groups, whose crc is the manifest's
     rows   --offset, id, topic, partition, time--> what its name and manifest say
     rows   --one by one, where the log still has them--> the log's, by offset: an anti-join in both directions
 
-Each problem names offsets: those of a row, of a row group, or of the file where it cannot be told more exactly. This is
-what a task of `verify --full` does; only problems go back to the driver.
+Each problem names offsets: those of a row, of a row group, or of the file if it cannot be located more exactly. This is
+the task of `verify --full`; only problems are returned to the driver.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GAP, MISMATCH = "gap", "mismatch"
 
 
 class Problem(NamedTuple):
-    """Messages [first, end) of which lake and log, or lake and manifest, do not agree."""
+    """Messages [first, end) for which lake and log, or file and manifest, do not agree."""
 
     kind: str
     topic: str
@@ -55,34 +55,34 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """What a task found."""
+    """The result of one task."""
 
     rows: int = 0  # that were read
     compared: int = 0  # of these, with the log's
     problems: tuple[Problem, ...] = ()
-    failed: str = ""  # why it could not be looked at
-    gone: bool = False  # retention was faster: to be looked at again, with what the log has left
+    failed: str = ""  # why the file could not be checked
+    gone: bool = False  # retention was faster: to be checked again, with what the log has left
 
 
 def problem(file: LakeFile, kind: str, why: str, first: int | None = None, end: int | None = None) -> Problem:
-    """One about a file, or about some of its messages."""
+    """A problem of a file, or of some of its messages."""
     low, high = file.first if first is None else first, file.end if end is None else end
     return Problem(kind, file.topic, file.partition, low, high, file.path, why)
 
 
 def differences(file: LakeFile, footer: Footer) -> Iterator[str]:
-    """What a footer says otherwise than the manifest."""
+    """Where a footer differs from the manifest."""
     if footer.identity != file.identity:
         theirs = f"{footer.identity.topic}/{footer.identity.partition}, uid {footer.identity.topic_uid:016x}"
         yield f"its footer says that it is of {theirs}"
     if (footer.first, footer.end) != (file.first, file.end):
         yield f"its footer says that it has [{footer.first}, {footer.end})"
     if footer.crc != file.crc:
-        yield "its footer has another checksum of the values than the manifest"
+        yield "the checksum of the values in its footer is not that of the manifest"
 
 
 def check_file(file: LakeFile, store: Store, split: Split | None, read: Read) -> CheckedRows:
-    """All of a file; with `split`, what the log still has of its messages too. StoreFailed, ReadFailed."""
+    """Check a whole file; with `split` also against the messages that the log still has. StoreFailed, ReadFailed."""
     try:
         raw = store.read(file.path)
     except FileNotFoundError:
@@ -96,9 +96,9 @@ def check_file(file: LakeFile, store: Store, split: Split | None, read: Read) ->
             _check_rows(file, *parsed, found)
     except Exception:
         if whole:
-            raise  # a bug; what damaged bytes do to a parser is none
+            raise  # a bug; an error of the parser on damaged bytes is not
     if not whole and not found:
-        found.append(problem(file, MISMATCH, "the file does not have its checksum"))
+        found.append(problem(file, MISMATCH, "the file's checksum is wrong"))
     compared = 0
     if split is not None and parsed is not None and not found:
         compared = _compare(file, *parsed, split, read, found)
@@ -106,7 +106,7 @@ def check_file(file: LakeFile, store: Store, split: Split | None, read: Read) ->
 
 
 def _parsed(file: LakeFile, raw: bytes, found: list[Problem]) -> tuple[Any, Footer] | None:
-    """The file and its footer, if it has the one that the manifest knows."""
+    """The file and its footer, if the footer agrees with the manifest."""
     try:
         opened = open_file(pa.BufferReader(raw))
         footer = footer_of(opened)
@@ -119,7 +119,7 @@ def _parsed(file: LakeFile, raw: bytes, found: list[Problem]) -> tuple[Any, Foot
 
 
 def _check_rows(file: LakeFile, opened: Any, footer: Footer, found: list[Problem]) -> None:
-    """Group by group: one that is damaged does not hide the others."""
+    """Check the rows group by group, so that a damaged group does not hide the others."""
     at = footer.first
     last_stamp = file.first_timestamp_ns
     for group in footer.groups:
@@ -136,7 +136,7 @@ def _check_rows(file: LakeFile, opened: Any, footer: Footer, found: list[Problem
 
 
 def _wrong_rows(file: LakeFile, batch: pa.RecordBatch, last_stamp: int) -> Iterator[tuple[str, Any]]:
-    """What is not as it has to be, and the rows that it is about."""
+    """Yield what is wrong, and the rows for which it is."""
     offsets = batch.column("offset").to_numpy()
     numbers = (offsets + file.id_base).tolist()
     ids = pa.array([f"{number:016x}" for number in numbers], pa.string())
@@ -145,14 +145,14 @@ def _wrong_rows(file: LakeFile, batch: pa.RecordBatch, last_stamp: int) -> Itera
     micros = batch.column("timestamp").cast(pa.int64()).to_numpy()
     expected = {
         "the id is not that of its offset": pc.equal(batch.column("id"), ids),
-        "the topic is another": pc.equal(batch.column("topic"), file.topic),
-        "the partition is another": pc.equal(batch.column("partition"), file.partition),
+        "the topic is wrong": pc.equal(batch.column("topic"), file.topic),
+        "the partition is wrong": pc.equal(batch.column("partition"), file.partition),
     }
     fits = {why: values.fill_null(False).to_numpy(zero_copy_only=False) for why, values in expected.items()}
     fits["the timestamp falls"] = stamps >= before
     fits["the timestamp is of another day"] = stamps // names.DAY_NS == names.day_start(file.day) // names.DAY_NS
     fits["timestamp and timestamp_ns differ"] = micros == stamps // 1000
-    fits["the timestamp is outside of what the manifest says"] = (stamps >= file.first_timestamp_ns) & (
+    fits["the timestamp is outside of the manifest's range"] = (stamps >= file.first_timestamp_ns) & (
         stamps <= file.last_timestamp_ns
     )
     for why, fit in fits.items():
@@ -164,7 +164,7 @@ def _wrong_rows(file: LakeFile, batch: pa.RecordBatch, last_stamp: int) -> Itera
 
 
 def _compare(file: LakeFile, opened: Any, footer: Footer, split: Split, read: Read, found: list[Problem]) -> int:
-    """How many messages were compared with the log's."""
+    """Compare the rows with the log's messages; returns the number of messages compared."""
     lake = _LakeRows(read_rows(opened, footer, first=split.first, end=split.end, columns=COMPARED))
     gone: list[tuple[int, int]] = []
     compared, at = 0, split.first
@@ -172,7 +172,7 @@ def _compare(file: LakeFile, opened: Any, footer: Footer, split: Split, read: Re
         for batch in batches:
             ours = batch.select(list(COMPARED))
             first = ours.column("offset")[0].as_py()
-            if first > at:  # the log cannot read these any more, the lake has them
+            if first > at:  # they are not readable in the log any more; the lake has them
                 lake.take(first - at)
             at = first + ours.num_rows
             theirs = lake.take(ours.num_rows)
@@ -180,12 +180,12 @@ def _compare(file: LakeFile, opened: Any, footer: Footer, split: Split, read: Re
             found += [problem(file, MISMATCH, why, a, b) for why, a, b in _unequal(ours, theirs)]
     read_end = max([at, *(end for _, end in gone)])
     if read_end < split.end:
-        raise ReadFailed(f"{file.topic}/{file.partition}: offsets [{read_end}, {split.end}) did not come; try again")
+        raise ReadFailed(f"{file.topic}/{file.partition}: offsets [{read_end}, {split.end}) were not read; try again")
     return compared
 
 
 def _unequal(log: pa.RecordBatch, lake: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:
-    """Messages that the one has otherwise than the other, as ranges of offsets."""
+    """Messages that differ between log and lake, as ranges of offsets."""
     offsets = log.column("offset").to_numpy()
     for name in COMPARED:
         ours, theirs = log.column(name), lake.column(name)
@@ -197,18 +197,18 @@ def _unequal(log: pa.RecordBatch, lake: pa.RecordBatch) -> Iterator[tuple[str, i
         wrong = offsets[np.flatnonzero(~fits)]
         for part in np.split(wrong, np.flatnonzero(np.diff(wrong) != 1) + 1):
             if len(part):
-                yield f"{name} is not what the log has", int(part[0]), int(part[-1]) + 1
+                yield f"{name} differs from the log", int(part[0]), int(part[-1]) + 1
 
 
 class _LakeRows:
-    """Rows of the lake, as many as are asked for at a time."""
+    """Returns rows of the lake, any number at a time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self._rest: pa.RecordBatch | None = None
 
     def take(self, rows: int) -> pa.RecordBatch:
-        """The next ones. BadFile if there are fewer."""
+        """The next `rows` rows. BadFile if there are fewer."""
         parts: list[pa.RecordBatch] = []
         while rows:
             if self._rest is None or not self._rest.num_rows:
@@ -238,7 +238,7 @@ class CheckTask:
 
 
 def checked(file: LakeFile, split: Split | None, store: Store, read: Read) -> CheckedRows:
-    """As `check_file`; what failed is in the result."""
+    """As `check_file`, but errors are in the result."""
     try:
         return check_file(file, store, split, read)
     except Gone as error:
@@ -252,4 +252,4 @@ def checked(file: LakeFile, split: Split | None, store: Store, read: Read) -> Ch
 
 
 Check = Callable[[list[tuple[LakeFile, Split | None]]], list[CheckedRows]]
-"""Runs `checked` for each file, somewhere; results in the same order."""
+"""Runs `checked` for each file, such as in Spark; results in the same order."""

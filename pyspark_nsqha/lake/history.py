@@ -2,15 +2,15 @@
 
     offsets   lake's first ...................... log start ............ pinned end
               |----- files of the lake -----------|------- the log ------|
-                                                  ^ as it is when the read is planned
+                                                  ^ when the read is planned
 
-What the log has is read from the log; only what retention took comes from the lake. So no message comes twice, and one
-that is in neither is known: a hole is Gone, or with failOnDataLoss=false left out and counted. At load() the start of
-each partition and the offsets of times are pinned; files are looked up when the read is planned. The snapshot is taken
-before the lake is looked at: what went meanwhile was archived before.
+What the log has is read from the log; only what retention has removed is read from the lake. So no message is read
+twice, and a gap between both is noticed: it raises Gone, or with failOnDataLoss=false is left out and counted. At
+load() the start of each partition and the offsets of times are pinned; files are looked up when the read is planned.
+The snapshot is taken before the lake is read: what retention removed meanwhile was archived before.
 
-Only the topic's present life is read. A topic that was made anew begins at 0 again; its former life is in the lake, and
-can be read as Parquet.
+Only the topic with the present uid is read. A topic that was created again begins at 0 again; the messages of the
+former one are in the lake, and can be read as Parquet.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class LakePart(NamedTuple):
 
 @dataclass(frozen=True)
 class Lengthened:
-    """Pins that begin where the lake does, and what times are in them."""
+    """Pins that begin where the lake does, and the offsets of times in them."""
 
     pins: tuple[PinnedPartition, ...]
     times: Mapping[Key, Mapping[int, int]]
 
 
 def state_of(uri: str) -> LakeState:
-    """What a lake has. ReadFailed if it cannot be read, or is none."""
+    """The state of a lake. ReadFailed if it cannot be read, or is not a lake."""
     try:
         state = ManifestCommits(Store(uri)).state()
     except (StoreFailed, BadManifest, Overlap) as error:
@@ -69,7 +69,7 @@ def state_of(uri: str) -> LakeState:
 
 
 def lengthened(uri: str, pins: Sequence[PinnedPartition], times: Mapping[Key, Mapping[int, int]]) -> Lengthened:
-    """The pins of a snapshot, with the lake in front of the log. ReadFailed."""
+    """The pins of a snapshot, extended to the lake's start. ReadFailed."""
     state, store = state_of(uri), Store(uri)
     found, found_times = [], dict(times)
     for pin in pins:
@@ -79,7 +79,7 @@ def lengthened(uri: str, pins: Sequence[PinnedPartition], times: Mapping[Key, Ma
             found.append(pin)
             continue
         if below[0].identity != pin.identity:
-            raise ReadFailed(f"archive: {below[0].path} has another base of ids than the log: it is another cluster's")
+            raise ReadFailed(f"archive: {below[0].path} and the log have different id bases: it is another cluster's")
         found.append(replace(pin, start=CutPoint(below[0].first, 0, 0, below[0].first_timestamp_ns)))
         found_times[key] = {
             at: _offset_of(at, below, pin.start.offset, store) if offset <= pin.start.offset else offset
@@ -114,11 +114,11 @@ def divide(
     until_ns: int = 1 << 63,
     fail_on_data_loss: bool = True,
 ) -> tuple[list[LakePart], list[PlannedRange]]:
-    """What comes from the lake, and what is left for the log, by the pins of now. Messages that are older than
+    """What is read from the lake, and what is left for the log, by the pins of `now`. Messages that are older than
     `since_ns`, or not older than `until_ns`, may be left out. ReadFailed; Gone if messages are in neither, unless
-    losses may be passed over."""
+    `fail_on_data_loss` is false."""
     state = state_of(uri)
-    uri = Store(uri).uri  # a relative path is one of this process, not of the tasks
+    uri = Store(uri).uri  # a relative path is relative to this process, not to the tasks
     starts = {life_of(pin): pin.start.offset for pin in now}
     parts: list[LakePart] = []
     left: list[PlannedRange] = []
@@ -174,7 +174,7 @@ def _narrowed(part: LakePart) -> LakePart:
 
 
 def tasks(parts: Iterable[LakePart], split_bytes: int) -> list[tuple[LakePart, ...]]:
-    """Parts of one partition that follow each other, about `split_bytes` of files together."""
+    """Tasks of consecutive parts of one partition, with about `split_bytes` of files each."""
     found: list[tuple[LakePart, ...]] = []
     size = 0
     for part in parts:
@@ -189,7 +189,7 @@ def tasks(parts: Iterable[LakePart], split_bytes: int) -> list[tuple[LakePart, .
 
 
 def part_rows(part: LakePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a part. ReadFailed if the file is not what it was written as."""
+    """The rows of a part. ReadFailed if the file does not verify."""
     stored = [name for name in columns if name != CORRUPT]
     needed = stored if part.wanted is None else [*dict.fromkeys((*stored, "offset"))]
     schema = arrow_schema(columns)
@@ -222,8 +222,8 @@ def _rows(part: LakePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
                 rows += batch.num_rows
                 yield batch
     except FileNotFoundError:
-        raise ReadFailed(f"{where}: the file is gone; nsqha spark verify tells what else is") from None
+        raise ReadFailed(f"{where}: the file is gone; run nsqha spark verify to find all missing files") from None
     except (BadFile, StoreFailed) as error:
-        raise ReadFailed(f"{where}: {error}; nsqha spark verify --full tells what else is wrong") from None
+        raise ReadFailed(f"{where}: {error}; run nsqha spark verify --full to find all bad files") from None
     if rows != part.end - part.first:
-        raise ReadFailed(f"{where}: {rows} rows came; nsqha spark verify --full tells what is wrong")
+        raise ReadFailed(f"{where}: {rows} rows were read; run nsqha spark verify --full to find what is wrong")

@@ -1,15 +1,15 @@
-"""Commits to an Iceberg table, by pyiceberg: readers of the table see what was committed, and see it once.
+"""Commits to an Iceberg table with pyiceberg: readers of the table see what was committed, and see it once.
 
-    manifest/<sequence>.<run>.staged     what is to be committed, whole
+    manifest/<sequence>.<run>.staged     the whole manifest that is to be committed
     table snapshot                       add_files; summary: nsqha.sequence, nsqha.staged, nsqha.ranges
     manifest/<sequence>.json             as in a lake without a table
 
 The table decides: the snapshot is committed on top of the one that was read, by the catalog's compare-and-set, and only
 if the newest sequence in the table's history is the one that the addition was planned on. pyiceberg's own retries would
-put the same files on top of whatever came between, so they are switched off in the table. So is what removes files that
-no snapshot has any more (gc.enabled): manifests name them still. A manifest follows each
-snapshot; one that a crash left out is written when the state is read next, from the staged file that the summary names.
-So what reads manifests (verify, history) needs no catalog.
+put the same files on top of any other commit, so they are disabled in the table. So is the removal of files that no
+snapshot has any more (gc.enabled): manifests still name them. A manifest follows each snapshot; one that a crash left
+out is written when the state is read next, from the staged file that the summary names. So readers of manifests
+(verify, history) need no catalog.
 
 The table is partitioned by identity(topic) and day(timestamp). Its catalog and credentials are pyiceberg's: a name in
 .pyiceberg.yaml or in PYICEBERG_CATALOG__<NAME>__.. of the environment.
@@ -31,11 +31,11 @@ from pyspark_nsqha.lake.store import Exists, Store, StoreFailed
 TABLE = "nsqha.messages"
 SEQUENCE, STAGED, RANGES = "nsqha.sequence", "nsqha.staged", "nsqha.ranges"
 SETTINGS = {"commit.retry.num-retries": "0", "gc.enabled": "false"}
-TRIES = 10  # against others who change the table and are no archivers
+TRIES = 10  # if other programs than archivers change the table meanwhile
 
 
 class IcebergCommits:
-    """Snapshots of a table, and manifests behind them."""
+    """Commits to snapshots of a table, each followed by a manifest."""
 
     def __init__(
         self, store: Store, catalog: str = "default", table: str = TABLE, properties: Mapping[str, str] | None = None
@@ -53,15 +53,15 @@ class IcebergCommits:
         newest = max(found, default=0)
         if newest < state.sequence and self._sequence() < state.sequence:
             raise BadManifest(
-                f"table {self._name} is at commit {newest}, the manifests of {self.store.uri} at {state.sequence}: it "
-                "was rolled back or made anew; archive to another lake, or roll it forward"
+                f"table {self._name} is at commit {newest}, but the manifests of {self.store.uri} at {state.sequence}: "
+                "it was rolled back or created again; archive to another lake, or roll it forward"
             )
         for sequence in range(state.sequence + 1, newest + 1):
             if sequence <= state.sequence:
-                continue  # somebody else's manifests are there by now
+                continue  # another run has written these manifests meanwhile
             if sequence not in found:
                 raise BadManifest(
-                    f"table {self._name} has no snapshot of commit {sequence}, but later ones: it expired"
+                    f"table {self._name} has no snapshot of commit {sequence}, but later ones: it has expired"
                 )
             state = self._follow(state, found[sequence], sequence)
         return state
@@ -81,7 +81,7 @@ class IcebergCommits:
         return after
 
     def proposed(self, state: LakeState) -> set[str]:
-        return set()  # files of a table are its own
+        return set()  # the table itself decides about its files
 
     def _commit(self, addition: Addition, summary: dict[str, str], sequence: int) -> None:
         from pyiceberg.exceptions import CommitFailedException, RESTError
@@ -102,34 +102,34 @@ class IcebergCommits:
                 raise StoreFailed(f"table {self._name} does not take the files: {_line(error)}") from None
             except RESTError as error:
                 raise StoreFailed(
-                    f"table {self._name}: the outcome is unknown ({_line(error)}); the next run sees whether the files "
-                    "were taken"
+                    f"table {self._name}: the outcome is unknown ({_line(error)}); the next run finds out whether the "
+                    "files were committed"
                 ) from None
         raise StoreFailed(f"table {self._name} was changed {TRIES} times meanwhile; try again")
 
     def _follow(self, state: LakeState, summary: Mapping[str, str], sequence: int) -> LakeState:
-        """The state behind a snapshot whose manifest is not there yet: it is written."""
+        """The state after a snapshot that has no manifest yet; the manifest is written."""
         staged = summary[STAGED]
         try:
             raw = self.store.read(staged)
         except FileNotFoundError:
-            # Whoever committed it may have written its manifest since these were read.
+            # The run that committed it may have written its manifest since these were read.
             now = self._manifests.state(durable=True)
             if now.sequence >= sequence:
                 return now
             raise BadManifest(
-                f"{staged} is gone, and table {self._name} has a snapshot of it: restore it from a copy of the lake"
+                f"{staged} is gone, but table {self._name} has a snapshot of it: restore it from a copy of the lake"
             ) from None
         there, run, addition = manifest.decode(raw, staged)
         if there != sequence:
-            raise BadManifest(f"{staged} says that it is number {there}: restore it from a copy of the lake")
+            raise BadManifest(f"{staged} contains sequence {there}: restore it from a copy of the lake")
         after = state.with_added(addition, sequence)
         self._create(sequence, raw, run)
         self.store.remove(staged)
         return after
 
     def _create(self, sequence: int, raw: bytes, run: str) -> None:
-        """The manifest; whoever else writes it writes the same."""
+        """Write the manifest; another run would write the same one."""
         try:
             self.store.create(names.manifest(sequence), raw, run=run)
         except Exists:
@@ -142,11 +142,11 @@ class IcebergCommits:
         return f"{uri.rstrip('/')}/{path}"
 
     def _sequence(self) -> int:
-        """Of the newest commit, as the table's properties say; they are changed with each snapshot."""
+        """The sequence of the newest commit, from the table's properties, which change with each snapshot."""
         return int(self._table().properties.get(SEQUENCE, "0"))
 
     def _summaries(self) -> dict[int, Mapping[str, str]]:
-        """Of our snapshots that are in the table's present history, by sequence."""
+        """The summaries of our snapshots in the table's present history, by sequence."""
         found: dict[int, Mapping[str, str]] = {}
         table = self._table()
         snapshot = table.current_snapshot()
@@ -159,7 +159,7 @@ class IcebergCommits:
         return found
 
     def _table(self) -> Any:
-        """As it is now; made if it is not there. StoreFailed."""
+        """The table, refreshed, and created if it does not exist. StoreFailed."""
         try:
             if self._opened is None:
                 self._opened = self._open()
@@ -175,7 +175,7 @@ class IcebergCommits:
             from pyiceberg.catalog import load_catalog
             from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
         except ImportError:
-            install = f"in the clone of nsqha: {sys.executable} -m pip install -e '.[lake]'"
+            install = f"run in the clone of nsqha: {sys.executable} -m pip install -e '.[lake]'"
             raise StoreFailed(f"--format iceberg needs pyiceberg: {install}") from None
         catalog = load_catalog(self._catalog_name, **self._properties)
         try:
@@ -191,12 +191,12 @@ class IcebergCommits:
                 transaction.set_properties(SETTINGS)
         missing = sorted(set(SCHEMA.names) - {field.name for field in table.schema().fields})
         if missing:
-            raise StoreFailed(f"table {self._name} has no column {', '.join(missing)}: it is not one of nsqha's")
+            raise StoreFailed(f"table {self._name} has no column {', '.join(missing)}: it was not made by nsqha")
         return table
 
 
 def _made(catalog: Any, name: str) -> Any:
-    """A new table: the columns of a file, by topic and day."""
+    """Create the table with the columns of a file, partitioned by topic and day."""
     from pyiceberg.transforms import DayTransform, IdentityTransform
 
     with (
@@ -209,7 +209,7 @@ def _made(catalog: Any, name: str) -> Any:
 
 
 def _ranges(addition: Addition) -> str:
-    """What was added, for people and other programs: topic/partition:first-end of uid, with commas."""
+    """What was added, for people and other programs: topic/partition:first-end@uid, with commas."""
     return ",".join(f"{file.life}:{file.first}-{file.end}@{file.topic_uid:016x}" for file in addition.files)
 
 

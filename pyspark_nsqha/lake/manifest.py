@@ -1,21 +1,21 @@
-"""What a manifest says, and what all manifests of a lake say together.
+"""The contents of one manifest, and of all manifests of a lake together.
 
-    {"crc": "<crc32 of the canonical JSON of what follows>",
+    {"crc": "<crc32 of the canonical JSON of "manifest">",
      "manifest": {"format": 1, "sequence": 7, "written_ns": .., "run": "..",
                   "files": [LakeFile..], "missing": [Missing..], "replaced": [path..], "cluster": "..."}}
 
-A file stands for the messages [first, end) of one partition, all of them: where some could not be read, the file ends
-before them, a `Missing` says why, and the next file begins behind them. Nothing overlaps, and nothing is taken back:
-files that are replaced are in one that has all of their messages.
+A file has all messages [first, end) of one partition: where some could not be read, the file ends before them, a
+`Missing` says why, and the next file begins after them. Nothing overlaps, and nothing is taken back: a file that
+replaces others has all of their messages.
 
     batches      .. | b 41 | b 42 | b 43 | b 44 | ..
     log ids            [first_log_id .. end_log_id)
     chains     chain_before               chain        of b 40 and of b 43
 
-(log id, chain) names the whole log up to there, and a file's entries were checked from the one chain to the other when
-it was written. So files whose chains meet are one unbroken piece of one log, whoever led it.
+(log id, chain) identifies the whole log up to there, and a file's entries were verified from the one chain to the other
+when it was written. So files whose chains meet are one unbroken part of one log, whichever nodes led it.
 
-Numbers that are names (uids, chains, checksums) are hex digits.
+Numbers that are identifiers (uids, chains, checksums) are hex digits.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _HEX = {"topic_uid": 16, "chain": 16, "chain_before": 16, "crc": 8, "file_crc": 
 
 
 class BadManifest(Exception):
-    """A manifest does not say what it was written to say; the message names it."""
+    """A manifest is damaged, missing or of another format; the message names it."""
 
 
 class Overlap(Exception):
-    """Messages were about to be committed that the lake has already."""
+    """Messages were about to be committed that the lake already has."""
 
 
 class Life(NamedTuple):
-    """One life of one partition."""
+    """One partition of one topic uid: a topic that was created again has another one."""
 
     topic: str
     topic_uid: int
@@ -73,11 +73,11 @@ class LakeFile:
     end_log_id: int
     epoch: int  # of the last entry
     chain: int  # of the last entry
-    flags: int  # of the last entry: behind one that recovery wrote the chain is not expected to fit
-    chain_before: int | None  # of the entry before the first; None where nobody knew it
+    flags: int  # of the last entry: after one that recovery wrote the chain is not expected to match
+    chain_before: int | None  # of the entry before the first; None if it was not known
     crc: int  # of the values, by row groups (lake.parquet)
     file_crc: int  # crc32 of the file
-    merged: str = ""  # the tag of one that was made of several files
+    merged: str = ""  # the tag of a file that was merged from several
 
     @property
     def life(self) -> Life:
@@ -89,7 +89,7 @@ class LakeFile:
 
     @property
     def path(self) -> str:
-        """Below the lake."""
+        """The path relative to the lake."""
         return names.DataName(
             self.topic, self.day, self.topic_uid, self.partition, self.first, self.end, self.merged
         ).path
@@ -97,7 +97,7 @@ class LakeFile:
 
 @dataclass(frozen=True)
 class Missing:
-    """Messages [first, end) that were not there to be archived."""
+    """Messages [first, end) that could not be archived."""
 
     topic: str
     topic_uid: int
@@ -117,8 +117,8 @@ class Addition:
 
     files: tuple[LakeFile, ...] = ()
     missing: tuple[Missing, ...] = ()
-    replaced: tuple[str, ...] = ()  # paths of files that these stand for from now on
-    cluster: str = ""  # whose log it is, where nobody said so before; 16 hex digits
+    replaced: tuple[str, ...] = ()  # paths of files that these replace from now on
+    cluster: str = ""  # whose log it is, if no manifest said so before; 16 hex digits
 
     def __bool__(self) -> bool:
         return bool(self.files or self.missing)
@@ -133,7 +133,7 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True)
 class LakeState:
-    """What is in the lake as of a commit. Files and gaps of each life ascend."""
+    """The content of the lake after a commit. Files and gaps of each life ascend."""
 
     sequence: int = 0
     files: dict[Life, tuple[LakeFile, ...]] = field(default_factory=dict)
@@ -141,8 +141,8 @@ class LakeState:
     cluster: str = ""  # whose log it is, if a manifest says so
 
     def with_added(self, addition: Addition, sequence: int) -> LakeState:
-        """The state behind a commit. Overlap if a message would be told of twice, as there or as missing, or if one
-        would go."""
+        """The state after a commit. Overlap if a message would be recorded twice, in files or as missing, or if one
+        would be lost."""
         files, missing = dict(self.files), dict(self.missing)
         if addition.replaced:
             self._take_out(addition, files)
@@ -158,37 +158,37 @@ class LakeState:
         return LakeState(sequence, files, missing, self.cluster or addition.cluster)
 
     def _take_out(self, addition: Addition, files: dict[Life, tuple[LakeFile, ...]]) -> None:
-        """Files that others stand for. Overlap if these do not have the same messages."""
+        """Remove the files that are replaced. Overlap if the new files do not have the same messages."""
         out = set(addition.replaced)
         for life in _by_life(addition.files):
             gone = [file for file in files.get(life, ()) if file.path in out]
             out -= {file.path for file in gone}
             mine = [file for file in addition.files if file.life == life]
             if not all(_covers(mine, file) for file in gone) or not all(_covers(gone, file) for file in mine):
-                raise Overlap(f"{life}: files were to be replaced by others that do not have the same messages")
+                raise Overlap(f"{life}: the files that replace others do not have the same messages")
             files[life] = tuple(file for file in files.get(life, ()) if file not in gone)
         if out:
-            raise Overlap(f"{min(out)} was to be replaced, and is not in the lake any more")
+            raise Overlap(f"{min(out)} cannot be replaced: it is not in the lake any more")
 
     def covered(self, life: Life) -> list[OffsetRange]:
-        """What need not be written any more: ascending, joined where it meets."""
+        """The ranges in files or recorded as missing: ascending, adjacent ones joined."""
         files = [OffsetRange(file.first, file.end) for file in self.files.get(life, ())]
         return joined([*files, *(OffsetRange(gap.first, gap.end) for gap in self.missing.get(life, ()))])
 
     def covered_from(self, life: Life, offset: int) -> int:
-        """The end of what is covered without a hole from `offset` on; `offset` if nothing is."""
+        """The end of what is covered without a gap from `offset` on; `offset` if nothing is."""
         for first, end in self.covered(life):
             if first <= offset < end:
                 return end
         return offset
 
     def end(self, life: Life) -> int | None:
-        """Behind the last message of this life; None if there is none."""
+        """One past the last message of this life; None if there is none."""
         covered = self.covered(life)
         return covered[-1].end if covered else None
 
     def addition(self) -> Addition:
-        """All of it as one commit."""
+        """The whole state as one commit."""
         return Addition(
             tuple(file for files in self.files.values() for file in files),
             tuple(gap for gaps in self.missing.values() for gap in gaps),
@@ -230,7 +230,7 @@ def _first(row: LakeFile | Missing) -> int:
 
 
 def _covers(files: Iterable[LakeFile], one: LakeFile) -> bool:
-    """Whether these have all messages of one."""
+    """Whether these files have all messages of `one`."""
     return not list(
         without(OffsetRange(one.first, one.end), joined(OffsetRange(file.first, file.end) for file in files))
     )
@@ -270,11 +270,11 @@ def decode(raw: bytes, path: str) -> tuple[int, str, Addition]:
         return int(content["sequence"]), str(content["run"]), Addition(files, missing, replaced, cluster)
     except (ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise BadManifest(f"{path} is no manifest ({why}): restore it from a copy of the lake") from None
+        raise BadManifest(f"{path} is not a manifest ({why}): restore it from a copy of the lake") from None
 
 
 def record(row: LakeFile | Missing) -> dict[str, Any]:
-    """A row as JSON has it."""
+    """A row in its JSON form."""
     shown = asdict(row)
     return {
         name: f"{value:0{_HEX[name]}x}" if name in _HEX and value is not None else value
@@ -294,9 +294,9 @@ def _read(kind: type[Any], row: dict[str, Any]) -> Any:
         values[one.name] = value
     found = kind(**values)
     if not 0 <= found.first < found.end:
-        raise ValueError(f"[{found.first}, {found.end}) is no range")
+        raise ValueError(f"[{found.first}, {found.end}) is not a range")
     if kind is LakeFile and (found.rows != found.end - found.first or names.parse_data(found.path) is None):
-        raise ValueError(f"{found.path} with {found.rows} rows is no file of a lake")
+        raise ValueError(f"{found.path} with {found.rows} rows is not a file of a lake")
     return found
 
 

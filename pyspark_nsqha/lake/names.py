@@ -1,18 +1,18 @@
-"""How the files of a lake are called.
+"""The names of a lake's files.
 
     <lake>/data/topic=<topic>/day=<UTC day>/<topic uid>-<partition>-<first>-<end>.parquet
     <lake>/data/../..-<end>.<tag>.merged.parquet   several files of a day in one: `compact` made it
     <lake>/manifest/<sequence>.json            what one commit added
     <lake>/manifest/<sequence>.base.json       all that was committed up to there
-    <lake>/vote/<sequence>/..                  who commits that sequence, in an object store (lake.agree)
-    <lake>/manifest/table                      commits are an Iceberg table's; its name
-    <lake>/plan/<run>-<sequence>.json          what a run was about to commit behind that sequence
+    <lake>/vote/<sequence>/..                  votes on that sequence, in an object store (lake.agree)
+    <lake>/manifest/table                      the name of the Iceberg table that has the commits
+    <lake>/plan/<run>-<sequence>.json          what a run was about to commit after that sequence
     <lake>/replaced/<run>-<tag>.json           files that are merged into others, and how long they are kept
     <lake>/tmp/<run>-..                        what is being written
 
 Topic uids are 16 hex digits, partitions 5 digits, offsets and sequences 20: names sort as their numbers do. The name of
-a data file is all of what it holds, so whoever writes these messages again writes the same file. A merged file's has a
-tag that nobody uses twice: what is left of somebody who died can be removed without harm to who merges the same again.
+a data file says all of its content, so a run that writes these messages again writes the same file. The name of a
+merged file has a unique tag: what a dead run left can be removed without harm to a run that merges the same again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MANIFEST = re.compile(r"(?:manifest/)?(\d{20})(\.base)?\.json")
 
 
 class DataName(NamedTuple):
-    """What the name of a data file says."""
+    """The parsed name of a data file."""
 
     topic: str
     day: str
@@ -40,18 +40,18 @@ class DataName(NamedTuple):
     partition: int
     first: int
     end: int
-    merged: str = ""  # the tag of one that was made of several
+    merged: str = ""  # the tag of a file that was merged from several
 
     @property
     def path(self) -> str:
-        """Below the lake."""
+        """The path relative to the lake."""
         ours = f"{self.topic_uid:016x}-{self.partition:05d}-{self.first:020d}-{self.end:020d}"
         tag = f".{self.merged}.merged" if self.merged else ""
         return f"{day_folder(self.topic, self.day)}/{ours}{tag}.parquet"
 
 
 def parse_data(path: str) -> DataName | None:
-    """None if no data file is called so."""
+    """The parsed path; None if it is not that of a data file."""
     found = _DATA.fullmatch(path)
     if found is None:
         return None
@@ -69,12 +69,12 @@ def day_of(timestamp_ns: int) -> str:
 
 
 def day_start(day: str) -> int:
-    """Its first nanosecond since 1970. ValueError if it is no day."""
+    """The first nanosecond of a day since 1970. ValueError if it is not a day."""
     return int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp()) * 10**9
 
 
 def days_between(first_ns: int, last_ns: int) -> list[str]:
-    """The UTC days that two times lie in, and those between."""
+    """The UTC days from that of the first time to that of the last."""
     first, last = first_ns // DAY_NS, last_ns // DAY_NS
     return [day_of(day * DAY_NS) for day in range(first, last + 1)]
 
@@ -88,7 +88,7 @@ def base(sequence: int) -> str:
 
 
 def parse_manifest(name: str) -> tuple[int, bool] | None:
-    """The sequence, and whether it is a base; None if no manifest is called so."""
+    """The sequence, and whether it is a base; None if the name is not that of a manifest."""
     found = _MANIFEST.fullmatch(name)
     return (int(found[1]), found[2] is not None) if found else None
 

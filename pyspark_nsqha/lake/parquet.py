@@ -1,14 +1,14 @@
-"""A Parquet file of the lake: how it is made, and how it is read again.
+"""Makes and reads a Parquet file of the lake.
 
     footer, key `nsqha`   {"topic", "topic_uid", "partition", "first", "end", "id_base", "groups": [[rows, crc, crc]..]}
-    row group             ends behind the message that makes it GROUP_ROWS long or its values GROUP_BYTES large
-    group                 rows; crc32 of the values, one behind the other; crc32 of their lengths, u32 little endian
+    row group             ends after the message that makes it GROUP_ROWS long or its values GROUP_BYTES large
+    group                 rows; crc32 of the concatenated values; crc32 of their lengths, u32 little endian
 
-The bytes of a file depend on its messages and on nothing else, however they came here. So what is written twice is the
-same file. `LakeFile.crc` is the crc32 of all groups, three u32 little endian each: it vouches for the footer's list,
-and the list tells which row group is damaged. Data pages have checksums of their own.
+The bytes of a file depend on its messages only, not on how they were read. So a second write gives the same file.
+`LakeFile.crc` is the crc32 of all groups, three u32 little endian each: it verifies the footer's list, and the list
+shows which row group is damaged. Data pages have checksums of their own.
 
-A file is made in memory and given to the store whole: half a file never has a name.
+A file is made in memory and written to the store as a whole: half a file never has its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyspark_nsqha.model import PartitionLife
 
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 16 << 20
-ROWS_MAX = 16384  # of a record batch that is read: what Spark's JVM holds at once
+ROWS_MAX = 16384  # of a record batch that is read, as Spark's JVM holds it at once
 BYTES_MAX = 8 << 20
 FOOTER_KEY = b"nsqha"
 FOOTER_BYTES_MAX = 16 << 20
@@ -41,11 +41,11 @@ SCHEMA = row.arrow_schema(row.DEFAULT)
 
 
 class BadFile(Exception):
-    """A file of the lake is not what it was written as; the message is without its name."""
+    """A file of the lake does not verify; the message does not have its name."""
 
 
 class RowGroup(NamedTuple):
-    """What the footer says of one row group."""
+    """The footer's record of one row group."""
 
     rows: int
     crc: int
@@ -53,7 +53,7 @@ class RowGroup(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A whole file."""
+    """A finished file."""
 
     data: pa.Buffer
     rows: int
@@ -62,7 +62,7 @@ class Made(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """What a file says of itself."""
+    """The parsed footer of a file."""
 
     identity: PartitionLife
     first: int
@@ -75,7 +75,7 @@ class Footer(NamedTuple):
 
 
 class FileMaker:
-    """One file, row by row, in memory."""
+    """Makes one file in memory."""
 
     def __init__(self, identity: PartitionLife, first: int) -> None:
         self._identity = identity
@@ -98,7 +98,7 @@ class FileMaker:
         self.rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Messages that follow those before, in the columns of SCHEMA."""
+        """Append messages, in the columns of SCHEMA and in order of offsets."""
         self.rows += batch.num_rows
         while batch.num_rows:
             taken = self._take(batch)
@@ -111,7 +111,7 @@ class FileMaker:
             batch = batch.slice(taken)
 
     def finish(self) -> Made:
-        """The file. Nothing can be added behind."""
+        """Finish the file and return it; nothing can be added any more."""
         if self._waiting_rows:
             self._write_group()
         about = {
@@ -129,7 +129,7 @@ class FileMaker:
         return Made(data, self.rows, crc_of(self._groups), crc32(data))
 
     def _take(self, batch: pa.RecordBatch) -> int:
-        """How many rows still belong to the row group that waits."""
+        """How many rows of the batch still belong to the current row group."""
         most: int = min(GROUP_ROWS - self._waiting_rows, int(batch.num_rows))
         if self._waiting_bytes + _value_bytes(batch) < GROUP_BYTES:
             return most
@@ -139,7 +139,7 @@ class FileMaker:
         return min(behind, most)
 
     def _write_group(self) -> None:
-        # In one piece: where pages end depends on the pieces that the writer is given.
+        # In one chunk: where pages end depends on the chunks that the writer gets.
         table = pa.Table.from_batches(self._waiting, SCHEMA).combine_chunks()
         self._groups.append(group_of(table))
         self._writer.write_table(table, row_group_size=table.num_rows)
@@ -147,7 +147,7 @@ class FileMaker:
 
 
 def group_of(table: pa.Table) -> RowGroup:
-    """What the footer has to say of these rows."""
+    """The footer's record for these rows."""
     values = table.column("value").combine_chunks()
     if isinstance(values, pa.ChunkedArray):
         values = values.chunk(0) if values.num_chunks else pa.array([], pa.binary())
@@ -182,7 +182,7 @@ def _value_bytes(batch: pa.RecordBatch) -> int:
 
 
 def open_file(source: Any) -> pq.ParquetFile:
-    """`source` is what pyarrow can read anywhere in. BadFile if it has no footer."""
+    """Open a seekable pyarrow source. BadFile if its footer cannot be read."""
     try:
         return pq.ParquetFile(
             source,
@@ -195,7 +195,7 @@ def open_file(source: Any) -> pq.ParquetFile:
 
 
 def footer_of(file: pq.ParquetFile) -> Footer:
-    """BadFile if it is of no file of a lake, or contradicts itself."""
+    """Parse the footer. BadFile if it is not that of a lake's file, or contradicts itself."""
     try:
         about = json.loads((file.metadata.metadata or {})[FOOTER_KEY])
         groups = tuple(RowGroup(*map(int, group)) for group in about["groups"])
@@ -204,7 +204,7 @@ def footer_of(file: pq.ParquetFile) -> Footer:
         )
         found = Footer(identity, int(about["first"]), int(about["end"]), groups)
     except (KeyError, ValueError, TypeError) as error:
-        raise BadFile(f"its footer is not one of nsqha's: {_line(error)}") from None
+        raise BadFile(f"its footer was not written by nsqha: {_line(error)}") from None
     rows = [file.metadata.row_group(n).num_rows for n in range(file.metadata.num_row_groups)]
     if rows != [group.rows for group in groups] or sum(rows) != found.end - found.first:
         raise BadFile("its footer contradicts itself")
@@ -214,8 +214,8 @@ def footer_of(file: pq.ParquetFile) -> Footer:
 def read_rows(
     file: pq.ParquetFile, footer: Footer, *, first: int, end: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Messages [first, end) in these columns: at most ROWS_MAX of them and BYTES_MAX of values a batch, but for one
-    message. BadFile if they are not what was written."""
+    """Messages [first, end) in these columns, in batches of at most ROWS_MAX rows and BYTES_MAX of values, but one
+    message at least. BadFile if they do not verify."""
     names = [*dict.fromkeys(("offset", "value", *columns))]
     schema = row.arrow_schema(columns)
     at = footer.first
@@ -235,15 +235,15 @@ def _read_group(file: pq.ParquetFile, number: int, names: Sequence[str], at: int
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadFile(f"{where}: {_line(error)}") from None
     if group_of(table) != group:
-        raise BadFile(f"{where}: the values do not have their checksum")
+        raise BadFile(f"{where}: the checksum of the values is wrong")
     offsets = table.column("offset").to_numpy()
     if not np.array_equal(offsets, np.arange(at, at + group.rows)):
-        raise BadFile(f"{where}: the offsets are others")
+        raise BadFile(f"{where}: the offsets are wrong")
     return table.select(list(names))
 
 
 def _in_pieces(table: pa.Table, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """As Spark wants them."""
+    """Divide a table into batches of the size that Spark needs."""
     for chunk in table.to_batches(max_chunksize=ROWS_MAX):
         while chunk.num_rows:
             ends = _value_offsets(chunk)[1:].astype(np.int64) - int(_value_offsets(chunk)[0])

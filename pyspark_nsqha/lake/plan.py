@@ -1,4 +1,4 @@
-"""Which messages are not in the lake yet, and how they are divided among tasks.
+"""Plans which messages are not in the lake yet, and how they are divided among tasks.
 
     log      start ------------------------------------- end
     lake          [==========)       [====)
@@ -6,11 +6,11 @@
     pieces   [---)            [-----)      [------|-----)     at cuts, about `split_bytes` each
 
 Pieces begin and end at borders of batches wherever one is known: cuts of the snapshot, ends of files, and borders of an
-earlier plan. A run writes its plan down first. Whoever comes after a crash cuts at the same borders, so writes the same
-files over those that are there already, and no file is left that nobody names.
+earlier plan. A run first stores its plan. The next run after a crash divides at the same borders, so it writes the same
+files over the existing ones, and no file is left that no commit names.
 
-A file that overlaps what is committed, and that no commit names, can never count any more: two archivers worked at once
-and one was later. Anybody may remove it at any time.
+A file that overlaps what is committed, and that no commit names, can never count any more: two archivers ran at once
+and one was later. Any run may remove it at any time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class LakePiece:
-    """What one task writes, and how much of the log that is."""
+    """The range that one task writes, and its size in the log."""
 
     split: Split
     log_bytes: int
@@ -94,8 +94,8 @@ def pieces(
 
 
 def _borders(pin: PinnedPartition, state: LakeState, life: Life) -> dict[int, CutPoint]:
-    """Known borders by offset. Where batches without messages lie between, they go to the file that is behind them at
-    the start of the log, and to the one before them at its end; elsewhere the border of a file wins."""
+    """Known borders by offset. Batches without messages belong to the file after them at the start of the log, and to
+    the one before them at its end; elsewhere the border of a file counts."""
     borders = {cut.offset: cut for cut in (*pin.cuts, pin.end, pin.start)}
     borders[pin.end.offset] = pin.end if pin.end.offset > pin.start.offset else pin.start
     for file in state.files.get(life, ()):
@@ -105,7 +105,7 @@ def _borders(pin: PinnedPartition, state: LakeState, life: Life) -> dict[int, Cu
 
 
 def _divided(todo: OffsetRange, cuts: Sequence[CutPoint], forced: set[int], split_bytes: int) -> Iterator[OffsetRange]:
-    """`todo` at cuts: as soon as the next one would make it more than `split_bytes`, and where it is forced."""
+    """Divide `todo` at cuts: before a part would exceed `split_bytes`, and at the `forced` offsets."""
     first, at = todo.first, _position(cuts, todo.first)
     last: CutPoint | None = None
     inside = {cut.offset: cut for cut in cuts if todo.first < cut.offset < todo.end}
@@ -127,14 +127,14 @@ def _divided(todo: OffsetRange, cuts: Sequence[CutPoint], forced: set[int], spli
 
 
 def _position(cuts: Sequence[CutPoint], offset: int) -> int:
-    """Of the last cut at or below a message."""
+    """The position of the last cut at or below a message."""
     return max((cut.position for cut in cuts if cut.offset <= offset), default=cuts[0].position if cuts else 0)
 
 
 def _piece(
     pin: PinnedPartition, life: Life, wanted: OffsetRange, borders: dict[int, CutPoint], hold_id: str
 ) -> LakePiece:
-    """One piece. A border that nobody knows is the nearest one outside: the reader drops the rest."""
+    """One piece. For an unknown border the nearest one outside is used: the reader drops the rest."""
     everywhere = sorted({*borders.values(), pin.start, pin.end})
     low = borders.get(wanted.first) or max((cut for cut in everywhere if cut.offset <= wanted.first), default=pin.start)
     high = borders.get(wanted.end) or min((cut for cut in everywhere if cut.offset >= wanted.end), default=pin.end)
@@ -163,7 +163,7 @@ def _piece(
 
 
 def rounds(found: Iterable[LakePiece], round_bytes: int = ROUND_BYTES) -> Iterator[list[LakePiece]]:
-    """The pieces in parts that are committed one by one: of each partition in order, of all partitions in turn."""
+    """Divide the pieces into rounds that are committed one by one: partitions take turns, each in order."""
     queues: dict[Life, list[LakePiece]] = {}
     for piece in found:
         queues.setdefault(piece.life, []).append(piece)
@@ -183,7 +183,7 @@ def rounds(found: Iterable[LakePiece], round_bytes: int = ROUND_BYTES) -> Iterat
         yield part
 
 
-# ---- written down
+# ---- stored plans
 
 
 def encode(planned: Iterable[Planned]) -> bytes:
@@ -192,7 +192,7 @@ def encode(planned: Iterable[Planned]) -> bytes:
 
 
 def decode(raw: bytes) -> list[Planned]:
-    """What it says; nothing if it is none: then its writer died before it wrote any file."""
+    """Parse a plan; empty if it is not one: then its run died before it wrote any file."""
     try:
         rows: list[list[Any]] = json.loads(raw)
         return [Planned(Life(*row[:3]), *row[3:]) for row in rows]
@@ -201,13 +201,13 @@ def decode(raw: bytes) -> list[Planned]:
 
 
 def still_open(planned: Iterable[Planned], state: LakeState) -> list[Planned]:
-    """What is not wholly in the lake: whoever writes the rest cuts at these borders."""
+    """The planned ranges that are not wholly in the lake: the rest is divided at these borders."""
     return [plan for plan in planned if list(without(plan.range, state.covered(plan.life)))]
 
 
 def dead_files(plan: Planned, paths: Iterable[str], state: LakeState) -> list[str]:
-    """Of these paths, files of the planned range that no commit names and, as they overlap one, none ever can. Merged
-    files are no run's that had a plan: they overlap what they are made of until they are committed."""
+    """The paths of files in the planned range that no commit names or ever can, as they overlap committed ones. Merged
+    files are left out: they have no plan, and overlap the files that they replace until they are committed."""
     named = {file.path for file in state.files.get(plan.life, ())}
     covered = state.covered(plan.life)
     found = []

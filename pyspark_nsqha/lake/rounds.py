@@ -1,16 +1,16 @@
-"""Rounds: plan, write, commit, until what is wanted is in the lake.
+"""Rounds: plan, write, commit, until everything wanted is in the lake.
 
-    state -> tidy -> pieces -> plan written down -> tasks write files -> checked -> commit -> floors -> tidy ..
-      ^                                                                   | Moved: somebody else committed
+    state -> tidy -> pieces -> plan stored -> tasks write files -> checked -> commit -> floors -> tidy ..
+      ^                                                                   | Moved: another run committed
       +-------------------------------------------------------------------+
 
 A crash between any two of these steps leaves a lake that the next run completes: what was committed is there once; what
-was written and not committed is written again, at the same borders, over the same names. Nothing is committed that was
-not checked: each partition's pieces follow each other without a hole, are chained to each other and to what the lake
-has, and their files are where the driver sees them.
+was written and not committed is written again, at the same borders, over the same names. Nothing is committed without
+these checks: each partition's pieces follow each other without a gap, are chained to each other and to what the lake
+has, and the driver sees their files.
 
-A store that refuses fails the round, and nothing of it is committed. A partition that cannot be read is left out from
-there on; the others go on.
+An error of the store fails the round, and nothing of it is committed. A partition that cannot be read is left out from
+then on; the others continue.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import PieceOutcome
 from pyspark_nsqha.model import PinnedPartition, Split
 
-MOVED_MAX = 100  # times that somebody else is first; then something is wrong
-STALE_NS = 3600 * 10**9  # age of what is being written by nobody that a plan names
+MOVED_MAX = 100  # commits that other runs may make first; then something is wrong
+STALE_NS = 3600 * 10**9  # age after which a temporary file is removed, also if the plan of its run is not finished
 
 Write = Callable[[Sequence[Split], str], list[PieceOutcome]]
-"""Runs `task.write_piece` for each split, somewhere, under the name of a run; outcomes in the same order."""
+"""Runs `task.write_piece` for each split, such as in Spark, with the name of a run; outcomes in the same order."""
 Step = Callable[[str], None]
-"""Is told the name of each step before it is taken."""
+"""Called with the name of each step before it begins."""
 
 
 class DataLoss(Exception):
-    """Messages are missing, and that was not to be accepted; nothing of the round was committed."""
+    """Messages are missing, and `strict` does not allow that; nothing of the round was committed."""
 
 
 @dataclass(frozen=True)
 class WantedPartition:
-    """One partition that is to be in the lake: all of it, or a range; and what is known to be gone already."""
+    """One partition to write into the lake, as a whole or a range, and the parts that are known to be gone."""
 
     pin: PinnedPartition
     range: OffsetRange | None = None
@@ -58,7 +58,7 @@ class WantedPartition:
 
 @dataclass
 class RoundTotals:
-    """What was done."""
+    """The totals of all rounds of a run."""
 
     files: int = 0
     rows: int = 0
@@ -67,12 +67,12 @@ class RoundTotals:
     missing: list[Missing] = field(default_factory=list)
     failed: dict[Life, str] = field(default_factory=dict)
     rounds: int = 0
-    partitions: int = 0  # that were asked for, those that failed among them
+    partitions: int = 0  # that were requested, including those that failed
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """How rounds are made."""
+    """The settings of a run."""
 
     run: str  # a name that no other run has
     split_bytes: int = plan.SPLIT_BYTES
@@ -104,7 +104,7 @@ class Rounds:
         committed: Callable[[LakeState], None] = _nothing,
         progress: Callable[[RoundTotals, int], None] = lambda totals, left: None,
     ) -> RoundTotals:
-        """Until nothing is left to do. `committed` is called behind each commit, `progress` with the bytes left.
+        """Run rounds until nothing is left. `committed` is called after each commit, `progress` with the bytes left.
 
         StoreFailed, DataLoss, Overlap or BadManifest: what was committed before stays.
         """
@@ -124,7 +124,7 @@ class Rounds:
             try:
                 addition = self._written(part, gone, state, totals)
                 if not addition:
-                    continue  # every partition of this round has failed, and is left out from here on
+                    continue  # every partition of this round has failed, and is left out from now on
                 self.step("commit")
                 after = self.commits.append(state, addition, run=self._settings.run)
             except Moved:
@@ -133,15 +133,15 @@ class Rounds:
             _count(totals, addition, part)
             self.step("committed")
             committed(after)
-        raise StoreFailed(f"somebody else committed to {self.store.uri} {MOVED_MAX} times meanwhile; try again")
+        raise StoreFailed(f"other runs committed to {self.store.uri} {MOVED_MAX} times meanwhile; try again")
 
     def tidy(self, state: LakeState, pins: Sequence[PinnedPartition] = ()) -> list[Planned]:
-        """Remove what can never count any more; the borders that others, or this run before, planned and did not
-        reach. `pins`: what the log has of some partitions; what it has no more is planned no more."""
+        """Remove files that can never count any more; returns the planned ranges of other runs, and of this one, that
+        are not in the lake yet. `pins`: the logs; ranges that they do not have any more are dropped."""
         found: list[Planned] = []
         finished: set[str] = set()
         plans = list(self.store.list(names.PLAN))
-        # Files that were merged stay for those who read them still.
+        # Merged files stay for their present readers.
         kept = noted(self.store) if plans else set()
         for file in plans:
             try:
@@ -182,7 +182,7 @@ class Rounds:
         )
 
     def _write_down(self, part: list[LakePiece], earlier: Sequence[Planned], state: LakeState) -> None:
-        """The plan of this round, but for what is in a plan already."""
+        """Store the plan of this round, without what is already in a plan."""
         known = {(one.life, one.range) for one in earlier}
         new = [piece.planned for piece in part if (piece.life, piece.planned.range) not in known]
         if new:
@@ -191,7 +191,7 @@ class Rounds:
             self.store.write(names.plan(run, state.sequence), plan.encode(new), run=run)
 
     def _written(self, part: list[LakePiece], gone: list[Missing], state: LakeState, totals: RoundTotals) -> Addition:
-        """What this round adds, checked. Partitions that failed are told in `totals`."""
+        """Write the files of this round and check them. Partitions that failed are added to `totals`."""
         self.step("write")
         outcomes = self._write([piece.split for piece in part], self._settings.run) if part else []
         self.step("check")
@@ -220,8 +220,8 @@ class Rounds:
         return Addition(files, missing, cluster="" if state.cluster else self.cluster)
 
     def _check_visible(self, files: Iterable[LakeFile], state: LakeState) -> None:
-        """What tasks wrote on their machines is what the driver sees from here. Moved: others have removed it, because
-        they have committed the same messages."""
+        """Check that the driver sees what tasks wrote on their machines. Moved: another run has removed it, because it
+        has committed the same messages."""
         sizes: dict[str, int] = {}
         folders: set[str] = set()
         for file in files:
@@ -233,13 +233,13 @@ class Rounds:
                 if self.commits.state().sequence != state.sequence:
                     raise Moved(f"{file.path} has been removed")
                 raise StoreFailed(
-                    f"{file.path} was written, but {self.store.uri} does not show it here as it is there: is it the "
-                    "same folder on every machine? nothing of this round was committed"
+                    f"{file.path} was written, but {self.store.uri} does not show it on this machine: check that it is "
+                    "the same folder on every machine; nothing of this round was committed"
                 )
 
 
 def _over(planned: Planned, pins: Sequence[PinnedPartition]) -> bool:
-    """Whether the log has no more what was planned: the topic was made anew, or retention took it."""
+    """Whether the log does not have the planned range any more: another topic uid, or removed by retention."""
     lives = {plan.life_of(pin): pin for pin in pins}
     if planned.life in lives:
         return planned.end <= lives[planned.life].start.offset
@@ -248,7 +248,7 @@ def _over(planned: Planned, pins: Sequence[PinnedPartition]) -> bool:
 
 
 def _not_told(gone: Iterable[Missing], state: LakeState) -> list[Missing]:
-    """Gaps of which the lake says nothing yet."""
+    """Gaps that are not recorded in the lake yet."""
     return [
         Missing(*gap.life, *left, gap.reason)
         for gap in gone
@@ -266,7 +266,7 @@ def _count(totals: RoundTotals, addition: Addition, part: Iterable[LakePiece]) -
 
 
 def _before(piece: LakePiece, good: Iterable[PieceOutcome], state: LakeState) -> LakeFile | None:
-    """The file that ends where a piece begins: of this round, or of the lake."""
+    """The file of this round or of the lake that ends where a piece begins."""
     of_round = (file for outcome in good for file in outcome.addition.files)
     for file in (*of_round, *state.files.get(piece.life, ())):
         if file.life == piece.life and file.end == piece.planned.first:
@@ -289,11 +289,11 @@ def not_a_piece(outcome: PieceOutcome) -> str:
         if at == outcome.split.end:
             return ""
     where = f"{outcome.split.identity.topic}/{outcome.split.identity.partition}"
-    return f"{where}: a task wrote {told} of [{outcome.split.first}, {outcome.split.end}): its nsqha is another version"
+    return f"{where}: a task wrote {told} of [{outcome.split.first}, {outcome.split.end}): it has another nsqha version"
 
 
 def broken_link(before: LakeFile | None, outcome: PieceOutcome) -> str:
-    """Why the first entry of a piece does not follow the file before it; empty if it does, or nobody can know."""
+    """Why the first entry of a piece does not follow the file before it; empty if it does, or it is not known."""
     entry = decode(outcome.first_entry) if outcome.first_entry else None
     if before is None or entry is None or entry.log_id != before.end_log_id or before.flags & BROKEN_CHAIN:
         return ""
@@ -301,12 +301,12 @@ def broken_link(before: LakeFile | None, outcome: PieceOutcome) -> str:
         return ""
     return (
         f"{before.life}: log id {entry.log_id}, offset {before.end}, does not follow what the lake has up to there: "
-        "the log was cut and written anew (an unclean election, a restored backup); archive to another lake"
+        "the log was truncated and written again (an unclean election, a restored backup); archive to another lake"
     )
 
 
 def linked(outcome: PieceOutcome, before: LakeFile | None) -> PieceOutcome:
-    """With what its first file is chained to, where it follows another one."""
+    """The outcome with the chain before its first file, if that file follows another one."""
     files = outcome.addition.files
     if not files:
         return outcome

@@ -1,11 +1,11 @@
-"""Files at a URI: a local folder, or an object store that pyarrow knows. A file is there whole, or it is not there.
+"""Files at a URI: a local folder, or an object store that pyarrow supports. A file is whole, or it does not exist.
 
     local     written under tmp/, synced, then linked or renamed to its name; the folder is synced too
     objects   one upload from memory; a store shows an object when the upload is complete
 
-`create` is what commits rest on: of several that create one name, one succeeds. Locally the kernel sees to that. On
-objects they agree by votes (lake.agree), as pyarrow has no conditional upload: about ten requests instead of one. What
-was proposed by somebody who died may be completed by whoever comes next.
+Commits depend on `create`: of several runs that create one name, one succeeds. Locally the kernel guarantees that. On
+objects the runs agree by votes (lake.agree), as pyarrow has no conditional upload: about ten requests instead of one.
+The next run may complete what a dead run has proposed.
 
 Credentials come from the environment of the process that reads or writes, never from the URI.
 """
@@ -23,15 +23,15 @@ from pyspark_nsqha.lake import names
 from pyspark_nsqha.lake.agree import FINAL, Step, Vote, agree, votes
 
 OVERTAKEN_MAX = 50
-PAUSE_SECONDS = 0.2  # of one that was overtaken, about; more each time
+PAUSE_SECONDS = 0.2  # at most, of a voter that was overtaken once; it grows with each time
 
 
 class StoreFailed(Exception):
-    """The store refused; the message says what was to be done, where, and what it answered."""
+    """The store failed; the message says which operation failed, where, and why."""
 
 
 class Exists(Exception):
-    """Somebody else created this name."""
+    """Another run has created this name."""
 
 
 class ListedFile(NamedTuple):
@@ -46,13 +46,13 @@ class Store:
     """The files below one URI; paths are relative to it. It can be pickled."""
 
     def __init__(self, uri: str, filesystem: Any = None) -> None:
-        """`filesystem`: a pyarrow.fs.FileSystem for which `uri` is a path, instead of what the URI says."""
+        """`filesystem`: a pyarrow.fs.FileSystem in which `uri` is a path, instead of the one of the URI."""
         self.uri = uri
         self._given = filesystem
         self._open: tuple[Any, str] | None = None
         if filesystem is None and re.match(r"[a-zA-Z0-9+]+://[^/]*@", uri):
             raise StoreFailed(
-                "a lake's URI has no user or password: give them to driver and executors by the environment, "
+                "a lake's URI must not have a user or password: set them in the environment of driver and executors, "
                 "for S3 as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         if filesystem is None and "://" not in uri:
@@ -63,7 +63,7 @@ class Store:
 
     @property
     def local(self) -> str | None:
-        """The folder, if it is a local one."""
+        """The path of the folder if it is local, else None."""
         if self._given is not None:
             return None
         if "://" not in self.uri:
@@ -81,7 +81,7 @@ class Store:
             try:
                 found = (self._given, self.uri) if self._given is not None else fs.FileSystem.from_uri(self.uri)
             except (ValueError, OSError, ImportError, NotImplementedError) as error:
-                raise StoreFailed(f"{self.uri} is no place for a lake: {_line(error)}") from None
+                raise StoreFailed(f"{self.uri} cannot be used for a lake: {_line(error)}") from None
             self._open = found[0], found[1].rstrip("/")
         return self._open
 
@@ -92,7 +92,7 @@ class Store:
     # ---- reading
 
     def read(self, path: str) -> bytes:
-        """FileNotFoundError if it is not there."""
+        """The content of a file. FileNotFoundError if it does not exist."""
         filesystem, full = self._at(path)
         try:
             with filesystem.open_input_stream(full, compression=None) as stream:
@@ -104,7 +104,7 @@ class Store:
             raise StoreFailed(f"cannot read {path} of {self.uri}: {_line(error)}") from None
 
     def open(self, path: str) -> Any:
-        """A pyarrow file for reading anywhere in it. FileNotFoundError if it is not there."""
+        """A seekable pyarrow file to read from. FileNotFoundError if it does not exist."""
         filesystem, full = self._at(path)
         try:
             return filesystem.open_input_file(full)
@@ -114,7 +114,7 @@ class Store:
             raise StoreFailed(f"cannot open {path} of {self.uri}: {_line(error)}") from None
 
     def list(self, folder: str, *, recursive: bool = False) -> Iterator[ListedFile]:
-        """Its files, by path; nothing if there is no such folder."""
+        """The files of a folder, by path; none if the folder does not exist."""
         from pyarrow import fs
 
         filesystem, full = self._at(folder)
@@ -131,7 +131,7 @@ class Store:
     # ---- writing
 
     def write(self, path: str, data: Any, *, run: str) -> None:
-        """The file, whole and durable; one of that name is replaced. `run` is part of the name while it is written."""
+        """Write a file atomically and durably; an existing one is replaced. `run` is part of its temporary name."""
         if self.local is None:
             self._upload(path, data)
             return
@@ -143,7 +143,7 @@ class Store:
             raise self._refused(path, error) from None
 
     def create(self, path: str, data: bytes, *, run: str) -> None:
-        """As `write`, for a name that is not there. Exists if it is. Behind StoreFailed nobody knows."""
+        """As `write`, for a new name. Exists if the name exists. StoreFailed: the outcome is unknown."""
         if self.local is None:
             if self._agreed(path, data) != data:
                 raise Exists(path)
@@ -161,7 +161,7 @@ class Store:
             raise self._refused(path, error) from None
 
     def now_ns(self, run: str) -> int:
-        """The time by the clock that `modified_ns` of files is from. StoreFailed."""
+        """The time of the clock that sets `modified_ns` of files. StoreFailed."""
         path = f"{names.TEMPORARY}/{run}-clock"
         self.write(path, b"1", run=run)
         try:
@@ -170,7 +170,7 @@ class Store:
             self.remove(path)
 
     def sync(self, folder: str) -> None:
-        """What is seen in a folder is durable from now on, whoever put it there. StoreFailed."""
+        """Make everything visible in a folder durable, whichever run wrote it. StoreFailed."""
         if self.local is None:
             return
         full = self._at(folder)[1]
@@ -182,7 +182,7 @@ class Store:
             raise self._refused(folder, error) from None
 
     def remove(self, path: str) -> None:
-        """Nothing happens if it is not there."""
+        """Remove a file, if it exists."""
         filesystem, full = self._at(path)
         try:
             filesystem.delete_file(full)
@@ -192,7 +192,7 @@ class Store:
             raise StoreFailed(f"cannot remove {path} of {self.uri}: {_line(error)}") from None
 
     def proposed(self, path: str) -> tuple[bytes, ...]:
-        """Contents that `path` may get from somebody who creates it now, or died in the middle of it."""
+        """Contents that `path` may get from a run that is creating it, or died meanwhile."""
         if self.local is not None:
             return ()
         folder = names.votes(path)
@@ -200,7 +200,7 @@ class Store:
         return tuple(data for data in found if data is not None)
 
     def _agreed(self, path: str, data: bytes) -> bytes:
-        """The content of an object, ours or that of somebody who was first."""
+        """The agreed content of an object: ours, or that of a run that was first."""
         folder = names.votes(path)
         voting = agree(data, os.urandom(8).hex())
         answer: Any = None
@@ -214,12 +214,12 @@ class Store:
             if step.kind == "pause":
                 pauses += 1
                 if pauses > OVERTAKEN_MAX:
-                    raise StoreFailed(f"others commit to {self.uri} without end: let one archiver run at a time")
+                    raise StoreFailed(f"other runs commit to {self.uri} all the time: let one archiver run at a time")
                 time.sleep(random.uniform(0, PAUSE_SECONDS * min(pauses, 10)))
             answer = self._vote(step, path, folder)
 
     def _vote(self, step: Step, path: str, folder: str) -> Any:
-        """One step of an agreement."""
+        """Execute one step of an agreement."""
         full = path if step.name == FINAL else f"{folder}/{step.name}"
         if step.kind == "list":
             return [vote.name for vote in self._votes(folder)]
@@ -231,7 +231,7 @@ class Store:
             try:
                 self.remove(full)
             except StoreFailed:
-                pass  # it is agreed on; this vote does no harm
+                pass  # the content is agreed on; a remaining vote does no harm
         return None
 
     def _votes(self, folder: str) -> tuple[Vote, ...]:
@@ -254,7 +254,7 @@ class Store:
             raise self._refused(path, error) from None
 
     def _write_temporary(self, path: str, data: Any, run: str) -> str:
-        """The path of a synced file in `tmp/`; folders on the way are made."""
+        """Write a synced file in `tmp/` and return its path; missing folders are created."""
         final = self._at(path)[1]
         folder = self._at(names.TEMPORARY)[1]
         for needed in (folder, os.path.dirname(final)):
@@ -279,8 +279,8 @@ _durable: set[str] = set()  # folders whose entries this process has synced
 
 
 def _make_folder(path: str) -> None:
-    """With those above it. One that is there may be of somebody who died before its entry was durable, so the one above
-    is synced, once by each process; no folder is made in one whose own entry is not durable."""
+    """Create a folder and those above it. An existing one may be of a process that died before its entry was durable,
+    so its parent is synced, once per process; no folder is created in one whose own entry is not durable."""
     there = os.path.isdir(path)
     if there and path in _durable:
         return
@@ -294,7 +294,7 @@ def _make_folder(path: str) -> None:
     try:
         _sync_folder(parent)
     except PermissionError:
-        pass  # whoever may write there made it
+        pass  # another user, who may write there, made it
     _durable.add(path)
 
 
@@ -307,5 +307,5 @@ def _sync_folder(path: str) -> None:
 
 
 def _line(error: BaseException) -> str:
-    """What it says, in one line."""
+    """The text of an error, in one line."""
     return " ".join(str(error).split())[:400] or type(error).__name__

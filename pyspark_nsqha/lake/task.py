@@ -1,13 +1,13 @@
-"""What a task does: it reads its piece of the log, verified, and writes it as files.
+"""The task of a round: it reads its piece of the log, verified, and writes it as files.
 
     runs -> entries.verify -> scan.record_batches -> one file per UTC day and unbroken range -> LakeFile
                                                      a range that is LOST everywhere -> Missing
 
-Only what an operator gave up is missing for good. A range that is FAULTY on all replicas fails the piece: its files may
-be restored, so it is tried again later, and retention waits for it.
+Only what an operator marked as lost is missing permanently. A range that is FAULTY on all replicas fails the piece: its
+files may be restored, so it is tried again later, and retention waits for it.
 
-Rows stay here. Only what becomes a manifest goes back to the driver, and the entries at both ends of the piece: the
-driver checks that the next piece is chained to this one. Nothing is raised: what failed is in the outcome, in one line.
+Rows are not returned to the driver, only the manifest's records and the entries at both ends of the piece: the driver
+checks that the next piece is chained to this one. Nothing is raised: errors are in the outcome, in one line.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Verified(NamedTuple):
     batches: Iterable[pa.RecordBatch]
 
 
-LOST = "lost"  # of `scan.Missing`: an operator gave the messages up
+LOST = "lost"  # of `scan.MissingRange`: an operator marked the messages as lost
 Tell = Callable[[int, int, str], None]
 Read = Callable[[Split, Tell], Iterator[Verified]]
-"""The runs of a split; what no replica can read is told: first, end, why. ReadFailed if no replica has them."""
+"""Reads the runs of a split; reports what no replica can read: first, end, why. ReadFailed if no replica has them."""
 
 
 @dataclass(frozen=True)
 class PieceOutcome:
-    """What became of one piece: files and gaps that cover it, or why it failed."""
+    """The result of one piece: files and gaps that cover it, or why it failed."""
 
     split: Split
     addition: Addition = field(default_factory=Addition)
@@ -62,8 +62,8 @@ class PieceOutcome:
 def read_log(
     split: Split, tell: Tell, *, tls: Tls | None = None, timeout_seconds: float = 30.0, retries: int = 3, host: str = ""
 ) -> Iterator[Verified]:
-    """The runs of a split from its replicas. One that has a range that it cannot read, or whose bytes do not verify, is
-    left for the others; what none can read is told, what none has right is NotVerified."""
+    """The runs of a split from its replicas. A replica that cannot read a range, or whose bytes do not verify, is left
+    for the others; `tell` is called for what none can read; if no replica's bytes verify, NotVerified."""
     source = runs(split, tls=tls, timeout_seconds=timeout_seconds, retries=retries, host=host)
     before: bytes | None = None
     for run in source:
@@ -109,7 +109,7 @@ def write_piece(split: Split, store: Store, read: Read, *, run: str) -> PieceOut
 
 @dataclass
 class _Open:
-    """A file that is being made."""
+    """The state of a file that is being made."""
 
     maker: FileMaker
     day: str
@@ -126,7 +126,7 @@ class _Open:
 
 
 class _Writer:
-    """The files of one piece, one after the other."""
+    """Writes the files of one piece, one after the other."""
 
     def __init__(self, split: Split, store: Store, run: str) -> None:
         self.split = split
@@ -141,17 +141,17 @@ class _Writer:
         self.last_entry = b""
 
     def tell(self, first: int, end: int, why: str) -> None:
-        """Messages that cannot be read. ReadFailed unless they were given up."""
+        """Record messages that cannot be read. ReadFailed unless an operator marked them as lost."""
         if why != LOST:
             raise ReadFailed(
                 f"{self._where()}: offsets [{first}, {end}) are {why} on every replica: restore the files of one, or "
-                f"give them up: nsqha log skip {self._where()}; they are tried again later",
+                f"mark them as lost: nsqha log skip {self._where()}; they are tried again later",
                 planned=(first, end),
             )
         self.told.append((OffsetRange(first, end), why))
 
     def take(self, entries: Entries, batches: Iterable[pa.RecordBatch]) -> None:
-        """The messages of a run."""
+        """Write the messages of a run."""
         raw = entries.table.tobytes()
         self.first_entry = self.first_entry or raw[:ENTRY_BYTES]
         for batch in batches:
@@ -165,9 +165,9 @@ class _Writer:
         self.last_entry = raw[-ENTRY_BYTES:] or self.last_entry
 
     def finish(self) -> PieceOutcome:
-        """What was written. ReadFailed if it is not the whole piece."""
+        """Close the last file and return the outcome. ReadFailed if the piece is not complete."""
         if self.file is not None:
-            # Batches without messages behind the last one belong to it: then the next file begins where this one ends.
+            # Batches without messages after the last one belong to it: then the next file begins where this one ends.
             if self.last_entry and _end_offset(self.last_entry) == self.file.end:
                 self.file.last = self.last_entry
             self._close()
@@ -176,12 +176,12 @@ class _Writer:
         return PieceOutcome(self.split, addition, self.first_entry, self.last_entry)
 
     def _take_unbroken(self, batch: pa.RecordBatch, entries: Entries, raw: bytes) -> None:
-        """Messages without a hole, of one day."""
+        """Write messages of one day without a gap between them."""
         first = batch.column("offset")[0].as_py()
         stamps = batch.column("timestamp_ns")
         stamp, last_stamp = stamps[0].as_py(), stamps[-1].as_py()
         if first < self.at:
-            raise ReadFailed(f"{self._where()}: offset {first} came twice; this is a bug, please report it")
+            raise ReadFailed(f"{self._where()}: offset {first} was read twice; this is a bug, please report it")
         day = names.day_of(stamp)
         if self.file is not None and (first != self.file.end or day != self.file.day):
             self._close()
@@ -195,7 +195,7 @@ class _Writer:
         self.file.last = raw[index * ENTRY_BYTES : (index + 1) * ENTRY_BYTES]
 
     def _opened(self, first: int, stamp: int, day: str, entries: Entries, raw: bytes) -> _Open:
-        """A file that begins with message `first`. Where it follows another one, their log ids meet."""
+        """A new file that begins with message `first`. If it follows another one, their log ids meet."""
         before = self.files[-1] if self.files else None
         if before is not None and before.end == first:
             return _Open(FileMaker(self.split.identity, first), day, first, stamp, before.end_log_id, before.chain)
@@ -213,7 +213,7 @@ class _Writer:
         return _Open(FileMaker(self.split.identity, first), day, first, stamp, log_id, chain)
 
     def _close(self) -> None:
-        """Give the file to the store."""
+        """Finish the file and write it to the store."""
         file, self.file = self.file, None
         assert file is not None
         made = file.maker.finish()
@@ -244,11 +244,11 @@ class _Writer:
         self.files.append(written)
 
     def _skip_to(self, offset: int) -> None:
-        """Messages that did not come are missing, if it was told why. ReadFailed if it was not."""
+        """Record messages up to `offset` that were not read as missing. ReadFailed if they were not reported."""
         skipped, self.at = OffsetRange(self.at, max(self.at, offset)), max(self.at, offset)
         if left := list(without(skipped, joined(gap for gap, _ in self.told))):
             first, end = left[0]
-            raise ReadFailed(f"{self._where()}: offsets [{first}, {end}) did not come; try again", planned=left[0])
+            raise ReadFailed(f"{self._where()}: offsets [{first}, {end}) were not read; try again", planned=left[0])
         identity = self.split.identity
         for gap, why in sorted(self.told):
             first, end = max(gap.first, skipped.first), min(gap.end, skipped.end)
@@ -260,7 +260,7 @@ class _Writer:
 
 
 def _entry(raw: bytes) -> np.void:
-    """One entry of the commitlog."""
+    """Parse one entry of the commitlog."""
     found: np.void = np.frombuffer(raw, ENTRY)[0]
     return found
 
@@ -272,7 +272,7 @@ def _end_offset(raw: bytes) -> int:
 
 @dataclass(frozen=True)
 class PieceTask:
-    """`write_piece` for Spark: with everything it needs, small enough to go out with each task."""
+    """`write_piece` for Spark, with everything that it needs; small, as every task gets it."""
 
     store: Store
     run: str

@@ -1,20 +1,20 @@
-"""Proof that the lake is the log.
+"""Proves that the lake is the log.
 
-    ranges    files of a life follow each other without hole and overlap              from the manifests
-    files     are there, as large as they were, their footers say the same            a listing, the ends of files
+    ranges    files of a life follow each other without gap and overlap               from the manifests
+    files     exist with their sizes, and their footers agree                         a listing, the ends of files
     chains    each file is chained to the one before                                  from the manifests
     anchor    the chain of the last file is that of the broker's entry there          one batch per partition
-    contents  each byte and row, and the log's rows where it has them still           `contents`, only in full
+    contents  each byte and row, and the log's rows if it still has them              `contents`, only in full
 
-(log id, chain) names everything before: if links and anchor hold, the entries that were verified when the files were
-written are those of the log that is served now. Where a link cannot be proven (the log was recovered there, or the file
-before is not in the lake) the file before it has an anchor of its own. What the log no longer has is proven by links.
+(log id, chain) identifies everything before: if links and anchor hold, the entries that were verified when the files
+were written are those of the log that is served now. If a link cannot be proven (the log was recovered there, or the
+file before is not in the lake) the file before it has an anchor of its own. Links prove what the log no longer has.
 
-What the log has no more is in the lake, or was before it began: a log that starts behind the lake's end, or a topic of
-which the lake has only former lives, is a gap. The snapshot is to be taken before the state is read: what retention
-takes in between was in the lake before.
+What the log does not have any more is in the lake, or was before the lake's start: a log that starts after the lake's
+end, or a topic of which the lake has only other uids, is a gap. The snapshot must be taken before the state is read:
+what retention removes in between was in the lake before.
 
-A gap that a manifest has a reason for is told; it is a problem if that was asked for, or if the log has the messages.
+A gap with a reason in a manifest is reported; it is a problem if the caller says so, or if the log has the messages.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.lake.task import Read
 from pyspark_nsqha.model import CutPoint, Gone, PinnedPartition, ReadFailed, Split
 
-THREADS = 8  # that look at footers
+THREADS = 8  # that read footers
 _MINUTE_NS = 60 * 10**9
-AGAIN_MAX = 5  # times that retention takes what is being compared
+AGAIN_MAX = 5  # retries after retention has removed what is being compared
 
 
 @dataclass
@@ -51,18 +51,18 @@ class LakePartition:
     files: int
     rows: int
     bytes: int
-    behind: int | None = None  # messages that are committed and not in the lake; None: nobody was asked
+    behind: int | None = None  # messages that are committed and not in the lake; None: no broker was asked
 
 
 @dataclass
 class LakeReport:
-    """What was looked at, and what is wrong."""
+    """What was checked, and what is wrong."""
 
     partitions: list[LakePartition] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)  # what could not be looked at
+    failed: list[str] = field(default_factory=list)  # what could not be checked
     anchors: int = 0
     rows_read: int = 0
     rows_compared: int = 0
@@ -80,8 +80,8 @@ def verify(
     now_again: Callable[[], Sequence[PinnedPartition]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LakeReport:
-    """What the lake has of these topics. `pins`: what is committed now, `read` reads it, under `hold_id` if there is a
-    hold; `check`: read everything. `now_again` has new pins, if retention takes meanwhile what is to be compared.
+    """Verify what the lake has of these topics. `pins`: what is committed now; `read` reads it, under `hold_id` if it
+    is held; `check` reads everything. `now_again` returns new pins, if retention removes what is to be compared.
 
     StoreFailed if the lake cannot be read.
     """
@@ -118,7 +118,7 @@ def _partition(life: Life, files: Sequence[LakeFile], state: LakeState) -> LakeP
 
 
 def holes(life: Life, state: LakeState) -> Iterator[Problem]:
-    """Ranges between files that no manifest has a reason for."""
+    """Ranges between files for which no manifest has a reason."""
     for left, right in pairwise(state.covered(life)):
         yield Problem(GAP, life.topic, life.partition, left.end, right.first, "", "no file of the lake has them")
 
@@ -128,7 +128,7 @@ def broken_links(files: Iterable[LakeFile]) -> Iterator[Problem]:
     for before, file in pairwise(files):
         unknown = file.chain_before is None or before.flags & BROKEN_CHAIN
         if _meet(before, file) and not unknown and file.chain_before != before.chain:
-            yield problem(file, MISMATCH, f"it is not chained to {before.path}: they are of two logs")
+            yield problem(file, MISMATCH, f"it is not chained to {before.path}: they are of different logs")
 
 
 def _meet(before: LakeFile, file: LakeFile) -> bool:
@@ -142,7 +142,7 @@ def _check_files(
     report: LakeReport,
     progress: Callable[[int, int], None],
 ) -> set[str]:
-    """Sizes by listing, footers by reading the ends of files; paths of those that can be read."""
+    """Check sizes by a listing, and footers by reading the ends of files; returns the paths with the right sizes."""
     sizes = {
         found.path: found.size
         for topic in topics
@@ -153,7 +153,7 @@ def _check_files(
         if file.path not in sizes:
             report.problems.append(problem(file, GAP, "the file is gone"))
         elif sizes[file.path] != file.bytes:
-            sized = f"the file has {sizes[file.path]} bytes, it was written with {file.bytes}"
+            sized = f"the file has {sizes[file.path]} bytes, but was written with {file.bytes}"
             report.problems.append(problem(file, MISMATCH, sized))
         else:
             there.append(file)
@@ -162,12 +162,12 @@ def _check_files(
     if merged := [path for path in stray if path in until]:
         removed = datetime.fromtimestamp(-(-max(until[path] for path in merged) // _MINUTE_NS) * 60)
         report.notes.append(
-            f"{len(merged)} files that compact replaced; the first compact after {removed:%Y-%m-%d %H:%M} removes them"
+            f"{len(merged)} files replaced by compact; the first compact after {removed:%Y-%m-%d %H:%M} removes them"
         )
     stray = [path for path in stray if path not in until]
     if stray:
-        which = f"{len(stray)} files that no manifest names, as {stray[0]}"
-        report.notes.append(f"{which}: of a run that goes on, or that ended early")
+        which = f"{len(stray)} files are not in any manifest, such as {stray[0]}"
+        report.notes.append(f"{which}: of a run that is not finished, or was killed")
     done = 0
     with ThreadPoolExecutor(THREADS) as pool:
         for found in pool.map(lambda file: list(_footer_problems(file, store)), there):
@@ -193,14 +193,14 @@ def _footer_problems(file: LakeFile, store: Store) -> Iterator[Problem]:
 
 
 def _check_log(life: Life, pin: PinnedPartition, state: LakeState, report: LakeReport) -> None:
-    """What the log has still is in the lake, up to where the lake ends."""
+    """Check that the lake has all that the log still has, up to the lake's end."""
     covered = state.covered(life)
     start = pin.start.offset
     if not covered:
         _check_new(life, pin, state, report)
         return
     if start > covered[-1].end:
-        why = "neither the lake nor the log has them: retention took them, or manifests are gone"
+        why = "neither the lake nor the log has them: retention removed them, or manifests are lost"
         report.problems.append(Problem(GAP, life.topic, life.partition, covered[-1].end, start, "", why))
     end = covered[-1].end
     whole = OffsetRange(pin.start.offset, min(end, pin.end.offset))
@@ -208,10 +208,10 @@ def _check_log(life: Life, pin: PinnedPartition, state: LakeState, report: LakeR
     for first, behind in without(whole, covered):
         if behind <= inner.first:
             report.problems.append(
-                Problem(GAP, life.topic, life.partition, first, behind, "", "the log has them, the lake begins behind")
+                Problem(GAP, life.topic, life.partition, first, behind, "", "the log has them, the lake begins later")
             )
     if end > pin.end.offset:
-        why = "the log ends before them: it was cut (an unclean election, a restored backup)"
+        why = "the log ends before them: it was truncated (an unclean election, a restored backup)"
         report.problems.append(Problem(MISMATCH, life.topic, life.partition, pin.end.offset, end, "", why))
     for partition in report.partitions:
         if partition.life == life:
@@ -219,12 +219,12 @@ def _check_log(life: Life, pin: PinnedPartition, state: LakeState, report: LakeR
 
 
 def _check_new(life: Life, pin: PinnedPartition, state: LakeState, report: LakeReport) -> None:
-    """A life that the lake has nothing of: it may be new, and then its log begins with its first message."""
+    """Check a life of which the lake has nothing: if it is new, its log begins with its first message."""
     start, end = pin.start.offset, pin.end.offset
     report.partitions.append(LakePartition(life, start, start, 0, 0, 0, end - start))
     lives = [one for one in {*state.files, *state.missing} if one.topic == life.topic]
     if start:
-        why = "neither the lake nor the log has them: retention took them before they were archived"
+        why = "neither the lake nor the log has them: retention removed them before they were archived"
         report.problems.append(Problem(GAP, life.topic, life.partition, 0, start, "", why))
     if end > start and lives and not any(one.topic_uid == life.topic_uid for one in lives):
         theirs = ", ".join(sorted({f"{one.topic_uid:016x}" for one in lives}))
@@ -237,7 +237,7 @@ def _check_new(life: Life, pin: PinnedPartition, state: LakeState, report: LakeR
 def _check_missing(
     life: Life, pin: PinnedPartition, state: LakeState, read: Read, hold_id: str, report: LakeReport
 ) -> None:
-    """What was recorded as missing is not in the log either."""
+    """Check that the log does not have what was recorded as missing."""
     for gap in state.missing.get(life, ()):
         first, end = max(gap.first, pin.start.offset), min(gap.end, pin.end.offset)
         if first >= end:
@@ -266,13 +266,13 @@ def _check_missing(
 def _check_anchors(
     life: Life, pin: PinnedPartition, files: Sequence[LakeFile], read: Read, hold_id: str, report: LakeReport
 ) -> None:
-    """The last entry of each unbroken piece of the lake, as far as the log has it, is the log's."""
+    """Check that the last entry of each unbroken part of the lake is the log's, if the log has it."""
     for file in anchors(files):
         log_id = file.end_log_id - 1
         if not pin.start.log_id <= log_id < pin.end.log_id or file.end > pin.end.offset:
             continue
         report.anchors += 1
-        # The replica vouches for the snapshot's end, so has the log's entry, whatever the lake says of it.
+        # The replica proves that it has the snapshot's end, so its entry is the log's, whatever the lake has.
         at = pin.end.log_id - 1, pin.chain
         borders = (file.end, file.end, log_id, log_id + 1, file.end, file.end)
         split = Split(pin.identity, *borders, *at, pin.replicas, pin.path, hold_id)
@@ -280,20 +280,18 @@ def _check_anchors(
             chains = [int(entries.table["chain"][-1]) for entries, _ in read(split, lambda *_: None)]
         except Gone:
             report.anchors -= 1
-            report.notes.append(
-                f"{life}: retention took log id {log_id} meanwhile, with which the lake was to be compared"
-            )
+            report.notes.append(f"{life}: retention removed log id {log_id} before the lake was compared with it")
         except ReadFailed as error:
             report.failed.append(str(error))
         else:
             if chains[-1:] != [file.chain]:
                 theirs = f"{chains[-1]:016x}" if chains else "none"
-                why = f"the log's entry {log_id} has chain {theirs}, the manifest {file.chain:016x}"
+                why = f"the log's entry {log_id} has chain {theirs}, but the manifest {file.chain:016x}"
                 report.problems.append(problem(file, MISMATCH, why))
 
 
 def anchors(files: Sequence[LakeFile]) -> Iterator[LakeFile]:
-    """The last file of each piece whose links are proven."""
+    """The last file of each part whose links are proven."""
     for file, behind in pairwise(files):
         if not _meet(file, behind) or behind.chain_before is None or file.flags & BROKEN_CHAIN:
             yield file
@@ -309,7 +307,7 @@ def _check_contents(
     now_again: Callable[[], Sequence[PinnedPartition]] | None,
     report: LakeReport,
 ) -> None:
-    """Everything, by tasks. Where retention was faster, once more with what the log has left."""
+    """Check all files by tasks. If retention was faster, check again with what the log has left."""
     for again in range(AGAIN_MAX + 1):
         gone = []
         work = [(file, split_of(file, now.get(file.life), hold_id)) for file in files]
@@ -324,12 +322,12 @@ def _check_contents(
                 report.failed.append(found.failed)
         if not gone or now_again is None:
             return
-        # In the end they are read without the log: it has nothing of them for long.
+        # The last time they are read without the log, which loses them too fast.
         files, now = gone, {life_of(pin): pin for pin in now_again()} if again < AGAIN_MAX - 1 else {}
 
 
 def split_of(file: LakeFile, pin: PinnedPartition | None, hold_id: str = "") -> Split | None:
-    """What the log has still of a file; None if that is nothing."""
+    """The part of a file that the log still has; None if there is none."""
     if pin is None or file.end_log_id > pin.end.log_id or file.end <= pin.start.offset:
         return None
     low = CutPoint(file.first, file.first_log_id, 0, 0)

@@ -221,7 +221,7 @@ def test_the_archive_names_what_is_wrong_with_its_channel(archived: Archived) ->
     other = Archived.__new__(Archived)
     other.__dict__.update(archived.__dict__)
     other.store = Store(str(archived.folder.parent / "other"))
-    with pytest.raises(ReadFailed, match=rf"{archived.topic}/\d: channel archive is at offset \d+, and .*nsqha seek"):
+    with pytest.raises(ReadFailed, match=rf"{archived.topic}/\d: channel archive is at offset \d+, but .*nsqha seek"):
         other.archive()
     archived.node.admin("CreateChannel", topic=archived.topic, channel="workers")
     with pytest.raises(ReadFailed, match="workers"):

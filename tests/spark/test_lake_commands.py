@@ -231,7 +231,7 @@ def test_what_is_wrong_is_one_line(lake: Lake, tmp_path: Path) -> None:
         "there is no java": (("archive", lake.topic, *to), env | {"JAVA_HOME": str(tmp_path)}, 1),
         "no topic": (("archive", "nothing-here", *to), env, 3),
         "no broker answers": (("archive", lake.topic, *to, "--broker", "127.0.0.1:1"), env, 6),
-        "is no place for a lake": (("archive", lake.topic, "--to", "nowhere://x", "--once"), env, 1),
+        "cannot be used for a lake": (("archive", lake.topic, "--to", "nowhere://x", "--once"), env, 1),
         "is not before --until": (("backfill", lake.topic, "--from", "-1h", "--until", "-2h", *to[:2]), env, 2),
         "it has no manifest": (("verify", lake.topic, "--lake", str(tmp_path / "empty"), "--lake-only"), env, 3),
         "workers cannot run": (("archive", lake.topic, *to), env | {"PYSPARK_PYTHON": str(bare)}, 1),

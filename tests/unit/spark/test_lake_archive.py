@@ -158,7 +158,7 @@ def test_a_floor_that_a_crash_left_behind_is_raised_at_the_next_start(lake: Lake
 def test_a_floor_ahead_of_the_lake_is_refused(lake: Lake, log: FakeLog) -> None:
     log.floors = {("archive", "orders", 0): 7, ("archive", "orders", 1): 6}
     expected = (
-        r"orders/0: channel archive is at offset 7, and .* has nothing from offset 0 on: "
+        r"orders/0: channel archive is at offset 7, but .* has nothing from offset 0 on: "
         r".*: nsqha seek orders/0 archive 0$"
     )
     with pytest.raises(ReadFailed, match=expected):
@@ -192,7 +192,7 @@ def in_trouble(log: FakeLog, trouble: str) -> None:
     ("trouble", "why"),
     [
         ("away", "no leader"),
-        ("cut", "the log was cut"),
+        ("cut", "the log was truncated"),
         ("floor", "nsqha seek orders/0"),
         ("stuck", "was not moved in"),
     ],
@@ -251,7 +251,7 @@ def test_a_lake_is_of_one_cluster(lake: Lake, log: FakeLog) -> None:
     publish(log, 10, 60)
     archive(lake)
     log.cluster = "c2"
-    with pytest.raises(ReadFailed, match="is the lake of cluster c1, and these brokers are of cluster c2"):
+    with pytest.raises(ReadFailed, match="is the lake of cluster c1, but these brokers are of cluster c2"):
         archive(lake)
     assert [manifest["manifest"]["cluster"] for manifest in manifests(lake)][:2] == ["c1", ""]
 
@@ -314,7 +314,7 @@ def test_messages_that_do_not_come_are_no_gap_but_a_failure(lake: Lake, log: Fak
 
     totals = once(log, lake.rounds(short), SUBJECT)
     assert totals.files == 0 and totals.missing == []
-    assert all("did not come" in why for why in totals.failed.values())
+    assert all("were not read" in why for why in totals.failed.values())
 
 
 # ---- topics and logs that change
@@ -347,7 +347,7 @@ def test_a_log_that_was_cut_is_not_archived_behind_the_old_one(lake: Lake, log: 
     partition = log.partitions[0]
     del partition.entries[-4:]
     [why] = archive(lake).failed.values()
-    assert re.match(r"orders/0: .* has messages up to offset \d+, the log ends at \d+", why)
+    assert re.match(r"orders/0: .* has messages up to offset \d+, but the log ends at \d+", why)
     for n in range(12):
         partition.publish(b"another %d" % n, b"history", epoch=2)
     totals = archive(lake)
@@ -534,7 +534,7 @@ def test_files_that_the_driver_does_not_see_are_not_committed(lake: Lake, log: F
     def away(splits, run):  # type: ignore[no-untyped-def]
         return [write_piece(split, elsewhere, log.read, run=run) for split in splits]
 
-    with pytest.raises(StoreFailed, match="is it the same folder on every machine"):
+    with pytest.raises(StoreFailed, match="check that it is the same folder on every machine"):
         once(log, lake.rounds(away), SUBJECT)
     assert lake.named() == []
 

@@ -97,7 +97,7 @@ def test_messages_before_everything_that_is_known_are_said_to_be_gone(lake: Lake
     lake.log.partitions[0].trim(30)
     assert fill(lake, 30, None)[1] == []
     _, said = fill(lake, 29, None)
-    assert said == ["orders/0: log and lake begin at offset 60: what was before is gone, perhaps some of this range"]
+    assert said == ["orders/0: log and lake begin at offset 60: what was before is gone, possibly a part of this range"]
     with pytest.raises(DataLoss, match=r"offset 60.*; without --strict the rest is written"):
         fill(lake, 29, None, strict=True)
 

@@ -164,6 +164,6 @@ def test_verify_holds_the_log_before_it_reads_the_lake_and_lets_it_go(
     if cluster == "c1":
         assert status(*words) == exits.OK
     else:
-        with pytest.raises(exits.Exit, match="is the lake of cluster c1, and these brokers are of cluster c2"):
+        with pytest.raises(exits.Exit, match="is the lake of cluster c1, but these brokers are of cluster c2"):
             status(*words)
     assert log.calls == ["snapshot", "state", "release"] and log.holds == set()

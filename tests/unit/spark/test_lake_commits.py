@@ -110,7 +110,7 @@ def test_a_base_stands_for_all_manifests_before_it(
         store.remove(f"manifest/{sequence:020d}.json")
     assert ManifestCommits(store).state() == commits.state()
     (Path(store.uri) / "manifest/00000000000000000004.base.json").write_bytes(b"{}")
-    with pytest.raises(BadManifest, match="is no manifest"):
+    with pytest.raises(BadManifest, match="is not a manifest"):
         ManifestCommits(store).state()
 
 
@@ -165,7 +165,7 @@ def test_manifests_that_went_under_somebody_who_knew_them_are_missed(store: Stor
     commits = ManifestCommits(store)
     commits.append(commits.state(), Addition(files[:1]), run="a")
     store.remove("manifest/00000000000000000001.json")
-    with pytest.raises(BadManifest, match="were there, now they end at 0"):
+    with pytest.raises(BadManifest, match="had manifests up to 1, now they end at 0"):
         commits.state()
 
 
@@ -275,5 +275,5 @@ def test_a_table_that_was_made_anew_is_noticed(store: Store, files: tuple[LakeFi
     commits = iceberg(store)
     commits.append(commits.state(), Addition(files[:1]), run="a")
     commits._table().catalog.drop_table("nsqha.messages")
-    with pytest.raises(BadManifest, match="rolled back or made anew"):
+    with pytest.raises(BadManifest, match="rolled back or created again"):
         iceberg(store).state()

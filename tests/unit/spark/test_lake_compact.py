@@ -93,10 +93,10 @@ def test_verify_says_when_what_was_merged_is_removed(lake: Lake) -> None:
     os.utime(note, (1_795_168_801, 1_795_168_801))
     found = verify(lake.commits.state(), lake.store, ["orders"])
     local = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_795_168_800 + 3660))
-    assert found.notes == [f"{old} files that compact replaced; the first compact after {local} removes them"]
+    assert found.notes == [f"{old} files replaced by compact; the first compact after {local} removes them"]
     stray = lake.folder / files(lake)[0].path
     stray.with_name("stray.parquet").write_bytes(b"x")
-    assert "1 files that no manifest names" in verify(lake.commits.state(), lake.store, ["orders"]).notes[1]
+    assert "1 files are not in any manifest" in verify(lake.commits.state(), lake.store, ["orders"]).notes[1]
 
 
 def test_a_day_becomes_a_file_and_no_message_changes(lake: Lake) -> None:

@@ -126,7 +126,7 @@ def test_a_manifest_with_a_file_that_cannot_be_is_refused(change: dict[str, obje
     from pyspark_nsqha.lake import manifest
 
     raw = json.dumps({"crc": manifest._crc(content), "manifest": content}).encode()
-    with pytest.raises(BadManifest, match=r"^m is no manifest"):
+    with pytest.raises(BadManifest, match=r"^m is not a manifest"):
         decode(raw, "m")
 
 

@@ -171,7 +171,7 @@ def test_rows_that_are_not_the_logs_are_named_one_by_one(lake: Lake, tmp_path: P
     wrong = lake.log.partitions[0].entries[20][0].end_offset - 1
     found = report(other, full=True)
     assert ("mismatch", 0, wrong, wrong + 1) in ranges(found.problems)
-    assert any(one.why == "value is not what the log has" for one in found.problems)
+    assert any(one.why == "value differs from the log" for one in found.problems)
 
 
 def test_only_what_the_log_still_has_is_compared(lake: Lake) -> None:
@@ -302,7 +302,7 @@ def test_files_that_no_manifest_names_are_noted(lake: Lake) -> None:
     stray = lake.folder / replace(files(lake)[0], topic_uid=9).path
     stray.write_bytes(b"x")
     found = report(lake)
-    assert found.problems == [] and "1 files that no manifest names" in found.notes[0]
+    assert found.problems == [] and "1 files are not in any manifest" in found.notes[0]
 
 
 def test_the_end_of_each_unproven_piece_is_an_anchor(lake: Lake) -> None:
@@ -329,7 +329,7 @@ def test_a_manifest_that_is_gone_is_refused(lake: Lake) -> None:
     from pyspark_nsqha.lake.manifest import BadManifest
 
     (lake.folder / "manifest/00000000000000000001.json").unlink()
-    with pytest.raises(BadManifest, match=r"00000000000000000001.json is not in .* but later ones are"):
+    with pytest.raises(BadManifest, match=r"00000000000000000001.json is missing in .* but later ones exist"):
         ManifestCommits(lake.store).state()
 
 
