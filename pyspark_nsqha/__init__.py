@@ -5,23 +5,23 @@
     task      read(): fetch -> verify -> scan -> Arrow batches
 
 Spark imports every package whose name begins with `pyspark_` when it looks up its first data source, in every
-application: this module imports nothing, and everything else when it is asked for. So modules that need no Spark, as
-those that `nsqha spark lag` is made of, work where pyspark is not installed.
+application: this module imports nothing at first, and everything else on demand. So modules that need no Spark, such as
+those of `nsqha spark lag`, work where pyspark is not installed.
 
-How Spark treats the object decides what is pinned where: what __init__ made is in every plan of one load() (a join of a
-DataFrame with itself sees the same messages), and with a schema given by the user nothing but __init__ is called. So
+How Spark treats the object decides where the snapshot is pinned: what __init__ made is in every plan of one load() (a
+join of a DataFrame with itself sees the same messages), and with a schema given by the user only __init__ is called. So
 the snapshot is taken there, once. It is not pickled into tasks.
 
 Downwards:
 
     source            one class that reads and writes, for `format("nsqha")`
     stream            the stream source
-    stream_witnesses  whether the log is the one that a checkpoint was made with
-    stream_offsets    what a stream has read, as the checkpoint keeps it
-    replay            messages of the log to another topic once more
-    replay_task       what a task of a replay does
+    stream_witnesses  checks that the log is the one that a checkpoint was made with
+    stream_offsets    what a stream has read, as stored in the checkpoint
+    replay            publishes messages of the log again, to another topic
+    replay_task       the task of a replay
     batch             the batch source: pin, plan, read
-    sink              rows become messages
+    sink              publishes rows as messages
     replay_state      what a replay has sent
     publisher         publishing from one task
     lag               how far readers are behind
@@ -29,16 +29,16 @@ Downwards:
     lake              Parquet files of the messages
     rows              the messages of a split as Arrow batches
     scan              verified batches to Arrow
-    lanes             where frames begin
+    lanes             finds where frames begin
     columns           names and types of columns
     entries           entries of the commitlog, verified
-    fetch             runs over HTTP
-    files             runs from files
+    fetch             fetches runs over HTTP
+    files             reads runs from files
     runs              the batches of a split, some at a time
-    planner           what is read, and how tasks share it
+    planner           what is read, and how it is divided into tasks
     snapshot          the client of the segment service
-    options           what a user may say
-    model             what a job knows of the log: plain values
+    options           the options that a user may set
+    model             the plain values of a job
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = ["DefaultSource"]
 
 
 def __getattr__(name: str) -> Any:
-    """Spark asks for DefaultSource, and whoever registers it."""
+    """Import DefaultSource on demand, for Spark or a caller that registers it."""
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pyspark_nsqha.source import DefaultSource

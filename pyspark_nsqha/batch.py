@@ -1,12 +1,12 @@
 """The batch source behind `spark.read.format("nsqha")`: pin, plan, read.
 
-    pin          in DefaultSource.__init__: one snapshot, with a short hold; ends are what was committed then
+    pin          in DefaultSource.__init__: one snapshot, with a short hold; it ends at what was committed then
     partitions   in the planner: ranges inside the pinned ends; a second snapshot has borders and replicas for these
                  and makes the hold a long one
     read         in a task: runs of batches, verified, as Arrow; exactly as many rows as were planned, or an error
 
-Two reader classes, because Spark refuses every query, also one without a filter, of a reader that has pushFilters
-while `spark.sql.python.filterPushdown.enabled` is off, as it is by default.
+There are two reader classes, because Spark refuses every query, also one without a filter, of a reader that has
+pushFilters while `spark.sql.python.filterPushdown.enabled` is off, which is the default.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from pyspark_nsqha.rows import Recipe
 
 NULLS = ("key", "headers", "deliver_at", columns.CORRUPT)
-LOAD_HOLD_MS = 120_000  # unless the user says holdMs: from load() to a plan, which makes it holdMs
-NAMED_MAX = 100  # topics that are asked for as one pattern: with more of them its automaton does not fit in memory
+LOAD_HOLD_MS = 120_000  # without option holdMs: from load() to a plan, which makes it as long as holdMs
+NAMED_MAX = 100  # topics that are requested as one pattern: with more of them its automaton does not fit in memory
 RANGES_ASKED_MAX = 1000  # around single messages, in one request; more are asked for as one range per partition
 
 
@@ -64,11 +64,11 @@ RANGES_ASKED_MAX = 1000  # around single messages, in one request; more are aske
 
 
 def pin(options: Mapping[str, str]) -> Snapshot:
-    """What is committed now, for a batch read or a stream: nobody knows yet which of them it will be.
+    """Pin what is committed now, for a batch read or a stream: it is not known yet which of them it will be.
 
-    So it is held for a short time only. A stream has no use for this hold and cannot end it, as it may be shared; a
-    query that is started again and again would fill a partition's holds. For the same reason a topic that is not there
-    is no error yet where failOnDataLoss is false: a stream reads on without it (`batch_reader` refuses it)."""
+    So the hold is short. A stream does not use it and cannot release it, as it may be shared; a query that is started
+    repeatedly would fill a partition's holds. For the same reason a missing topic is not an error yet where
+    failOnDataLoss is false: a stream continues without it (`batch_reader` refuses it)."""
     given = Given(options, None)
     subscription, bounds = parse_subscription(given), parse_bounds(given)
     reading = parse_reading(given)
@@ -87,7 +87,7 @@ def pin(options: Mapping[str, str]) -> Snapshot:
         subscription,
         times_ns=tuple(sorted({*bounds.start.instants, *bounds.end.instants})),
         channel=bounds.channel,
-        # A shared one stays as it is: a plan may have made it long, and asking again would make it short.
+        # A shared hold is not requested again: a plan may have made it long, and a request would make it short.
         hold_ms=0 if shared else hold_ms,
         hold_id=shared,
     )
@@ -101,26 +101,26 @@ def pin(options: Mapping[str, str]) -> Snapshot:
 
         longer = history.lengthened(archive, found.pins, found.times)
         found = replace(found, pins=longer.pins, times=longer.times)
-    # Replicas are asked for again when it is planned: the object is pickled into every plan.
+    # The planner asks for replicas again; here they are left out, as the object is pickled into every plan.
     return replace(found, pins=tuple(replace(one, replicas=()) for one in found.pins))
 
 
 _Holder = tuple[tuple[str, ...], TopicSelection, int]
 _holds: dict[_Holder, tuple[str, float]] = {}
-"""Of this process: hold id, and when it was made. Spark uses one process for many calls of load()."""
+"""The holds of this process: hold id, and when it was made. Spark uses one process for many calls of load()."""
 
 
 def _young_hold(holder: _Holder) -> str:
-    """A hold to share with an earlier load(), or none. A partition takes 64 holds, and a job may call load() in a loop;
-    but a hold never rises, so that one is shared for a third of its time only."""
+    """The hold of an earlier load() to share, or an empty id. A partition takes 64 holds, and a job may call load() in
+    a loop; but the offset of a hold never rises, so a hold is shared for a third of its time only."""
     for other in [one for one, (_, since) in _holds.items() if monotonic() - since > one[2] / 3000]:
         del _holds[other]
     return _holds.get(holder, ("", 0.0))[0]
 
 
 def of_those_there(subscription: TopicSelection, **more: Any) -> SnapshotRequest:
-    """Everything that is subscribed to, as `of_subscription`, but without an error for a topic that is not there: with
-    a pattern there is none. With more than NAMED_MAX names all others come, too."""
+    """The request for all that is subscribed to, as `of_subscription`, but by a pattern, so that a missing topic is not
+    an error. With more than NAMED_MAX names the pattern matches all topics."""
     if subscription.pattern:
         return of_subscription(subscription, **more)
     names = subscription.names
@@ -129,17 +129,17 @@ def of_those_there(subscription: TopicSelection, **more: Any) -> SnapshotRequest
 
 
 def _is_stream(given: Given) -> bool:
-    """Whether it can only be a stream: that keeps what it needs by its channel."""
+    """Whether the options are only for a stream, which needs no hold here."""
     only = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitChannel")
     return any(given.has(name) for name in only)
 
 
 def _pinned_files(path: str, subscription: TopicSelection, bounds: Bounds) -> Snapshot:
-    """A snapshot of files: they lie still, so borders are taken at once."""
+    """A snapshot of files: they do not change, so borders are read at once."""
     from pyspark_nsqha import files
 
     if bounds.channel:
-        raise OptionError("startingChannel: files do not say where channels stand; give startingOffsets, or brokers")
+        raise OptionError("startingChannel: files have no offsets of channels; give startingOffsets, or brokers")
     matches = _matcher(subscription)
     pins = files.pins(path, lambda topic, partition: matches(topic) and subscription.wants(topic, partition))
     there = {pin.identity.topic for pin in pins}
@@ -151,7 +151,7 @@ def _pinned_files(path: str, subscription: TopicSelection, bounds: Bounds) -> Sn
 
 
 def _matcher(subscription: TopicSelection) -> Callable[[str], bool]:
-    """Whether a topic is subscribed to, its partitions aside."""
+    """A function that says whether a topic is subscribed to; partitions are not checked."""
     if not subscription.pattern:
         return lambda topic: topic in subscription.names
     import re2  # the brokers' syntax
@@ -183,7 +183,7 @@ def schema(options: Mapping[str, str]) -> str:
 def batch_reader(options: Mapping[str, str], pinned: Snapshot | None, schema: StructType) -> BatchReader:
     """The reader of one plan. OptionError if an option is wrong, or not for a batch. ReadFailed: no such topic."""
     asked = batch_options(options)
-    assert pinned is not None, "whoever subscribes has pinned"
+    assert pinned is not None, "a subscription is pinned at load()"
     there = {pin.identity.topic for pin in pinned.pins}
     if missing := sorted(set(asked.subscription.names) - there):
         raise NotThere(f"there is no topic {', '.join(missing)}; `nsqha topic list` shows what there is")
@@ -192,7 +192,7 @@ def batch_reader(options: Mapping[str, str], pinned: Snapshot | None, schema: St
 
 
 class BatchReader(DataSourceReader):
-    """Plans in the planner, reads in tasks; these get the recipe and their own splits, and nothing else."""
+    """Plans in the planner, reads in tasks; a task gets only the recipe and its own splits."""
 
     def __init__(self, options: BatchOptions, pinned: Snapshot, schema: StructType) -> None:
         self._schema = schema
@@ -207,7 +207,7 @@ class BatchReader(DataSourceReader):
         return self.__dict__ | {"_options": None, "_pinned": None, "_restriction": None}
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One per task. ReadFailed: a bound, an id or a partition that is not there."""
+        """One per task. ReadFailed: a bound, an id or a partition does not exist."""
         options, pinned = self._options, self._pinned
         assert options is not None and pinned is not None, "the planner has them"
         reading = options.reading
@@ -240,7 +240,7 @@ class BatchReader(DataSourceReader):
     def _from_lake(
         self, uri: str, ranges: Sequence[PlannedRange], now: Sequence[PinnedPartition]
     ) -> tuple[Sequence[Any], list[PlannedRange]]:
-        """Tasks for what retention took, and the ranges that the log has."""
+        """Tasks for what retention has removed from the log, and the ranges that the log has."""
         from pyspark_nsqha.lake import history
 
         parts, left = history.divide(
@@ -277,7 +277,7 @@ class BatchReader(DataSourceReader):
 
 def task_batches(task: tuple[SplitPart, ...] | None, schema: StructType, recipe: Recipe) -> Iterator[Any]:
     """The rows of one task, in order, as Spark expects them for `schema`."""
-    if task is None:  # what Spark makes of a plan without tasks
+    if task is None:  # Spark's only task for a plan without tasks
         return
     import inspect
 
@@ -285,8 +285,8 @@ def task_batches(task: tuple[SplitPart, ...] | None, schema: StructType, recipe:
 
     from pyspark_nsqha.rows import part_batches
 
-    # Only the first batch of a task is compared with what Spark expects: all are made equal to it here.
-    # 4.1 has no parameter for the zone, and takes UTC.
+    # Spark compares only the first batch of a task with the schema that it expects: all get that schema here.
+    # Spark 4.1 has no parameter for the zone, and uses UTC.
     zone: dict[str, Any] = {"timezone": "UTC"}
     wanted = to_arrow_schema(schema, **zone if "timezone" in inspect.signature(to_arrow_schema).parameters else {})
     for part in task:
@@ -301,7 +301,7 @@ def _lake_batches(part: Any, recipe: Recipe) -> Iterator[Any]:
 
 
 class PushingReader(BatchReader):
-    """The same, with filters made into ranges. Spark applies all of them again: ranges may hold a little more."""
+    """A BatchReader that turns filters into ranges. Spark applies all filters again: ranges may contain more."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._restriction = restriction(filters)
@@ -325,7 +325,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
 
 def _asked_ranges(ranges: Iterable[PlannedRange]) -> Iterator[tuple[str, int, int, int]]:
-    """What borders are wanted for: whole ranges, or single messages as long as these are not too many."""
+    """Where borders are needed: around whole ranges, or around single messages if these are not too many."""
     ranges = list(ranges)
     single = sum(len(one.wanted) for one in ranges if one.wanted is not None) <= RANGES_ASKED_MAX
     for one in ranges:
@@ -341,7 +341,7 @@ def _asked_ranges(ranges: Iterable[PlannedRange]) -> Iterator[tuple[str, int, in
 
 
 def restriction(filters: Iterable[Filter]) -> Restriction:
-    """What filters say about ranges, all of them together; those that say nothing of the kind are passed over."""
+    """What all filters together say about ranges; filters that say nothing about them are skipped."""
     found = Restriction()
     for one in filters:
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
@@ -351,7 +351,7 @@ def restriction(filters: Iterable[Filter]) -> Restriction:
 
 
 def _values(one: Filter) -> frozenset[Any] | None:
-    """What the column may be; None: that is not what this filter says."""
+    """The values that the column may have; None: the filter does not say."""
     if isinstance(one, (EqualTo, EqualNullSafe)):
         return frozenset({one.value}) if one.value is not None else frozenset()
     if isinstance(one, In):
@@ -360,7 +360,7 @@ def _values(one: Filter) -> frozenset[Any] | None:
 
 
 def _span(one: Filter, least: int, most: int) -> tuple[int, int]:
-    """Where a whole number may be, both ends included."""
+    """The range of integers that the filter allows, both ends included."""
     value = getattr(one, "value", None)
     if isinstance(value, bool) or not isinstance(value, int):
         return least, most
@@ -403,7 +403,7 @@ def _meet_id(found: Restriction, one: Filter) -> Restriction:
 
 
 def _meet_timestamp(found: Restriction, one: Filter) -> Restriction:
-    """The column has microseconds, the log nanoseconds: one of these is a thousand of those."""
+    """The column has microseconds, the log nanoseconds."""
     values = _values(one)
     times = [_micros(value) for value in (values if values is not None else [getattr(one, "value", None)])]
     if any(at is None for at in times) or not times:
@@ -425,7 +425,7 @@ def _meet_timestamp_ns(found: Restriction, one: Filter) -> Restriction:
 
 
 def _micros(value: object) -> int | None:
-    """Microseconds since 1970; a time without a zone is in the session's, so nothing is said of it."""
+    """Microseconds since 1970; None for a time without a zone, which is in the session's zone."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     since = value - datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,23 +1,23 @@
-"""Entries of the commitlog, a run at a time: one numpy table, verified before anybody looks at a frame.
+"""Entries of the commitlog, a run at a time: one numpy table, verified before a frame is read.
 
-An entry describes a batch in 80 bytes, big endian, as docs/disk-format.md and `nsqha.commitlog.entry` draw it; `ENTRY`
-is the same as a numpy type. This module stands alone: a worker of Spark needs numpy, and no broker.
+An entry describes a batch in 80 bytes, big endian, as drawn in docs/disk-format.md and `nsqha.commitlog.entry`; `ENTRY`
+is the same as a numpy type. This module needs numpy and nothing of the broker: it also runs in Spark's workers.
 
-What is checked, in this order; the first thing that does not fit is NotVerified:
+These are checked, in this order; the first that does not fit raises NotVerified:
 
     each entry's own CRC                                             levels full, crc
     version and kind of CRC: newer ones are another ReadFailed       always
     log ids are dense; offsets, positions, times, epochs follow      always
     the chain: BLAKE2b-64 of the chain before and bytes 0 to 59,
       the flag LOST taken off; not behind REBUILT or FAULTY          level full
-    sizes add up to the frames that came; LOST and FAULTY have none  always
+    sizes add up to the frames received; LOST and FAULTY have none   always
     each batch's frames have the CRC of its entry                    levels full, crc
 
-The chain makes (log id, chain) stand for the whole log before. Whoever compares the chain of the snapshot's entry, the
-one before the committed end, has proven everything that is chained to it.
+By the chain (log id, chain) identifies the whole log before. A comparison with the chain of the snapshot's entry, the
+one before the committed end, proves everything that is chained to it.
 
-An object per batch is made in two places, CRCs and chain, and nowhere else: at batches of two messages they are what a
-scan costs.
+An object per batch is made in two places only, CRCs and chain: with batches of two messages they are the cost of a
+scan.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _LOST_IN_BYTE = LOST >> 24
 
 
 def _fastest_crc32() -> Callable[[Any], int]:
-    """The broker's CRC-32 where it is installed and compiled, four times as fast as zlib's; else that."""
+    """The broker's CRC-32 if it is installed and compiled, four times as fast as zlib's; else zlib's."""
     try:
         from nsqha import hot
     except ImportError:
@@ -87,7 +87,7 @@ crc32 = _fastest_crc32()
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a run, as verified; numbers are native and fit 63 bits."""
+    """The verified entries of a run; numbers are native and fit 63 bits."""
 
     table: npt.NDArray[np.void]  # of ENTRY, over the run's own bytes
     first_offsets: Integers
@@ -95,15 +95,15 @@ class Entries:
     timestamps: Integers
     flags: Integers
     starts: Integers  # of each batch's frames within the run's frames, and their end
-    bad: npt.NDArray[np.bool_]  # batches whose frames do not verify: only where `verify` was told to mark them
-    last: bytes  # the last entry as it came: what the next run is verified against; of no entries, the one before
+    bad: npt.NDArray[np.bool_]  # batches whose frames do not verify: only with `mark_bad` of `verify`
+    last: bytes  # the last entry as received, against which the next run is verified; without entries the one before
 
     def __len__(self) -> int:
         return len(self.counts)
 
     @property
     def end_offset(self) -> int:
-        """Behind the last message; 0 of a run without entries."""
+        """One past the last message; 0 for a run without entries."""
         return int(self.first_offsets[-1] + self.counts[-1]) if len(self) else 0
 
     def log_id(self, index: int) -> int:
@@ -112,7 +112,7 @@ class Entries:
 
 
 def describe(identity: PartitionLife, log_ids: tuple[int, int], offsets: tuple[int, int], why: str) -> str:
-    """A line that names batches [first, end) and their messages, what is wrong with them, and what to do."""
+    """A line that names batches [first, end) and their messages, says what is wrong, and what to do."""
     first, end = log_ids
     batches = f"log id {first}" if end == first + 1 else f"log ids [{first}, {end})"
     return (
@@ -130,18 +130,18 @@ def verify(
     at: tuple[int, int] | None = None,
     mark_bad: bool = False,
 ) -> Entries:
-    """The entries of `run`, once they and its frames are what the log has.
+    """Verify the entries and frames of `run`, and return its entries.
 
-    `before` is the entry before the run, 80 bytes; None where nobody has it, and then the first link of the chain is
-    not checked. `at` is (log id, chain) of the snapshot's entry, compared if it is in the run. NotVerified says what
-    does not fit, with the offsets in `planned`. With `mark_bad`, batches whose frames alone do not verify are marked in
-    the result instead. ReadFailed: a newer broker wrote it.
+    `before` is the entry before the run, 80 bytes; None if it is not known, and then the first link of the chain is not
+    checked. `at` is (log id, chain) of the snapshot's entry, compared if it is in the run. NotVerified says what does
+    not fit, with the offsets in `planned`. With `mark_bad`, batches of which only the frames do not verify are marked
+    in the result instead. ReadFailed: a newer broker wrote it.
     """
     return _Verification(run, identity, before).entries(level, at, mark_bad)
 
 
 class _Verification:
-    """One run on its way to `Entries`."""
+    """Verifies one run."""
 
     def __init__(self, run: FetchedRun, identity: PartitionLife, before: bytes | None) -> None:
         self.run = run
@@ -156,7 +156,7 @@ class _Verification:
     def entries(self, level: Level, at: tuple[int, int] | None, mark_bad: bool) -> Entries:
         run, table = self.run, self.table
         if len(run.entries) % ENTRY_BYTES:
-            self.fail(len(table), f"the entries end within one, after {len(run.entries)} bytes")
+            self.fail(len(table), f"the entries end in the middle of one, after {len(run.entries)} bytes")
         if level != "none":
             self.check_entry_crcs()
         self.check_versions()
@@ -183,7 +183,7 @@ class _Verification:
     # ---- failing
 
     def fail_at(self, fits: npt.NDArray[np.bool_], why: str) -> None:
-        """NotVerified for the first entry that does not fit, if there is one."""
+        """Raise NotVerified for the first entry that does not fit, if there is one."""
         if not fits.all():
             self.fail(int(fits.argmin()), why)
 
@@ -193,7 +193,7 @@ class _Verification:
         raise NotVerified(describe(self.identity, (first_log_id, first_log_id + 1), offsets, why), planned=offsets)
 
     def offsets_of(self, index: int) -> tuple[int, int]:
-        """The messages of an entry, by its neighbours where these say more than itself."""
+        """The messages of an entry, by its neighbours' offsets where these are known."""
         table = self.table
         if index:
             first = int(table["first_offset"][index - 1]) + int(table["count"][index - 1])
@@ -224,7 +224,7 @@ class _Verification:
             )
 
     def check_order(self) -> None:
-        """Everything that `Entry.follows` asks, for each neighbour."""
+        """Check what `Entry.follows` checks, for each pair of neighbours."""
         table = self.table
         if not len(table):
             return
@@ -258,14 +258,14 @@ class _Verification:
         fits[0] = before is None or before["flags"][0] & (REBUILT | FAULTY) != 0
         chain_before = np.zeros(1, ">u8") if before is None else before["chain"]
         fits |= _chains(table, chain_before) == table["chain"]
-        self.fail_at(fits, "the chain does not fit: the entry, or the one before, belongs to another log")
+        self.fail_at(fits, "the chain does not match: the entry, or the one before, belongs to another log")
 
     def check_end(self, log_id: int, chain: int) -> None:
-        """The snapshot's entry is the one that the snapshot was drawn of."""
+        """Check that the snapshot's entry has the chain of the snapshot."""
         index = log_id - self.run.first_log_id
         if 0 <= index < len(self.table) and int(self.table["chain"][index]) != chain:
             there = int(self.table["chain"][index])
-            self.fail(index, f"its chain is {there:016x}, and the snapshot has {chain:016x}: this is another log")
+            self.fail(index, f"its chain is {there:016x}, but the snapshot has {chain:016x}: this is another log")
 
     def frame_starts(self) -> Integers:
         table = self.table
@@ -274,9 +274,9 @@ class _Verification:
         np.cumsum(sizes, out=starts[1:])
         if starts[-1] != len(self.run.frames):
             if not len(table):
-                self.fail(0, f"{len(self.run.frames)} bytes of frames came without an entry")
+                self.fail(0, f"{len(self.run.frames)} bytes of frames were sent without an entry")
             index = min(int(np.searchsorted(starts[1:], len(self.run.frames), "right")), len(table) - 1)
-            self.fail(index, f"the entries announce {starts[-1]} bytes of frames, {len(self.run.frames)} came")
+            self.fail(index, f"the entries announce {starts[-1]} bytes of frames, {len(self.run.frames)} were sent")
         return starts
 
     def wrong_frames(self, starts: Integers) -> npt.NDArray[np.bool_]:
@@ -289,13 +289,13 @@ class _Verification:
 
 
 def _entry_crcs(table: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
-    """The CRC of each entry as its bytes have it."""
+    """The CRC of each entry, computed from its bytes."""
     heads = np.ndarray((len(table),), f"V{_CRC_AT}", table, strides=(ENTRY_BYTES,))
     return np.array(list(map(crc32, heads.tolist())), np.uint32)
 
 
 def _chains(table: npt.NDArray[np.void], before: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
-    """The chain that each entry has to have behind the one before; `before` is the chain before the first."""
+    """The chain that each entry must have after the one before; `before` is the chain before the first entry."""
     raw = np.ndarray((len(table), ENTRY_BYTES), np.uint8, table)
     linked = np.empty((len(table), 8 + _LINKED_BYTES), np.uint8)
     linked[0, :8] = np.frombuffer(before.tobytes(), np.uint8)

@@ -1,21 +1,21 @@
-"""Bytes of the log for one task: whole batches from whichever replica serves them (docs/segments.md).
+"""Fetches bytes of the log for one task: whole batches from any replica that serves them (docs/segments.md).
 
-    Split -> GET [first, end) -> entries of 80 bytes, frames -> Run, Run, .. -> GET what is left -> ..
+    Split -> GET [first, end) -> entries of 80 bytes, frames -> FetchedRun, .. -> GET what is left -> ..
 
-One answer ends where a file of the log ends, so a split takes some requests. Runs are cut out of an answer while it
-comes in: about `run_bytes` each, always whole batches; where these end is computed with numpy, for a whole answer at
-once. Frames of all runs go into the same memory, which stays in the processor's cache: a run is good until the next one
-is asked for.
+One answer ends where a file of the log ends, so a split takes several requests. An answer is divided into runs while it
+arrives: about `run_bytes` each, always whole batches; where these end is computed with numpy, for a whole answer at
+once. Frames of all runs use the same memory, which stays in the processor's cache: a run is valid until the next one is
+requested.
 
-A replica on this host goes first, then followers, in an order that differs from split to split so that all are used.
-It is kept until it fails: it is away, behind, busy, or somebody says that its bytes do not verify (`retry_other`). Then
-the next one goes on behind the last run. What does not verify counts as what all replicas have only when each of them
-itself has sent it: one that is away or busy may have it right. After `retries` more rounds over all of them:
-ReadFailed, or Gone if the leader says so, or one of them where none has it. Rounds in which one of them is only busy do
-not count for as long as `timeout_seconds`.
+A replica on this host is tried first, then followers, in an order that differs per split so that all are used. It is
+used until it fails: it is unreachable, behind, busy, or the caller reports that its bytes do not verify
+(`retry_other`). Then the next one continues after the last run. Bytes that do not verify count as what all replicas
+have only when each of them has sent them itself: an unreachable or busy one may have correct bytes. After `retries`
+more rounds over all of them the fetch raises ReadFailed, or Gone if the leader says so, or if one replica does and no
+other has it. Rounds in which one of them is only busy do not count, for at most `timeout_seconds`.
 
-Nothing that comes is verified here but its size: what the entries announce is what the head announces is what comes.
-Memory is taken for bytes that are there, not for announced ones. A connection is kept for the next task of the process.
+Only sizes are checked here: the entries, the head and the body of an answer must agree. Memory is allocated for bytes
+that have arrived, not for announced ones. A connection is kept for the next task of the process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENTRIES_BYTES_MAX: Final = 16 << 20  # of one answer; the broker sends less
 WHY_CHARACTERS_MAX: Final = 300
 IDLE_MAX: Final = 4  # connections that are kept
 IDLE_SECONDS: Final = 20.0  # less than a broker keeps one
-PAUSE_SECONDS: Final = 0.5  # after the first round over all replicas, then twice as long each
+PAUSE_SECONDS: Final = 0.5  # after the first round over all replicas; doubles with each round
 PAUSE_SECONDS_MAX: Final = 5.0
 
 
@@ -54,7 +54,7 @@ def runs(
     retries: int = 3,
     host: str = "",
 ) -> Runs:
-    """What `split` names, from its replicas or from its files. `host` is the label of this machine (default: its name).
+    """The runs of `split`, from its replicas or its files. `host` is the label of this machine (default: its name).
 
     The iterator raises ReadFailed if no replica serves what is left, Gone if none has it any more."""
     if split.path:
@@ -65,7 +65,7 @@ def runs(
 
 
 def in_order(split: Split, host: str) -> tuple[ReplicaAddress, ...]:
-    """Replicas as this split tries them."""
+    """The replicas in the order in which this split tries them."""
     n = len(split.replicas)
     if not n:
         return ()
@@ -75,7 +75,7 @@ def in_order(split: Split, host: str) -> tuple[ReplicaAddress, ...]:
 
 
 class _Refused(Exception):
-    """Why this replica does not go on."""
+    """A replica does not serve what is requested, and why."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class _Refused(Exception):
         super().__init__(why)
         self.gone = gone  # (log id, offset) where its log starts
         self.busy = busy
-        self.absent = absent  # it is no replica
-        self.lacks = gone is not None or absent or behind  # it says that it does not have it
+        self.absent = absent  # the node has no such replica
+        self.lacks = gone is not None or absent or behind  # it answered that it does not have it
 
 
 class Fetch:
-    """Runs over HTTP."""
+    """The runs of one split, fetched over HTTP."""
 
     def __init__(
         self, split: Split, *, run_bytes: int, tls: Tls | None, timeout_seconds: float, retries: int, host: str
@@ -105,14 +105,14 @@ class Fetch:
         self._timeout = timeout_seconds
         self._retries = retries
         self._replicas = in_order(split, host or socket.gethostname())
-        self._turn = 0  # of which replica, counted on and on
+        self._turn = 0  # rises with each change of replica
         self._next = split.first_log_id
         self._last: FetchedRun | None = None
         self._rejected: Counter[str] = Counter()  # runs that began at the last one's log id, by address
-        self._refusals: dict[str, _Refused] = {}  # since the last run that was good, by address
-        self._failures = 0  # the same, counted
-        self._rounds = 0  # over all replicas, since the same
-        self._since = 0.0  # of the first of them
+        self._refusals: dict[str, _Refused] = {}  # since the last accepted run, by address
+        self._failures = 0  # since the last accepted run
+        self._rounds = 0  # over all replicas, since the last accepted run
+        self._since = 0.0  # the time of the first of these rounds
         self._round_over = False  # a rejection ended it
         self._answer: _Answer | None = None
         self._frames = Frames()
@@ -131,7 +131,7 @@ class Fetch:
             self._end_round()
         while self._next < self._split.end_log_id:
             if not self._replicas:
-                raise ReadFailed(f"{self._what()}: the snapshot names no replica; is any node of it alive?")
+                raise ReadFailed(f"{self._what()}: the snapshot names no replica; check that its nodes are running")
             try:
                 if self._answer is None:
                     self._answer = self._ask()
@@ -154,7 +154,7 @@ class Fetch:
         if run is None:
             return False
         self._rejected[self._replica.address] += 1
-        # Only what each of them answered itself is the answer; one that is away or busy may have it right.
+        # The bytes count as wrong everywhere only if each replica sent them; an unreachable one may have correct ones.
         addresses = {replica.address for replica in self._replicas}
         if self._rejected.keys() == addresses and self._rejected.total() >= 2:
             return False
@@ -178,13 +178,13 @@ class Fetch:
         return self._replicas[self._turn % len(self._replicas)]
 
     def _failed(self, refused: _Refused) -> None:
-        """The next replica's turn; ReadFailed if all had enough of them."""
+        """Go to the next replica; ReadFailed after the last round."""
         self._count(refused)
         if self._failures % len(self._replicas) == 0:
             self._end_round()
 
     def _end_round(self) -> None:
-        """All were asked once more."""
+        """End a round over all replicas: raise ReadFailed or Gone, or pause before the next round."""
         self._round_over = False
         starts = [refusal.gone for refusal in self._refusals.values() if refusal.gone is not None]
         if len(starts) == len({replica.address for replica in self._replicas}):
@@ -197,14 +197,14 @@ class Fetch:
         if self._rounds > self._retries:
             if all(refusal.absent for refusal in self._refusals.values()):
                 raise ReadFailed(
-                    f"{self._what()}: no node has it any more: the topic was deleted or made anew since load(), or its "
-                    "replicas moved; load it again",
+                    f"{self._what()}: no node has it any more: the topic was deleted or created again since load(), or "
+                    "its replicas moved; load it again",
                     planned=self._planned,
                 )
             if starts and self._nobody_has_it():
                 raise self._gone(starts)
             told = "; ".join(f"{address}: {refusal}" for address, refusal in self._refusals.items())
-            raise ReadFailed(f"{self._what()} can not be read from any replica: {told}", planned=self._planned)
+            raise ReadFailed(f"{self._what()} cannot be read from any replica: {told}", planned=self._planned)
         sleep(min(PAUSE_SECONDS * 2 ** (self._rounds - 1), PAUSE_SECONDS_MAX))
 
     def _count(self, refused: _Refused) -> None:
@@ -214,8 +214,8 @@ class Fetch:
         self._turn += 1
 
     def _nobody_has_it(self) -> bool:
-        """Whether retention took it, where at least one says so: the leader does, or all others lack it. One that did
-        not answer may have it."""
+        """Whether retention has removed it. At least one replica says so: either the leader does, or no replica that
+        may have it is left. One that did not answer may have it."""
         leaders = {replica.address for replica in self._replicas if replica.leader}
         return any(self._refusals[address].gone is not None for address in leaders & self._refusals.keys()) or all(
             refusal.lacks for refusal in self._refusals.values()
@@ -231,8 +231,8 @@ class Fetch:
         available = None if offset is None else (min(max(offset, split.first), split.end), split.end)
         there = "" if available is None else f", there is [{available[0]}, {available[1]})"
         return Gone(
-            f"{self._what()} is gone: retention was faster, the log starts at log id {log_id}{there}; read from there, "
-            "or keep it by a hold (holdMs) or a reader channel (commitChannel)",
+            f"{self._what()} is gone: retention has removed it, the log starts at log id {log_id}{there}; read from "
+            "there, or keep it by a hold (holdMs) or a reader channel (commitChannel)",
             planned=self._planned,
             available=available,
         )
@@ -247,7 +247,7 @@ class Fetch:
     # ---- one request
 
     def _ask(self) -> _Answer:
-        """What the replica whose turn it is answers to what is still wanted. _Refused."""
+        """Request the rest of the split from the current replica. _Refused."""
         split = self._split
         target = (
             f"/segments/{split.identity.topic_uid:016x}/{split.identity.partition}?first={self._next}"
@@ -262,7 +262,7 @@ class Fetch:
                 try:
                     return self._request(used, target)
                 except (ConnectionError, http.client.HTTPException):
-                    used.close()  # the broker had closed it: that says nothing about the broker
+                    used.close()  # the broker had closed an idle connection: that is not a failure of the broker
             return self._request(_connect(address, self._tls, self._timeout), target)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _Refused(_words(error)) from None
@@ -280,10 +280,10 @@ class Fetch:
 
 
 class _Answer:
-    """One answer with status 200, while it comes in."""
+    """One answer with status 200, while it arrives."""
 
     def __init__(self, connection: _FetchConnection, response: http.client.HTTPResponse, first: int, end: int) -> None:
-        """_Refused if its head or its entries do not fit together."""
+        """_Refused if its head and its entries do not agree."""
         self._connection = connection
         self._response = response
         self._log_id = first
@@ -300,7 +300,7 @@ class _Answer:
         self._index = 0  # of the next batch
         announced = int(self._borders[-1])
         if size + announced != length:
-            raise _Refused(f"its entries announce {announced} bytes of frames, its head {length - size}")
+            raise _Refused(f"its entries announce {announced} bytes of frames, but its head {length - size}")
 
     @property
     def ended(self) -> bool:
@@ -308,7 +308,7 @@ class _Answer:
         return self._index == len(self._borders) - 1
 
     def next_run(self, frames: Frames, run_bytes: int) -> FetchedRun:
-        """The next batches; `frames` grows as their bytes come. _Refused: they do not."""
+        """The next batches; `frames` grows as their bytes arrive. _Refused: the answer breaks off."""
         first, end = self._index, run_end(self._borders, self._index, run_bytes)
         size = int(self._borders[end] - self._borders[first])
         have = 0
@@ -325,7 +325,7 @@ class _Answer:
             while view:
                 n = self._response.readinto(view)
                 if not n:
-                    raise _Refused("it broke off in an answer")
+                    raise _Refused("it ended in the middle of an answer")
                 view = view[n:]
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _Refused(_words(error)) from None
@@ -338,7 +338,7 @@ class _Answer:
 def _header(response: http.client.HTTPResponse, name: str) -> int:
     text = response.headers.get(name, "")
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
-        raise _Refused(f"its answer has no {name}: that is no segment service")
+        raise _Refused(f"its answer has no {name}: it is not a segment service")
     return int(text)
 
 
@@ -369,7 +369,7 @@ def _words(error: Exception) -> str:
 
 
 class _FetchConnection:
-    """One connection to a broker, and when it was last of use."""
+    """One connection to a broker, and when it was last used."""
 
     def __init__(self, http_: http.client.HTTPConnection, key: tuple[str, Any]) -> None:
         self.http = http_
@@ -394,7 +394,7 @@ def _connect(address: str, tls: Tls | None, timeout: float) -> _FetchConnection:
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
-    """ReadFailed names the option whose file is of no use: no other replica helps, and no other time."""
+    """ReadFailed names the option whose file cannot be used: another replica or a retry would not help."""
     for option, path in (("nsqha.tls.cert", tls.cert), ("nsqha.tls.key", tls.key), ("nsqha.tls.ca", tls.ca)):
         try:
             with open(path, "rb") as file:
@@ -406,14 +406,14 @@ def _context(tls: Tls) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cafile=tls.ca)
     except ssl.SSLError:
-        raise ReadFailed(f"nsqha.tls.ca: {tls.ca} on this machine holds no certificate (PEM)") from None
+        raise ReadFailed(f"nsqha.tls.ca: {tls.ca} on this machine has no certificate (PEM)") from None
     try:
         # An encrypted key must not ask at a terminal that a worker does not have.
         context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
     except ssl.SSLError as error:
         why = (error.reason or str(error)).replace("_", " ").lower()
         raise ReadFailed(
-            f"nsqha.tls.cert and nsqha.tls.key: {tls.cert} and {tls.key} on this machine are no certificate and its "
+            f"nsqha.tls.cert and nsqha.tls.key: {tls.cert} and {tls.key} on this machine are not a certificate and its "
             f"key (PEM, not encrypted): {why}"
         ) from None
     return context
@@ -424,7 +424,7 @@ _idle_lock = threading.Lock()
 
 
 def _kept(address: str, tls: Tls | None) -> _FetchConnection | None:
-    """A connection that an earlier answer left, if the broker has it still, as far as is known."""
+    """An idle connection that the broker has probably not closed yet, or None."""
     now = monotonic()
     with _idle_lock:
         for connection in [*_idle]:
@@ -448,7 +448,7 @@ def _keep(connection: _FetchConnection) -> None:
 
 
 def _forget_kept() -> None:
-    """In a child process: connections belong to the parent."""
+    """Drop all idle connections in a child process: they belong to the parent."""
     global _idle_lock
     _idle_lock = threading.Lock()
     _idle.clear()

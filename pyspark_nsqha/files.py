@@ -1,13 +1,12 @@
-"""The log from files: the folder of a node that does not run, or a copy of one.
+"""Reads the log from files: the folder of a node that is not running, or a copy of one.
 
     <path>/lock   topics/<name>-<topic uid>/<partition>/00000000000000000000.segment, .commitlog, ..
 
-What is committed is in no file. A pin goes to the last batch that verifies, entry and frames: this node would begin
-there. In a cluster its last batches may be ones that were never acknowledged, and that other nodes do not have.
+No file says what is committed. A pin ends with the last batch that verifies, entry and frames: this node would start
+there. In a cluster its last batches may never have been acknowledged, and other nodes may not have them.
 
-`pins` looks for logs, in the planner; it uses the broker's own reader. `FileRuns` reads ranges, in tasks: it needs
-nothing but the format (docs/disk-format.md). A pair's name is the position of its first byte, its slot 0 a copy of the
-entry before.
+`pins` finds logs, in the planner; it uses the broker's own reader. `FileRuns` reads ranges, in tasks: it uses only the
+format (docs/disk-format.md). A pair's name is the position of its first byte, its slot 0 a copy of the entry before.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
 
 ENTRIES_BYTES: Final = 4 << 20  # read at a time
-LOOKED_AT_MAX: Final = 1000  # batches in which the first message is looked for
+LOOKED_AT_MAX: Final = 1000  # batches that are searched for the first message
 
 _TOPIC = re.compile(r"([.a-zA-Z0-9_-]{1,64})-([0-9a-f]{16})")
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -56,15 +55,15 @@ _ID = slice(18, 34)  # of a message's frame
 
 
 def pins(path: str, wanted: Callable[[str, int], bool] = lambda topic, partition: True) -> tuple[PinnedPartition, ...]:
-    """The partitions in a data folder for which `wanted(topic, partition)`, by topic and number; each to the last batch
-    that verifies.
+    """The partitions in a data folder for which `wanted(topic, partition)` is true, by topic and number, each up to the
+    last batch that verifies.
 
-    ReadFailed: there is no such folder, a process has it, or a log in it can not be read."""
+    ReadFailed: there is no such folder, a process uses it, or a log in it cannot be read."""
     path = os.path.abspath(path)
     topics = os.path.join(path, "topics")
     if not os.path.isdir(topics):
         inside = sorted(entry.name for entry in _folders(path) if os.path.isdir(os.path.join(entry.path, "topics")))
-        hint = f"; there are in its folders {', '.join(inside)}: name one of them" if inside else ""
+        hint = f"; its folders {', '.join(inside)} have one: name one of them" if inside else ""
         raise ReadFailed(f"path={path}: there are no logs in it, a data folder has a folder `topics`{hint}")
     check_unlocked(path)
     found: dict[tuple[str, int], PinnedPartition] = {}
@@ -76,7 +75,9 @@ def pins(path: str, wanted: Callable[[str, int], bool] = lambda topic, partition
             key = named[1], int(inner.name)
             if key in found:
                 other = os.path.basename(os.path.dirname(found[key].path))
-                raise ReadFailed(f"path={path}: {folder.name} and {other} are two lives of one topic; move one away")
+                raise ReadFailed(
+                    f"path={path}: {folder.name} and {other} are of two topics with one name; move one of them away"
+                )
             pin = _pin(key[0], int(named[2], 16), key[1], inner.path)
             if pin is not None:
                 found[key] = pin
@@ -84,7 +85,7 @@ def pins(path: str, wanted: Callable[[str, int], bool] = lambda topic, partition
 
 
 def check_unlocked(path: str) -> None:
-    """Whether no process has the data folder. ReadFailed."""
+    """Check that no process uses the data folder. ReadFailed."""
     try:
         fd = os.open(os.path.join(path, "lock"), os.O_RDONLY)
     except FileNotFoundError:
@@ -110,7 +111,7 @@ def _folders(path: str) -> list[os.DirEntry[str]]:
 
 
 def _pin(topic: str, uid: int, partition: int, path: str) -> PinnedPartition | None:
-    """One partition; None if its files are about to go."""
+    """The pin of one partition; None if its files are being removed."""
     from nsqha.commitlog.cuts import cut_points
     from nsqha.commitlog.entry import Place
     from nsqha.commitlog.lookup import LogIdentity, LogReader
@@ -127,14 +128,14 @@ def _pin(topic: str, uid: int, partition: int, path: str) -> PinnedPartition | N
         return None
     except (LogCorrupt, OSError) as error:
         raise ReadFailed(
-            f"{topic}/{partition}: {error}; run `nsqha log verify`, or start the node, which mends what it can"
+            f"{topic}/{partition}: {error}; run `nsqha log verify`, or start the node, which repairs what it can"
         ) from None
     identity = PartitionLife(topic, uid, partition, id_base)
     return PinnedPartition(identity, cuts[0], cuts[-1], last.epoch, last.chain, tuple(cuts), path=path)
 
 
 def offsets_for_times(pin: PinnedPartition, times_ns: Iterable[int]) -> dict[int, int]:
-    """Per time, the first message that is not older; the end of the pin if there is none. ReadFailed."""
+    """For each time the offset of the first message that is not older; the pin's end if there is none. ReadFailed."""
     from nsqha.commitlog.lookup import LogIdentity, LogReader
     from nsqha.commitlog.storage import OsStorage
     from nsqha.errors import LogCorrupt, NotFound
@@ -152,7 +153,7 @@ def offsets_for_times(pin: PinnedPartition, times_ns: Iterable[int]) -> dict[int
 
 
 def _last_good(log: LogReader) -> Entry:
-    """The last entry behind which nothing is torn. Below what was durable nothing can be, and old files were synced."""
+    """The last entry before anything torn. What was durable cannot be torn, and older files were synced."""
     from nsqha.commitlog.lookup import verifies
     from nsqha.errors import LogCorrupt
 
@@ -174,7 +175,7 @@ def _last_good(log: LogReader) -> Entry:
 
 
 def _id_base(log: LogReader, end_log_id: int) -> int:
-    """What the partition adds to an offset, by its first message that can be read; 0 if there is none."""
+    """What the partition adds to an offset for an id, from its first readable message; 0 if there is none."""
     from nsqha.commitlog.entry import UNREADABLE
     from nsqha.errors import LogCorrupt
 
@@ -207,7 +208,7 @@ class _Pair(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Entries that were read together."""
+    """Entries that were read at once."""
 
     first_log_id: int
     entries: memoryview
@@ -215,7 +216,7 @@ class _Block(NamedTuple):
 
 
 class FileRuns:
-    """Runs out of a partition's folder; `pyspark_nsqha.runs.Runs`."""
+    """The runs of one split, read from a partition's folder; `pyspark_nsqha.runs.Runs`."""
 
     def __init__(self, split: Split, *, run_bytes: int = RUN_BYTES) -> None:
         self._split = split
@@ -248,7 +249,7 @@ class FileRuns:
         return run
 
     def retry_other(self, why: str) -> bool:
-        """See `Runs`: the same file is all there is, and is read once more."""
+        """See `Runs`: there is only this file, and it is read once more."""
         if self._rejected or self._last is None:
             return False
         self._rejected, self._next, self._last = True, self._last.first_log_id, None
@@ -281,7 +282,7 @@ class FileRuns:
         have = 0
         for first, stop in _pieces(entries, block.borders[index : end + 1], pair.position):
             if first < 0 or stop > os.fstat(segment).st_size:
-                raise self._not_verified("its segment ends before it, or the entry is not what was written")
+                raise self._not_verified("its segment ends before it, or its entry is damaged")
             while first < stop:
                 room = self._frames.room(have, size)[: stop - first]
                 got = os.preadv(segment, [room], first)
@@ -291,7 +292,7 @@ class FileRuns:
         return FetchedRun(log_id, entries, self._frames.view[:size])
 
     def _entries(self, commitlog: int, pair: _Pair, log_id: int) -> _Block:
-        """What the split wants of the pair from here on, ENTRIES_BYTES at most."""
+        """The split's entries in this pair from `log_id` on, ENTRIES_BYTES at most."""
         n = min(self._split.end_log_id, pair.end_log_id) - log_id
         entries = os.pread(commitlog, min(n * ENTRY_BYTES, ENTRIES_BYTES), (log_id - pair.anchor_log_id) * ENTRY_BYTES)
         entries = entries[: len(entries) - len(entries) % ENTRY_BYTES]
@@ -311,7 +312,7 @@ class FileRuns:
                 self._pairs = _pairs(self._split.path)
             at = bisect_left(self._pairs, log_id, key=lambda pair: pair.anchor_log_id) - 1
             if at < 0:
-                raise Gone(f"{self._what()}: the log starts behind it", planned=(self._split.first, self._split.end))
+                raise Gone(f"{self._what()}: the log starts after it", planned=(self._split.first, self._split.end))
             if log_id >= self._pairs[at].end_log_id:
                 raise self._not_verified("its commitlog ends before it")
             stem = os.path.join(self._split.path, f"{self._pairs[at].position:020d}")
@@ -326,7 +327,7 @@ class FileRuns:
 
 
 def _pairs(path: str) -> list[_Pair]:
-    """The pairs of a folder, oldest first. One whose anchor can not be true is left out: what is asked of it fails."""
+    """The pairs of a folder, oldest first. A pair with an impossible anchor is left out: reads of it fail."""
     names = [found for name in os.listdir(path) if (found := _FILE.fullmatch(name))]
     dropping = max((int(found[1]) for found in names if found[2] == "dropping"), default=-1)
     anchors: list[tuple[int, int, int]] = []
@@ -349,7 +350,7 @@ def _pairs(path: str) -> list[_Pair]:
 
 
 def _pieces(entries: memoryview, borders: npt.NDArray[np.int64], base: int) -> list[tuple[int, int]]:
-    """(first, end) in the segment of the frames of these entries, neighbours together; not checked against it."""
+    """(first, end) in the segment of the frames of these entries, adjacent ones merged; not checked against it."""
     import numpy as np
 
     sizes = np.diff(borders)

@@ -1,12 +1,12 @@
-"""Spark for our commands: a session whose workers run what this process runs, checked before a job starts.
+"""Spark for our commands: a session whose workers run this interpreter, checked before a job starts.
 
     java, pyspark --> session --> one small job that asks each worker: pyarrow? this package? --> the command's job
 
-Without these checks a worker without pyarrow is sixty lines of JVM trace. Without PYSPARK_PYTHON workers run whatever
-`python3` the PATH has: it is set to this interpreter, unless somebody has set it.
+Without these checks a worker without pyarrow would cause sixty lines of JVM trace. Without PYSPARK_PYTHON workers run
+the `python3` of the PATH: it is set to this interpreter, unless it is already set.
 
-What the JVM and local workers say on stderr goes into a file, which is removed if all went well, and named if not: a
-dozen lines of every start are not what a command has to say.
+What the JVM and local workers write to stderr goes into a file, which is removed on success and named in the error
+otherwise: a command does not show the dozen lines of every start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 JAVA_LEAST = 17
 PYSPARK_LEAST = (4, 1)
 PYARROW_LEAST = 18
-LOOK_SECONDS = 0.5  # between two looks at how far tasks are
+LOOK_SECONDS = 0.5  # between two reports of progress
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -42,14 +42,14 @@ def check_pyspark() -> None:
         import pyspark
     except ImportError:
         install = f"{sys.executable} -m pip install -e '.[spark]'"
-        raise CannotStart(f"pyspark is not installed here: in the clone of nsqha: {install}") from None
+        raise CannotStart(f"pyspark is not installed here: run in the clone of nsqha: {install}") from None
     version = tuple(int(number) for number in re.findall(r"\d+", pyspark.__version__)[:2])
     if version < PYSPARK_LEAST:
         raise CannotStart(f"pyspark {pyspark.__version__} is too old: pip install 'pyspark>=4.1'")
 
 
 def check_java() -> None:
-    """CannotStart if there is none, or too old a one."""
+    """CannotStart if there is none, or it is too old."""
     home = os.environ.get("JAVA_HOME", "")
     java = shutil.which(os.path.join(home, "bin", "java") if home else "java")
     where = f"in JAVA_HOME ({home})" if home else "on the PATH"
@@ -64,11 +64,11 @@ def check_java() -> None:
         said = " ".join((done.stderr + done.stdout).split())[:200]
         raise CannotStart(f"{java} does not say which version it is ({said}): set JAVA_HOME to Java {JAVA_LEAST}")
     if found < JAVA_LEAST:
-        raise CannotStart(f"{java} is Java {found}: Spark wants {JAVA_LEAST} or newer; set JAVA_HOME to it")
+        raise CannotStart(f"{java} is Java {found}: Spark needs {JAVA_LEAST} or newer; set JAVA_HOME to it")
 
 
 def java_version(text: str) -> int | None:
-    """What `java -version` printed, as 8, 17 or 21; None if it is not to be found there."""
+    """The version that `java -version` printed, as 8, 17 or 21; None if it is not found there."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
         return None
@@ -78,7 +78,7 @@ def java_version(text: str) -> int | None:
 
 @contextmanager
 def session(name: str, *, master: str, conf: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """A SparkSession; one that is there already is used, and goes on. CannotStart."""
+    """A SparkSession; an active one is used, and not stopped. CannotStart."""
     check_pyspark()
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -110,7 +110,7 @@ def session(name: str, *, master: str, conf: Mapping[str, str] | None = None) ->
 
 
 def _stop(session: Any) -> None:
-    """End it; a JVM that went first, as by the same Ctrl-C, is no trouble."""
+    """Stop it; an error is ignored, as the JVM may have ended before, such as by the same Ctrl-C."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         session.stop()
@@ -120,7 +120,7 @@ def _stop(session: Any) -> None:
 
 @contextmanager
 def _log() -> Iterator[str]:
-    """A file for what Spark says; it is removed unless something fails."""
+    """A file for Spark's output; it is removed unless something fails."""
     descriptor, path = tempfile.mkstemp(prefix="nsqha-spark-", suffix=".log")
     os.close(descriptor)
     try:
@@ -135,7 +135,7 @@ def _log() -> Iterator[str]:
 
 @contextmanager
 def _stderr_to(path: str) -> Iterator[None]:
-    """Processes that are started meanwhile keep it as their stderr; this one has its own again afterwards."""
+    """Make the file the stderr of processes that are started meanwhile; this process gets its own back afterwards."""
     sys.stderr.flush()
     ours, log = os.dup(2), os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
@@ -153,7 +153,7 @@ def check_workers(session: Any) -> None:
 
     least = PYARROW_LEAST
 
-    # Not a name of this module: so it is pickled with its code, and says what is missing where our package is not.
+    # A local function is pickled with its code, so it also reports what is missing where our package is not installed.
     def missing(_: Any) -> list[str]:
         import socket
         import sys
@@ -163,7 +163,7 @@ def check_workers(session: Any) -> None:
             import pyarrow
 
             if int(pyarrow.__version__.split(".")[0]) < least:
-                why.append(f"has pyarrow {pyarrow.__version__}, {least} or newer is wanted")
+                why.append(f"has pyarrow {pyarrow.__version__}, {least} or newer is needed")
         except ImportError:
             why.append("has no pyarrow")
         try:
@@ -183,7 +183,7 @@ def check_workers(session: Any) -> None:
     except Exception as error:
         python = os.environ["PYSPARK_PYTHON"]
         raise CannotStart(
-            f"workers cannot run {python}: {first_line(error)}; set PYSPARK_PYTHON to a Python that is there on every "
+            f"workers cannot run {python}: {first_line(error)}; set PYSPARK_PYTHON to a Python that exists on every "
             "machine, with nsqha[spark] installed"
         ) from None
     if told:
@@ -200,9 +200,9 @@ def run_tasks(
     size: Callable[[In], int] = lambda item: 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Out]:
-    """`function` of each item, a task each; results in the same order. `progress` is told the sizes of those done.
+    """Run `function` on each item in a task of its own; results in the same order. `progress` gets the size done.
 
-    CannotStart with one line if the job fails: `function` itself is expected to return what went wrong.
+    CannotStart with one line if the job fails: `function` itself is expected to return its errors.
     """
     context = session.sparkContext
     done = context.accumulator(0)
@@ -233,7 +233,7 @@ def run_tasks(
 
 
 def is_running(session: Any) -> bool:
-    """Whether a job may still go well; not, if the JVM is gone."""
+    """Whether a job may still succeed; false if the JVM is gone."""
     try:
         return not session.sparkContext._jsc.sc().isStopped()
     except Exception:
@@ -241,7 +241,7 @@ def is_running(session: Any) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What a JVM trace is about, in one line."""
+    """The cause in a JVM trace, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if missing := re.search(r"(?:ModuleNotFoundError|ImportError): [^)\n]+", str(error)):
         return missing[0][:300]

@@ -1,4 +1,4 @@
-"""How far readers of the log are behind: their channels' floors, a lake's end, and what is committed.
+"""Computes how far readers of the log are behind, from their channels' floors, a lake's end and what is committed.
 
     log          |...........................................|
                 start        floor            lake's end    end
@@ -7,9 +7,9 @@
 A reader channel's floor is the offset of the next message to read; all below is done, so the lag in messages is exact.
 Bytes are those that the messages take in the log; the age is that of the first unread one, by the broker's clock.
 
-What a lake lacks of a topic without a channel has an age, too: by the clock of the machine that asks.
+The messages of a topic without a channel that a lake lacks have an age, too: by the clock of the asking machine.
 
-Floors are asked for first and the end afterwards, so a lag is never too small: what is published meanwhile is in it.
+Floors are read first and the end afterwards, so a lag is never too small: it includes what is published meanwhile.
 Everything is gRPC: no Spark session and no Java is needed.
 """
 
@@ -24,30 +24,30 @@ from nsqha.ids import is_ephemeral
 from pyspark_nsqha.lake.manifest import LakeState, Life
 
 Ask = Callable[..., Any]
-"""One RPC by its name, with the fields of its request; its answer."""
+"""Calls one RPC by its name with the fields of its request, and returns its answer."""
 
 RANGES_MAX = 20_000  # that a broker takes in one request
 
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """One partition, for one channel."""
+    """The lag of one channel in one partition."""
 
     partition: int
     start: int  # of the log
     end: int  # what is committed ends here
-    floor: int | None = None  # None: there is no channel, or nobody told
+    floor: int | None = None  # None: there is no channel, or no broker reported it
     messages: int = 0
     bytes: int = 0
     oldest_seconds: float = 0.0  # of the first unread message, or without a channel that the lake lacks; 0: none
-    lake_end: int | None = None  # of what is in the lake without a hole; None: no lake was asked for
+    lake_end: int | None = None  # of what is in the lake without a gap; None: no lake was given
     lake_messages: int = 0  # kept by the log and not in the lake
     error: str = ""  # figures are missing, and why
 
 
 @dataclass(frozen=True)
 class Lag:
-    """One reader channel of one topic; or, where `channel` is empty, only what a lake lacks of the topic."""
+    """The lag of one reader channel of one topic; or, with an empty `channel`, only what a lake lacks of the topic."""
 
     topic: str
     channel: str
@@ -67,7 +67,7 @@ class Lag:
 
     @property
     def lake_messages(self) -> int | None:
-        """None if no lake was asked for."""
+        """What the lake lacks; None if no lake was given."""
         if all(one.lake_end is None for one in self.partitions):
             return None
         return sum(one.lake_messages for one in self.partitions)
@@ -79,42 +79,42 @@ class Lag:
 
 @dataclass(frozen=True)
 class LagSample:
-    """What is there at one moment."""
+    """All lags at one moment."""
 
     lags: list[Lag]
-    doubts: tuple[str, ...] = ()  # why there may be channels that nobody told of
+    doubts: tuple[str, ...] = ()  # why there may be more channels than these
 
     def missing(self, topics: Collection[str], channel: str) -> list[str]:
-        """What was asked for and is not there, in words: a lag of nothing is not the same as nothing to look at."""
+        """Lines for what was requested and does not exist: no lag is not the same as nothing to measure."""
         kind = f"reader channel {channel}" if channel else "reader channel"
         have = {lag.topic for lag in self.lags if channel in ("", lag.channel)}
         if topics:
             return [f"topic {topic} has no {kind}" for topic in topics if topic not in have]
-        return [] if have else [f"none of the topics that were looked at has a {kind}"]
+        return [] if have else [f"none of the topics has a {kind}"]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Messages per second between two looks."""
+    """Messages per second between two samples."""
 
     read: float
     published: float
 
     def seconds_left(self, messages: int) -> float | None:
-        """Until nothing is unread, if both stay as they are; None: never."""
+        """Seconds until nothing is unread, if both rates stay; None: never."""
         gain = self.read - self.published
         return 0.0 if not messages else messages / gain if gain > 0 else None
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a lag may be; None: anything."""
+    """The largest lag that is allowed; None: any."""
 
     messages: int | None = None
     seconds: float | None = None
 
     def exceeded(self, lag: Lag) -> bool:
-        """By what is unread, or where there is no channel, by what the lake lacks."""
+        """Whether the unread messages, or without a channel those that the lake lacks, exceed the limit."""
         messages = lag.messages if lag.channel else lag.lake_messages or 0
         return (self.messages is not None and messages > self.messages) or (
             self.seconds is not None and lag.oldest_seconds > self.seconds
@@ -133,7 +133,7 @@ def look(
 ) -> LagSample:
     """The lag of every reader channel of these topics, or of `channel` alone, by topic and channel.
 
-    With a lake, a topic without such a channel is there, too. Without topics and pattern all topics are looked at.
+    With a lake the result includes topics without such a channel. Without topics and pattern all topics are included.
     """
     listed = ask("ListChannels", topic=next(iter(topics)) if len(topics) == 1 else "")
     readers = sorted(
@@ -163,7 +163,7 @@ def look(
 def _lake_ages(
     ask_segments: Ask, asked: dict[str, Any], found: Sequence[Lag], now_ns: Callable[[], int]
 ) -> dict[tuple[str, int], float]:
-    """Seconds since the first message was published that the lake lacks, where no channel tells; only known ones."""
+    """The age in seconds of the first message that the lake lacks, where there is no channel; only known ages."""
     lacking = [
         (lag.topic, one.partition, one.lake_end)
         for lag in found
@@ -179,7 +179,7 @@ def _lake_ages(
         answer = ask_segments("Snapshot", **asked, cut_points=True, ranges=ranges)
         now = now_ns()
         for one in answer.partitions:
-            # The border in front of a batch has the batch's time; 0: it does not verify there.
+            # The border before a batch has the batch's time; 0: the batch does not verify.
             if one.cuts and one.cuts[0].timestamp_ns:
                 ages[str(one.topic), int(one.partition)] = max(now - int(one.cuts[0].timestamp_ns), 0) / 1e9
     return ages
@@ -191,7 +191,7 @@ def _with_ages(lag: Lag, ages: dict[tuple[str, int], float]) -> Lag:
             return one
         age = ages.get((lag.topic, one.partition))
         if age is None:
-            return replace(one, error=f"nobody told how old message {one.lake_end} is, which the lake lacks")
+            return replace(one, error=f"the age of message {one.lake_end}, which the lake lacks, is not known")
         return replace(one, oldest_seconds=age)
 
     return replace(lag, partitions=tuple(map(aged, lag.partitions)))
@@ -204,7 +204,7 @@ def _partitions(ends: Sequence[Any], reader: Any, plan: Any, lake: LakeState | N
 
 
 def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: LakeState | None) -> PartitionLag:
-    """`end` from the snapshot, `told` from the channel, `planned` from the seek to the end that is not made."""
+    """`end` is from the snapshot, `told` from the channel, `planned` from the plan of a seek to the end."""
     number, start, committed = int(end.partition), int(end.start.offset), int(end.end.offset)
     if end.error:
         return PartitionLag(number, start, committed, error=str(end.error))
@@ -216,7 +216,7 @@ def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: LakeState |
     lag = PartitionLag(number, start, committed, lake_end=lake_end, lake_messages=lake_messages or 0)
     if reader is None:
         return lag
-    error = "nobody told where the channel is" if told is None else str(told.error)
+    error = "no broker reported the channel's offset" if told is None else str(told.error)
     if not error and planned is not None:
         error = str(planned.error)
     if error or told is None:
@@ -237,7 +237,7 @@ def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: LakeState |
 
 
 def _bytes(planned: Any, messages: int) -> int:
-    """Of so many messages, by a plan that was made at another moment and so may skip a few more or less."""
+    """The bytes of `messages`, scaled from a plan of another moment, which may skip a few more or less."""
     skipped = -int(planned.messages) if planned is not None else 0
     if not messages or skipped <= 0:
         return 0
@@ -245,7 +245,7 @@ def _bytes(planned: Any, messages: int) -> int:
 
 
 def rates(before: Lag, now: Lag, seconds: float) -> Rates:
-    """How fast floors and ends rose; partitions that one of the looks lacks are left out."""
+    """How fast floors and ends rose; partitions that one of the samples lacks are left out."""
     earlier = {one.partition: one for one in before.partitions if one.floor is not None}
     read = published = 0
     for one in now.partitions:

@@ -1,13 +1,13 @@
-"""Where frames begin: many chases abreast, without a Python step per frame.
+"""Finds where frames begin: many searches in parallel, without a Python step per frame.
 
     frames  |size|2|ts|1|id|body .....|size|16|..|size|2|ts|1|id|body ...|size|2|..     batches, back to back
              ^ lane 0         ^ lane 1                  ^ lane 2          ^ lane 3
 
-Each frame says where the next one begins, so finding all of them is a chase. Here each step is a few numpy calls for
-all chases at once. Lanes begin at batches, which the entries name, and in large batches at guesses: where type,
-timestamp and attempts of a message stand, all known from the entry. A lane that ends exactly where the next one begins
-proves that guess, as its own begin was proven. Where lanes do not meet, a body looked like a frame: that batch is
-chased once more, from its beginning alone. A body can make this slow, and never wrong.
+Each frame's size says where the next one begins, so frames are found one after the other. Here each step is a few numpy
+calls for all lanes at once. Lanes begin at batches, which the entries name, and in large batches at guesses: places
+with the type, timestamp and attempts of a message, all known from the entry. A lane that ends exactly where the next
+one begins proves that guess, as its own begin was proven. Where lanes do not meet, a body looked like a frame: that
+batch is searched once more in a single lane from its beginning. A body can make this slow, but never wrong.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Integers = npt.NDArray[np.int64]
 FRAME_BYTES_MIN = 8
 
 _LANE_MESSAGES = 24  # 0.23 CPU-s/GB for finding all frames; 0.33 with 8, 0.25 with 48
-_STEPS = 24  # between two looks at which lanes have arrived
+_STEPS = 24  # between two checks of which lanes have arrived
 
 
 def integers(frames: Any, width: int) -> npt.NDArray[Any]:
-    """Big endian integers at every byte of the frames: 4 bytes unsigned, 8 signed."""
+    """The big endian integers at every byte of the frames: 4 bytes unsigned, 8 signed."""
     places = max(len(frames) - width + 1, 0)
     return np.ndarray((places,), f">{'u' if width == 4 else 'i'}{width}", frames, strides=(1,))
 
@@ -43,10 +43,10 @@ def batch_at(starts: Integers, position: int) -> int:
 def frame_starts(
     frames: Any, starts: Integers, counts: Integers, timestamps: Integers, left_out: list[int]
 ) -> tuple[Integers, list[int]]:
-    """Where frames begin, ascending, and the batches that theirs do not fill.
+    """Where frames begin, ascending, and the batches that their frames do not fill exactly.
 
-    Of those, and of the batches that are `left_out`, nothing is in the first result. Sizes of control frames and types
-    of frames are not looked at: each frame lies within its batch with 8 bytes at least, and that is all.
+    The first result has no frames of those batches, nor of the batches that are `left_out`. Sizes of control frames and
+    types of frames are not checked: each frame is within its batch and has 8 bytes at least, no more is known.
     """
     filled = np.diff(starts) > 0
     filled[left_out] = False
@@ -83,7 +83,7 @@ def _lanes(
         mark = b"\0\0\0\2" + int(timestamps[batch]).to_bytes(8, "big") + b"\0\1"
         step = (end - begin) * _LANE_MESSAGES // int(counts[batch]) + 1
         guesses += [find(mark, place, end) for place in range(begin + step, end, step)]
-    # What find() gives is the place of the type, 4 bytes in; -1 is no place.
+    # find() returns the place of the type, 4 bytes into the frame; -1 is no place.
     places = np.array(guesses, np.int64) - 4 - shift
     begins = np.concatenate((starts[batches], places[places >= 0]))
     begins.sort()
@@ -92,7 +92,7 @@ def _lanes(
 
 
 def _first_look(counts: Integers) -> int:
-    """After how many steps nearly all lanes have arrived: a step too many costs as much as one that is needed."""
+    """The number of steps after which nearly all lanes have arrived: a needless step costs as much as a needed one."""
     small = counts[counts < 2 * _LANE_MESSAGES]
     return max(int(small.max()) if len(small) else 1, 1 if len(small) == len(counts) else _LANE_MESSAGES * 5 // 4)
 
@@ -102,11 +102,11 @@ def _chase(
 ) -> tuple[Integers, npt.NDArray[np.bool_]]:
     """Where frames begin in lanes [begin, end), ascending, and which lanes do not end where a frame does.
 
-    `sizes` are the integers at every byte. A lane that has arrived goes on into the next one until all are looked at,
-    after `look` steps. A frame has 8 bytes at least, so each look finds that a lane has gone on, or gives it up.
+    `sizes` are the integers at every byte. A lane that has arrived continues into the next one until all are checked,
+    after `look` steps. A frame has 8 bytes at least, so a lane that has not moved on at a check is given up.
     """
     unmet = np.zeros(len(begins), bool)
-    limit = len(sizes) - 1  # a frame that begins behind it is cut off anyhow
+    limit = len(sizes) - 1  # a frame that begins behind it is cut off in any case
     if limit < 0:
         return np.empty(0, np.int64), ~unmet
     lanes, places, found = np.arange(len(begins)), begins.copy(), []
@@ -130,12 +130,12 @@ def _chase(
         left &= ~stuck
         lanes, places, ends, look = lanes[left], places[left], ends[left], _STEPS
     every = np.concatenate(found)
-    every.sort(kind="stable")  # which is quick where there are few ascending runs: one per look
+    every.sort(kind="stable")  # fast, as there are few ascending runs: one per check
     return every, unmet
 
 
 def _outside(at: Integers, begins: Integers, ends: Integers) -> Integers:
-    """Those places that are in none of these ranges; both ascend."""
+    """The places that are in none of these ranges; both ascend."""
     if not len(begins):
         return at
     index = np.searchsorted(begins, at, "right") - 1
@@ -143,7 +143,7 @@ def _outside(at: Integers, begins: Integers, ends: Integers) -> Integers:
 
 
 def _finder(frames: Any) -> tuple[Callable[[bytes, int, int], int], int]:
-    """find() of the object that has these bytes, and where in it they begin."""
+    """The find() of the object that owns these bytes, and where in it they begin."""
     if isinstance(frames, (bytes, bytearray, mmap)):
         return frames.find, 0
     owner = frames.obj if isinstance(frames, memoryview) else None

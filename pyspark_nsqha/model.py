@@ -1,8 +1,8 @@
-"""What a job knows of the log: plain values, small enough to be pickled into every task.
+"""The plain values of a job about the log, small enough to be pickled into every task.
 
-    Pin      one partition of a snapshot: identity, committed range, borders, replicas
-    Split    what one task reads: messages [first, end) and the batches that hold them
-    Run      consecutive batches as they came from a replica or a file: nothing in it is verified yet
+    PinnedPartition  one partition of a snapshot: identity, committed range, borders, replicas
+    Split            what one task reads: messages [first, end) and the batches that contain them
+    FetchedRun       consecutive batches as received from a replica or a file: nothing in it is verified yet
 
 Offsets count messages, log ids count batches, positions count bytes; ends are exclusive.
 """
@@ -21,13 +21,13 @@ class CutPoint(NamedTuple):
     """A border between two batches."""
 
     offset: int
-    log_id: int  # of the batch behind it
+    log_id: int  # of the batch after it
     position: int
-    timestamp_ns: int  # no message in front is newer, none behind is older; 0: not known
+    timestamp_ns: int  # no message before it is newer, none after it is older; 0: not known
 
 
 class ReplicaAddress(NamedTuple):
-    """Where the bytes of a partition are served."""
+    """The address of a replica that serves the bytes of a partition."""
 
     address: str  # host:port
     host: str = ""  # label of the machine; a task prefers its own
@@ -35,7 +35,7 @@ class ReplicaAddress(NamedTuple):
 
 
 class PartitionLife(NamedTuple):
-    """One life of one partition."""
+    """One partition of one topic uid: a topic that was deleted and created again has another one."""
 
     topic: str
     topic_uid: int
@@ -45,7 +45,7 @@ class PartitionLife(NamedTuple):
 
 @dataclass(frozen=True)
 class PinnedPartition:
-    """One partition, as a snapshot found it."""
+    """One partition of a snapshot."""
 
     identity: PartitionLife
     start: CutPoint
@@ -54,21 +54,21 @@ class PinnedPartition:
     chain: int
     cuts: tuple[CutPoint, ...] = ()  # ascending, both ends included
     replicas: tuple[ReplicaAddress, ...] = ()
-    path: str = ""  # instead of replicas: the partition's folder, of a node that does not run
+    path: str = ""  # instead of replicas: the partition's folder of a node that is not running
 
 
 @dataclass(frozen=True)
 class Split:
-    """What one task reads. It yields `end - first` messages, or fails."""
+    """The range that one task reads. It yields `end - first` messages, or fails."""
 
     identity: PartitionLife
-    first: int  # offset of the first message that is wanted
-    end: int  # behind the last one
+    first: int  # offset of the first message
+    end: int  # one past the last one
     first_log_id: int  # borders of batches around them
     end_log_id: int
     first_offset: int  # of the batch `first_log_id`
-    end_offset: int  # behind the last message of the batch `end_log_id - 1`
-    at_log_id: int  # the entry of the snapshot that has `chain`: whoever has it has everything before
+    end_offset: int  # one past the last message of the batch `end_log_id - 1`
+    at_log_id: int  # the entry of the snapshot that has `chain`: a replica that has it has everything before
     chain: int
     replicas: tuple[ReplicaAddress, ...] = ()
     path: str = ""
@@ -101,23 +101,23 @@ class ReadFailed(Exception):
 
 
 class NotThere(ReadFailed):
-    """A topic or a partition that was named is not there."""
+    """A topic or a partition that was named does not exist."""
 
 
 class NoBroker(ReadFailed):
-    """None of the brokers answers."""
+    """No broker answers."""
 
 
 class NotVerified(ReadFailed):
-    """Bytes that came are not what the log has: another replica may have them."""
+    """The received bytes are not those of the log: another replica may have them."""
 
 
 class Unreadable(ReadFailed):
-    """No replica has these messages any more: given up by an operator, or marked by recovery."""
+    """No replica has these messages any more: an operator marked them as lost, or recovery did."""
 
 
 class Gone(ReadFailed):
-    """Retention took them, or the topic was made anew."""
+    """Retention has removed the messages, or the topic was deleted or created again."""
 
 
 def _failed(
@@ -127,7 +127,7 @@ def _failed(
 
 
 def told(error: BaseException) -> str:
-    """A bug in a task, in one line; where it was is on the worker's stderr."""
+    """Report a bug in a task in one line; its traceback is on the worker's stderr."""
     traceback.print_exception(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:200]

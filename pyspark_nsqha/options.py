@@ -1,16 +1,16 @@
-"""What a user may say in `.option(..)`, parsed and checked before anything is asked or read.
+"""The options of `.option(..)`, parsed and checked before any request or read.
 
-    Connection     whom to ask, and as whom
-    Subscription   which topics and partitions
-    Bounds         where reading begins and ends: a Bound each
-    Reading        how ranges become rows
+    ConnectOptions   which brokers, and with which certificate
+    TopicSelection   which topics and partitions
+    Bounds           where reading begins and ends: a Bound each
+    Reading          how ranges become rows
 
-Names are those of Spark's Kafka source where it has them, and are matched without regard to case: Spark hands them over
-in lower case. A name that is not in OPTIONS is refused, one that belongs to another use of the source as well. All
-errors are OptionError with one line that names the option and what to write instead. Values are plain and small: they
-are pickled into plans. What must not be shown (the place of a key) is not in any repr.
+Names are those of Spark's Kafka source where it has them, and are case-insensitive: Spark passes them in lower case. A
+name that is not in OPTIONS is refused, and so is one that belongs to another use of the source. All errors are
+OptionError with one line that names the option and what to write instead. Values are plain and small: they are pickled
+into plans. What must not be shown (the path of a key) is not in any repr.
 
-Precedence as in Kafka's source, for the start and for the end on its own: startingTimestamp before
+The precedence is that of Kafka's source, separately for the start and the end: startingTimestamp before
 startingOffsetsByTimestamp before startingOffsets.
 """
 
@@ -84,30 +84,30 @@ KAFKAS: Final = {
     "groupidprefix": "write commitChannel, with the name of a channel, in a stream",
     "includeheaders": "leave it out, the log has no headers",
 }
-"""Names that a job for Kafka brings along -> what to do about it."""
+"""Options of jobs for Kafka -> what to write instead."""
 
 MIB: Final = 1 << 20
 EARLIEST: Final = -2
 LATEST: Final = -1
 IDS_MAX: Final = 100_000
 HOLD_MS: Final = 900_000
-HOLD_MS_MAX: Final = 6 * 3600 * 1000  # what a broker takes; reading renews a hold
+HOLD_MS_MAX: Final = 6 * 3600 * 1000  # what a broker accepts; reading renews a hold
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30, "t": 1 << 40}
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([bkmgt]?)(?:i?b)?", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):(\d{1,5})")
 _ID: Final = re.compile(r"[0-9a-f]{16}")
-_INSTANT_MAX_NS: Final = (1 << 63) - 1  # what the snapshot's request can say
+_INSTANT_MAX_NS: Final = (1 << 63) - 1  # what fits the snapshot's request
 _SECONDS: Final = range(10**8, 978_307_200_000)  # as milliseconds before 2001; as seconds from 1973 on
 
 
 class OptionError(ValueError):
-    """An option, or what it says, cannot be used. The message is one line."""
+    """An option or its value cannot be used. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Where certificate, key and authority are: files on every machine that reads."""
+    """The paths of certificate, key and authority: files on every machine that reads."""
 
     cert: str = field(repr=False)
     key: str = field(repr=False)
@@ -116,7 +116,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class ConnectOptions:
-    """Whom to ask, how long to wait for one answer, and how often to ask again."""
+    """Which brokers to ask, how long to wait for one answer, and how often to retry."""
 
     brokers: tuple[str, ...]
     tls: Tls | None = None
@@ -127,7 +127,7 @@ class ConnectOptions:
 
 @dataclass(frozen=True)
 class TopicSelection:
-    """Which partitions: of topics by name, of those that match a pattern, or exactly these. One of the three is set."""
+    """Selects partitions: of topics by name, of topics that match a pattern, or exactly these. One of them is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -139,19 +139,19 @@ class TopicSelection:
         return self.topics or tuple(topic for topic, _ in self.assigned)
 
     def wants(self, topic: str, partition: int) -> bool:
-        """Whether this partition of a topic that was asked for is one."""
+        """Whether this partition of a selected topic is selected."""
         return not self.assigned or any(topic == name and partition in numbers for name, numbers in self.assigned)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to begin, or to end, in every partition or one by one.
+    """Where to begin, or to end: the same in every partition, or one by one.
 
     `place` counts unless one of the others is set. `offsets` has a message's offset, EARLIEST or LATEST per (topic,
-    partition), `times_ns` the wall clock; `time_ns` is that of all partitions.
+    partition), `times_ns` the wall clock; `time_ns` is for all partitions.
     """
 
-    option: str  # what the user wrote it with, for messages
+    option: str  # the option that the user gave, for messages
     place: int = EARLIEST
     offsets: tuple[tuple[tuple[str, int], int], ...] = ()
     time_ns: int | None = None
@@ -159,7 +159,7 @@ class Bound:
 
     @property
     def instants(self) -> tuple[int, ...]:
-        """All times that it names, in nanoseconds, ascending."""
+        """All times of the bound in nanoseconds, ascending."""
         own = () if self.time_ns is None else (self.time_ns,)
         return tuple(sorted({*own, *(at for _, at in self.times_ns)}))
 
@@ -189,7 +189,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Everything that `spark.read.format("nsqha")` was told."""
+    """All options of `spark.read.format("nsqha")`, parsed."""
 
     connection: ConnectOptions | None  # None: files
     subscription: TopicSelection
@@ -203,10 +203,10 @@ class BatchOptions:
 
 
 class Given:
-    """The options of one use, by name. Each may be taken in any spelling of its name's letters."""
+    """The options of one use, by name; names are case-insensitive."""
 
     def __init__(self, options: Mapping[str, str], use: Use | None) -> None:
-        """`use` None: whichever it will be. OptionError names an option that is not known, or not for this use."""
+        """`use` None: not known yet. OptionError names an option that is not known, or not for this use."""
         self._values = {name.lower(): value for name, value in options.items()}
         known = {name.lower(): (name, uses) for name, uses in OPTIONS.items()}
         for name in sorted(self._values):
@@ -229,43 +229,43 @@ class Given:
         return text == "true"
 
     def choice(self, name: str, default: str, *others: str) -> Any:
-        """One of these words, whatever the letters' case."""
+        """One of these words, case-insensitive. OptionError for any other."""
         words = (default, *others)
         text = self.text(name, default)
         for word in words:
             if word.lower() == text.lower():
                 return word
-        raise OptionError(f"{name}: {_short(text)} is none of {', '.join(words)}")
+        raise OptionError(f"{name}: {_short(text)} is not one of {', '.join(words)}")
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
         text = self.text(name)
         if not self.has(name):
             return default
         if not re.fullmatch(r"\d{1,15}", text) or not least <= int(text) <= most:
-            raise OptionError(f"{name}: {_short(text)} is no whole number from {least} to {most}")
+            raise OptionError(f"{name}: {_short(text)} is not a whole number from {least} to {most}")
         return int(text)
 
     def size(self, name: str, default: int, least: int, most: int) -> int:
-        """Bytes; 64m is 64 MiB."""
+        """A number of bytes; 64m is 64 MiB."""
         if not self.has(name):
             return default
         text = self.text(name)
         match = _SIZE.fullmatch(text)
         if match is None:
-            raise OptionError(f"{name}: {_short(text)} is no size such as 64m, 1g or 1048576")
+            raise OptionError(f"{name}: {_short(text)} is not a size such as 64m, 1g or 1048576")
         size = int(match[1]) * _UNITS[match[2].lower()]
         if not least <= size <= most:
             raise OptionError(f"{name}: {_short(text)} is not between {show_size(least)} and {show_size(most)}")
         return size
 
     def words(self, name: str) -> tuple[str, ...]:
-        """What stands between commas, each once."""
+        """The words between commas, without duplicates."""
         found = [word.strip() for word in self.text(name).split(",")]
         return tuple(dict.fromkeys(word for word in found if word))
 
 
 def batch_options(options: Mapping[str, str]) -> BatchOptions:
-    """What a batch read was told. OptionError names what cannot be."""
+    """Parse the options of a batch read. OptionError names what cannot be used."""
     given = Given(options, "read")
     path = given.text("path")
     bounds = parse_bounds(given)
@@ -295,7 +295,7 @@ def batch_options(options: Mapping[str, str]) -> BatchOptions:
 
 
 def _check_times(bounds: Bounds) -> None:
-    """OptionError if reading would end before it begins, by the times that were given."""
+    """OptionError if the given times end before they begin."""
     start, end = bounds.start, bounds.end
     begins, ends = dict(start.times_ns), dict(end.times_ns)
     keys: list[tuple[str, int] | None] = [*sorted({*begins, *ends})]
@@ -308,18 +308,18 @@ def _check_times(bounds: Bounds) -> None:
 
 
 def parse_connection(given: Given) -> ConnectOptions:
-    """brokers, TLS, deadlines."""
+    """Parse brokers, nsqha.tls.*, timeoutMs, numRetries and host."""
     brokers = given.words("brokers")
     if not brokers:
         raise OptionError("brokers is missing: the host:port of a broker's --grpc-address, or several with commas")
     for broker in brokers:
         match = _ADDRESS.fullmatch(broker)
         if match is None or not 0 < int(match[2]) < 65536:
-            raise OptionError(f"brokers: {_short(broker)} is no host:port; give a broker's --grpc-address")
+            raise OptionError(f"brokers: {_short(broker)} is not host:port; give a broker's --grpc-address")
     places = {name: given.text(f"nsqha.tls.{name}") for name in ("cert", "key", "ca")}
     missing = [f"nsqha.tls.{name}" for name, place in places.items() if not place]
     if 0 < len(missing) < 3:
-        raise OptionError(f"TLS takes nsqha.tls.cert, nsqha.tls.key and nsqha.tls.ca; give {' and '.join(missing)} too")
+        raise OptionError(f"TLS needs nsqha.tls.cert, nsqha.tls.key and nsqha.tls.ca; give {' and '.join(missing)} too")
     return ConnectOptions(
         brokers=brokers,
         tls=None if missing else Tls(**places),
@@ -330,11 +330,11 @@ def parse_connection(given: Given) -> ConnectOptions:
 
 
 def parse_subscription(given: Given) -> TopicSelection:
-    """subscribe, subscribePattern or assign."""
+    """Parse subscribe, subscribePattern or assign."""
     asked = [name for name in ("subscribe", "subscribePattern", "assign") if given.has(name)]
     if len(asked) != 1:
-        said = f"there are {' and '.join(asked)}" if asked else "there is none"
-        raise OptionError(f"give exactly one of subscribe, subscribePattern and assign; {said}")
+        said = f"{' and '.join(asked)} are given" if asked else "none is given"
+        raise OptionError(f"give exactly one of subscribe, subscribePattern or assign; {said}")
     if asked == ["subscribePattern"]:
         pattern = given.text("subscribePattern")
         if not pattern:
@@ -356,12 +356,12 @@ def parse_subscription(given: Given) -> TopicSelection:
 
 
 def parse_bounds(given: Given, *, start: int = EARLIEST) -> Bounds:
-    """Where to begin and to end, by Kafka's precedence. `start`: where, if nothing is said."""
+    """Parse where to begin and to end, by Kafka's precedence. `start` is the default start."""
     channel = given.text("startingChannel")
     starts = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
     if channel:
         if not valid_name(channel):
-            raise OptionError(f"startingChannel: {_short(channel)} is no name of a channel")
+            raise OptionError(f"startingChannel: {_short(channel)} is not a channel name")
         if also := [name for name in starts if given.has(name)]:
             raise OptionError(f"startingChannel and {also[0]} both say where to begin: leave one out")
     return Bounds(
@@ -373,7 +373,7 @@ def parse_bounds(given: Given, *, start: int = EARLIEST) -> Bounds:
 
 
 def parse_reading(given: Given) -> Reading:
-    """Tasks, batches, columns, and what to do with what does not verify."""
+    """Parse the options for tasks, batches, columns and for bytes that do not verify."""
     return Reading(
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         min_partitions=given.number("minPartitions", 0, 1, 100_000),
@@ -401,18 +401,18 @@ def _bound(given: Given, time: str, times: str, offsets: str, *, default: int) -
         place = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower(), default)
         return Bound(offsets, place=place)
     if not text.startswith("{"):
-        raise OptionError(f"{offsets}: {_short(text)} is none of earliest, latest and JSON such as {OFFSETS_EXAMPLE}")
+        raise OptionError(f"{offsets}: {_short(text)} is not earliest, latest or JSON such as {OFFSETS_EXAMPLE}")
     places = []
     for (topic, partition), offset in _per_partition(offsets, text, OFFSETS_EXAMPLE):
         if isinstance(offset, bool) or not isinstance(offset, int) or not EARLIEST <= offset <= OFFSET_MAX:
             where = f"{topic}/{partition}"
-            raise OptionError(f"{offsets}: {where} has {_short(offset)}; an offset, -2 (earliest) or -1 (latest)")
+            raise OptionError(f"{offsets}: {where} has {_short(offset)}; give an offset, -2 (earliest) or -1 (latest)")
         places.append(((topic, partition), offset))
     return Bound(offsets, offsets=tuple(places), place=default)
 
 
 def parse_time(option: str, text: str) -> int:
-    """Nanoseconds since 1970 of what is in milliseconds, or in ISO-8601 with a zone. OptionError otherwise."""
+    """Parse milliseconds since 1970, or ISO-8601 with a zone, to nanoseconds since 1970. OptionError otherwise."""
     ns = -1
     if re.fullmatch(r"\d{1,16}", text):
         if int(text) in _SECONDS:
@@ -423,7 +423,7 @@ def parse_time(option: str, text: str) -> int:
             when = datetime.fromisoformat(text)
         except ValueError:
             raise OptionError(
-                f"{option}: {_short(text)} is no time: milliseconds since 1970, or as 2026-11-20T10:00:00Z"
+                f"{option}: {_short(text)} is not a time: give milliseconds since 1970, or 2026-11-20T10:00:00Z"
             ) from None
         if when.tzinfo is None:
             raise OptionError(f"{option}: {_short(text)} has no zone; write {text}Z for UTC, or {text}+01:00")
@@ -435,12 +435,12 @@ def parse_time(option: str, text: str) -> int:
 
 
 def is_id(text: object) -> bool:
-    """Whether that is what a message id looks like."""
+    """Whether the text has the form of a message id."""
     return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
 def show_size(size: int) -> str:
-    """As an option takes it: 64m."""
+    """Format a size in the form that options accept: 64m."""
     for letter in ("t", "g", "m", "k"):
         if size and size % _UNITS[letter] == 0:
             return f"{size // _UNITS[letter]}{letter}"
@@ -467,7 +467,7 @@ def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise OptionError(f"{option}: {_short(text)} is no JSON such as {example}")
+        raise OptionError(f"{option}: {_short(text)} is not JSON such as {example}")
     return found
 
 
@@ -475,16 +475,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
-            raise OptionError(f"{_short(name)} is there twice")
+            raise OptionError(f"{_short(name)} is given twice")
         made[name] = value
     return made
 
 
 def _topic(option: str, name: str) -> str:
     if not valid_name(name):
-        raise OptionError(f"{option}: {_short(name)} is no name of a topic")
+        raise OptionError(f"{option}: {_short(name)} is not a topic name")
     if is_ephemeral(name):
-        raise OptionError(f"{option}: {name} is ephemeral: it has no log that could be read again; consume it instead")
+        raise OptionError(f"{option}: {name} is ephemeral: it has no log to read; consume it instead")
     return name
 
 
@@ -492,7 +492,7 @@ def _partition(option: str, topic: str, number: object) -> int:
     text = str(number)
     if isinstance(number, bool) or not re.fullmatch(r"\d{1,4}", text) or int(text) >= PARTITIONS_MAX:
         most = PARTITIONS_MAX - 1
-        raise OptionError(f"{option}: {_short(number)} is no partition of {topic}; partitions are 0 to {most}")
+        raise OptionError(f"{option}: {_short(number)} is not a partition of {topic}; partitions are 0 to {most}")
     return int(text)
 
 
@@ -504,15 +504,15 @@ def _ids(given: Given) -> tuple[str, ...]:
         raise OptionError(f"ids: {len(ids)} are more than {IDS_MAX} at once; read them in parts")
     for one in ids:
         if not is_id(one):
-            raise OptionError(f"ids: {_short(one)} is no message id of 16 hex digits, 0-9 and a-f")
+            raise OptionError(f"ids: {_short(one)} is not a message id of 16 hex digits, 0-9 and a-f")
     return ids
 
 
 def _unknown(name: str, use: Use | None) -> str:
-    if name.startswith("option."):  # as catalogs hand them over, once; when the table is read, there are none
-        return "Spark forgets the options of a table of a Python source: write CREATE TEMPORARY VIEW instead of TABLE"
+    if name.startswith("option."):  # catalogs pass them so, once; when the table is read, they are missing
+        return "Spark drops the options of a table of a Python source: write CREATE TEMPORARY VIEW instead of TABLE"
     if name in KAFKAS:
-        return f"option {name} is of Kafka's connector: {KAFKAS[name]}"
+        return f"option {name} is one of Kafka's connector: {KAFKAS[name]}"
     known = {option.lower(): option for option, uses in OPTIONS.items() if use is None or use in uses}
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
@@ -521,6 +521,6 @@ def _unknown(name: str, use: Use | None) -> str:
 
 
 def _short(value: object) -> str:
-    """Quoted, on one line, and not longer than a line should be."""
+    """The value quoted, on one line, and shortened."""
     text = value if isinstance(value, str) else str(value)
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,15 +1,15 @@
-"""What is read, decided once, and how tasks share it. Pure: no files, no network, no Spark.
+"""Decides what is read and divides it into tasks. Pure: no files, no network, no Spark.
 
     bounds + snapshot ----resolve----> ranges: messages [first, end) per partition
     filters, ids ---------narrow-----> fewer, shorter ones
-    borders --------------divide-----> tasks: a Split or some of them each
+    borders --------------divide-----> tasks: one or several Splits each
 
     borders      |-----8 MiB-----|-----8 MiB-----|---5---|-----8 MiB-----|
     range             [first                                   end)
     splits       |       one       |             another               |
 
-A range is covered by its splits exactly, in order, no message twice. Splits meet at borders between batches only, so no
-batch is fetched by two of them; how fine they can be is what borders there are. Ends are exclusive.
+The splits of a range cover it exactly, in order, with no message twice. Splits meet only at borders between batches, so
+no batch is fetched by two of them; the known borders limit how small splits can be. Ends are exclusive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Key = tuple[str, int]
 
 NAMED_MAX: Final = 5
 TASKS_MAX: Final = 200_000
-"""More tasks than a driver can plan; splitBytes makes fewer of them."""
+"""A driver cannot plan more tasks; a larger splitBytes makes fewer of them."""
 
 
 class PlannedRange(NamedTuple):
@@ -71,10 +71,10 @@ def resolve(
     floors: Mapping[Key, int],
     fail_on_data_loss: bool,
 ) -> list[PlannedRange]:
-    """The range of each partition that is subscribed to, also of those that have nothing in it.
+    """The range of each partition that is subscribed to; a range may be empty.
 
-    ReadFailed if a bound names what is not there, is reversed or beyond the committed end; Gone if messages are asked
-    for that retention took, unless `fail_on_data_loss` is false: then they are left out and counted in the log.
+    ReadFailed if a bound names what does not exist, is reversed or beyond the committed end; Gone if retention has
+    removed requested messages, unless `fail_on_data_loss` is false: then they are left out and counted in the log.
     """
     pins = _chosen(pins, subscription)
     for bound in (bounds.start, bounds.end):
@@ -96,14 +96,14 @@ def resolve(
 def available(
     asked: PlannedRange, log_start: int, fail_on_data_loss: bool, bounds: Bounds | None = None
 ) -> PlannedRange:
-    """A range without what retention took of it. ReadFailed, Gone: as `resolve`."""
+    """A range without what retention has removed from it. ReadFailed, Gone: as `resolve`."""
     pin, first, end = asked.pin, asked.first, asked.end
     where, have = _name(asked.key), (log_start, pin.end.offset)
     if end > pin.end.offset or first > pin.end.offset:
         what = _said(bounds, start=first > pin.end.offset)
         wrong = first if first > pin.end.offset else end
         raise ReadFailed(
-            f"{where}: {what}{wrong} is behind the committed end: asked for [{first}, {end}), there is {_span(have)}",
+            f"{where}: {what}{wrong} is after the committed end: asked for [{first}, {end}), there is {_span(have)}",
             planned=(first, end),
             available=have,
         )
@@ -118,18 +118,18 @@ def available(
     left = min(log_start, end)
     if fail_on_data_loss:
         raise Gone(
-            f"{where}: asked for [{first}, {end}), there is {_span(have)}: retention took {left - first} messages; "
-            "startingOffsets earliest begins at what is there, failOnDataLoss false reads without them",
+            f"{where}: asked for [{first}, {end}), there is {_span(have)}: retention removed {left - first} messages; "
+            "startingOffsets earliest begins at the first message left, failOnDataLoss false reads without them",
             planned=(first, end),
             available=have,
         )
-    logger.warning("%s: %d messages [%d, %d) are gone by retention and left out", where, left - first, first, left)
+    logger.warning("%s: retention removed %d messages [%d, %d): they are left out", where, left - first, first, left)
     wanted = None if asked.wanted is None else tuple(offset for offset in asked.wanted if offset >= left)
     return PlannedRange(pin, left, end, wanted)
 
 
 def _chosen(pins: Sequence[PinnedPartition], subscription: TopicSelection) -> Sequence[PinnedPartition]:
-    """The partitions that are subscribed to. ReadFailed: one is not there."""
+    """The partitions that are subscribed to. ReadFailed: one does not exist."""
     if not subscription.assigned:
         return pins
     there = {(pin.identity.topic, pin.identity.partition): pin for pin in pins}
@@ -140,7 +140,7 @@ def _chosen(pins: Sequence[PinnedPartition], subscription: TopicSelection) -> Se
 
 
 def _check_named(pins: Sequence[PinnedPartition], bound: Bound) -> None:
-    """As in Kafka's source: offsets are given for all partitions, or for none."""
+    """Check, as Kafka's source does, that offsets are given for all partitions or for none. ReadFailed."""
     named = {key for key, _ in (*bound.offsets, *bound.times_ns)}
     if not named:
         return
@@ -155,12 +155,12 @@ def _check_named(pins: Sequence[PinnedPartition], bound: Bound) -> None:
 def _floor(key: Key, pin: PinnedPartition, channel: str, floors: Mapping[Key, int]) -> int:
     if key not in floors:
         raise ReadFailed(f"startingChannel: {_name(key)} has no channel {channel}; `nsqha channel list` shows them")
-    # A floor above the pinned end is one that moved while the snapshot was taken.
+    # A floor above the pinned end has moved while the snapshot was taken.
     return min(floors[key], pin.end.offset)
 
 
 class _Places(NamedTuple):
-    """A bound, ready to be looked up for each of many partitions."""
+    """A bound with dicts, for look-ups in many partitions."""
 
     bound: Bound
     offsets: Mapping[Key, int]
@@ -171,7 +171,7 @@ class _Places(NamedTuple):
         return cls(bound, dict(bound.offsets), dict(bound.times_ns))
 
     def place(self, key: Key, pin: PinnedPartition, times: Mapping[int, int]) -> int | None:
-        """An offset; None if a time was given and everything is older."""
+        """The offset of the bound in a partition; None if a time was given and everything is older."""
         at = self.bound.time_ns if self.bound.time_ns is not None else self.times_ns.get(key)
         if at is not None:
             return None if times[at] >= pin.end.offset else times[at]
@@ -180,20 +180,20 @@ class _Places(NamedTuple):
 
 
 def _after_all(key: Key, pin: PinnedPartition, bounds: Bounds) -> int:
-    """Where to begin if everything is older than the time that was given; ReadFailed unless the user said latest."""
+    """Where to begin if everything is older than the given time; ReadFailed unless the strategy is latest."""
     if bounds.after_all == "error":
         raise ReadFailed(
-            f"{bounds.start.option}: {_name(key)} has no message that is not older; an earlier time, or "
+            f"{bounds.start.option}: all messages of {_name(key)} are older; give an earlier time, or "
             "startingOffsetsByTimestampStrategy latest, which reads nothing there"
         )
     return pin.end.offset
 
 
-# ---- less of it
+# ---- narrower ranges
 
 
 def narrow_to_ids(ranges: Sequence[PlannedRange], ids: Iterable[str], fail_on_data_loss: bool) -> list[PlannedRange]:
-    """Only the messages with these ids. ReadFailed names an id that no range has, unless losses may be passed over."""
+    """Ranges with only these ids. ReadFailed names an id that no range has, unless `fail_on_data_loss` is false."""
     of_partition: dict[int, list[int]] = {}
     for at, asked in enumerate(ranges):
         of_partition.setdefault(asked.key[1], []).append(at)
@@ -229,7 +229,7 @@ def _only(asked: PlannedRange, offsets: Iterable[int]) -> PlannedRange:
 
 @dataclass(frozen=True)
 class Restriction:
-    """What filters leave, one condition on all partitions. Spark applies them again to the rows: more may be read."""
+    """What filters allow, the same for all partitions. Spark applies them again to the rows: more may be read."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -243,7 +243,7 @@ class Restriction:
     until_ns: int = 1 << 63  # exclusive
 
     def apply(self, ranges: Iterable[PlannedRange]) -> list[PlannedRange]:
-        """The ranges without what cannot be in the result, as far as no entry has to be read for that."""
+        """The ranges without what cannot be in the result, as far as this is known without reading entries."""
         left = []
         for asked in ranges:
             topic, partition = asked.key
@@ -264,11 +264,11 @@ class Restriction:
         return left
 
     def by_time(self, asked: PlannedRange) -> PlannedRange:
-        """A range of a pin with borders, cut at those by their times: what is left out is older, or newer."""
+        """A range cut at the borders of its pin by their times: what is left out is older, or newer."""
         cuts = asked.pin.cuts
         first, end = asked.first, asked.end
         for cut in cuts:
-            if not cut.timestamp_ns:  # nobody knows
+            if not cut.timestamp_ns:  # not known
                 continue
             if cut.timestamp_ns < self.since_ns:
                 first = max(first, cut.offset)
@@ -287,7 +287,7 @@ class Restriction:
 
 
 def plan(ranges: Sequence[PlannedRange], *, split_bytes: int, min_partitions: int = 0, hold_id: str = "") -> list[Task]:
-    """Tasks by topic, partition and offset. The pins have borders around their ranges; ReadFailed if they have not."""
+    """Tasks by topic, partition and offset. ReadFailed if a pin has no borders around its range."""
     pieces = [(asked, _around(asked)) for asked in ranges if asked.first < asked.end]
     total = sum(cuts[-1].position - cuts[0].position for _, cuts in pieces)
     target = max(min(split_bytes, -(-total // min_partitions) if min_partitions else split_bytes), 1)
@@ -305,9 +305,9 @@ def plan(ranges: Sequence[PlannedRange], *, split_bytes: int, min_partitions: in
 
 
 def _around(asked: PlannedRange) -> tuple[CutPoint, ...]:
-    """The borders of a range: the last one in front of it, those inside, the first one behind it."""
+    """The borders of a range: the last one before it, those inside, the first one after it."""
     pin = asked.pin
-    # Batches of events behind the pinned end have its offset, too; what the chain vouches for ends there.
+    # Batches of events after the pinned end have its offset, too; but the chain proves only what is before the end.
     cuts = [cut for cut in pin.cuts if cut.log_id < pin.end.log_id]
     if any(cut.log_id >= pin.end.log_id or cut.offset >= pin.end.offset for cut in pin.cuts):
         cuts.append(pin.end)
@@ -316,14 +316,14 @@ def _around(asked: PlannedRange) -> tuple[CutPoint, ...]:
     high = bisect_left(offsets, asked.end)
     if low < 0 or high >= len(cuts) or low >= high:
         raise ReadFailed(
-            f"{_name(asked.key)}: the broker named no borders around [{asked.first}, {asked.end}); try again",
+            f"{_name(asked.key)}: the broker sent no borders around [{asked.first}, {asked.end}); try again",
             planned=(asked.first, asked.end),
         )
     return tuple(cuts[low : high + 1])
 
 
 def _divided(cuts: Sequence[CutPoint], target: int) -> list[tuple[CutPoint, CutPoint]]:
-    """Neighbouring pairs of some of the borders, about equally far apart, `target` bytes or a little more or less."""
+    """Pairs of adjacent chosen borders, about equally far apart, `target` bytes or a little more or less."""
     total = cuts[-1].position - cuts[0].position
     count = max(-(-total // target), 1)
     chosen = [cuts[0]]
@@ -343,7 +343,7 @@ def _half(cuts: Sequence[CutPoint], cut: CutPoint) -> float:
 
 
 def _packed(asked: PlannedRange, cuts: Sequence[CutPoint], target: int, hold_id: str) -> list[Task]:
-    """Splits around single messages, as few bytes as borders allow; several in one task."""
+    """Splits around single messages with as few bytes as the borders allow; several in one task."""
     assert asked.wanted is not None
     tasks: list[Task] = []
     parts: list[SplitPart] = []
@@ -386,16 +386,16 @@ def _split(asked: PlannedRange, low: CutPoint, high: CutPoint, hold_id: str) -> 
 def with_borders(
     ranges: Sequence[PlannedRange], now: Sequence[PinnedPartition], fail_on_data_loss: bool
 ) -> list[PlannedRange]:
-    """The same ranges, with borders and replicas of a later snapshot, less what retention took since.
+    """The same ranges, with borders and replicas of a later snapshot, without what retention has removed since.
 
-    Gone if a topic was made anew, or went. What is committed only grows: a later end that is lower is another log's.
+    Gone if a topic was deleted or created again. What is committed only grows: a lower later end is another log's.
     """
     later = {(pin.identity.topic, pin.identity.partition): pin for pin in now}
     found = []
     for asked in ranges:
         pin = later.get(asked.key)
         if pin is None or pin.identity != asked.pin.identity:
-            raise Gone(f"{_name(asked.key)}: the topic was deleted or made anew since load(); load it again")
+            raise Gone(f"{_name(asked.key)}: the topic was deleted or created again since load(); load it again")
         if pin.end.log_id < asked.pin.end.log_id or pin.end.offset < asked.pin.end.offset:
             raise ReadFailed(
                 f"{_name(asked.key)}: the log ends before what was pinned at load(): {pin.end.offset} now, "
@@ -407,13 +407,13 @@ def with_borders(
 
 
 def left_of(split: Split, now: PinnedPartition, first: int) -> Split | None:
-    """A split from `first` on, by a later snapshot's borders; None if nothing is left. ReadFailed: it names none."""
+    """A split from `first` on, by a later snapshot's borders; None if nothing is left. ReadFailed: no border."""
     if first >= split.end:
         return None
     low = [cut for cut in now.cuts if cut.offset <= first and cut.log_id < split.end_log_id]
     if not low:
         raise ReadFailed(
-            f"{_name((split.identity.topic, split.identity.partition))}: the broker named no border before {first}; "
+            f"{_name((split.identity.topic, split.identity.partition))}: the broker sent no border before {first}; "
             "try again",
             planned=(first, split.end),
         )
@@ -421,7 +421,7 @@ def left_of(split: Split, now: PinnedPartition, first: int) -> Split | None:
     return replace(split, first=first, first_log_id=low[-1].log_id, first_offset=low[-1].offset, replicas=replicas)
 
 
-# ---- words
+# ---- texts
 
 
 def _said(bounds: Bounds | None, *, start: bool) -> str:

@@ -1,22 +1,22 @@
-"""Publishing from one task: over one socket at a time, in order, with several commands on the way.
+"""Publishing from one task: over one socket at a time, in order, with several commands in flight.
 
-    publish -> [waiting .. sent .. answered] -> OK: the first one is stored and forgotten
+    publish -> [waiting .. sent .. answered] -> OK: the first one is stored and dropped
                     ^                |
                     +----------------+  the connection is lost, or the first one is refused for now:
-                                        all that have no OK go again, in order, to the next broker
+                                        all without an OK are sent again, in order, to the next broker
 
-What a command without an OK is when its connection ends:
+What is known of a command without an OK when its connection ends:
 
     its answer says "not stored"               not stored
     it was not sent as a whole                 not stored: a broker takes a command whole or not at all
-    its answer says anything else that passes  perhaps stored, so sending it again may make duplicates
-    it was sent and has no answer              the same, also behind one that says "not stored"
+    its answer is another temporary error      perhaps stored, so sending it again may make duplicates
+    it was sent and has no answer              perhaps stored, also after one that was answered "not stored"
 
-Invariants: an OK belongs to the first command that has none. Nothing is given up: a command either gets an OK, or
-`publish` or `flush` raises. What is kept for sending again is bounded in bytes and commands. A broker that owes an
-answer for ANSWER_SECONDS is left, also where the task takes longer than that from one command to the next; and nothing
-raises for want of time before every broker had its turn while `publish` or `flush` waited. Where no address ever was a
-broker, and each closes without an answer to IDENTIFY, that is said after FOREIGN_SECONDS.
+Invariants: an OK belongs to the first command that has none. No command is dropped: it gets an OK, or `publish` or
+`flush` raises. What is kept to be sent again is bounded in bytes and commands. A broker that has not answered for
+ANSWER_SECONDS is left, also if the task takes longer than that from one command to the next; and a timeout is raised
+only after every broker was tried while `publish` or `flush` waited. If every address closes without an answer to
+IDENTIFY, and none ever was a broker, an error says so after FOREIGN_SECONDS.
 
 The protocol is NSQ V2: a command is answered by one frame, [size u32 = 4 + data][type u32: 0 answer, 1 error][data].
 Every error ends the connection. Only the standard library is used, so that a worker needs nothing else.
@@ -37,12 +37,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-IN_FLIGHT_COMMANDS_MAX = 256  # where topics change from row to row, commands are small and a round trip is dear
+IN_FLIGHT_COMMANDS_MAX = 256  # where topics change from row to row, commands are small and round trips expensive
 IN_FLIGHT_BATCHES_MAX = 8  # of full size: enough for the broker to sync one batch while it receives the next
-ANSWER_SECONDS = 45.0  # more than a broker's --publish-outcome-wait, so that it says itself what it does not know
+ANSWER_SECONDS = 45.0  # more than a broker's --publish-outcome-wait, so that the broker itself answers "unknown"
 CONNECT_SECONDS = 5.0
 FOREIGN_SECONDS = 5.0  # for a broker behind a proxy to start; a wrong port is wrong for ever
-GRACE_SECONDS = 1.0  # before a broker is left that owed an answer while nobody listened
+GRACE_SECONDS = 1.0  # to receive an answer that was due while the task did something else
 BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS = 0.05, 2.0
 FRAME_BYTES_MAX = 64 << 10  # of an answer
 RECEIVE_BYTES = 64 << 10
@@ -51,35 +51,35 @@ _FRAME_HEAD = struct.Struct(">II")
 _SIZE = struct.Struct(">I")
 
 HINTS = {
-    "E_BAD_MESSAGE": "the broker's --max-msg-size bounds values; option maxMessageBytes has to be that number",
-    "E_BAD_BODY": "the broker's --max-body-size bounds an MPUB; make option batchBytes smaller",
-    "E_INVALID DPUB timeout": "the broker's --max-req-timeout bounds defer_ms",
-    "E_AUTH_FIRST": "the broker wants AUTH: set nsqha.authSecretFile, or NSQHA_AUTH_SECRET where the executors run",
-    "E_AUTH_FAILED": "the secret is not right, or the broker's auth server does not answer",
-    "E_AUTH_DISABLED": "the broker asks nobody for a secret: leave it out",
+    "E_BAD_MESSAGE": "the broker's --max-msg-size limits values; set option maxMessageBytes to that number",
+    "E_BAD_BODY": "the broker's --max-body-size limits an MPUB; make option batchBytes smaller",
+    "E_INVALID DPUB timeout": "the broker's --max-req-timeout limits defer_ms",
+    "E_AUTH_FIRST": "the broker requires AUTH: set nsqha.authSecretFile, or NSQHA_AUTH_SECRET where the executors run",
+    "E_AUTH_FAILED": "the secret is wrong, or the broker's auth server does not answer",
+    "E_AUTH_DISABLED": "the broker does not use AUTH: remove the secret",
     "E_UNAUTHORIZED": "the secret does not allow publishing to this topic",
 }
-"""What to change when a broker refuses for good."""
+"""What to change when a broker refuses permanently."""
 
 
 class PublishRefused(Exception):
-    """A broker will never take this; the message is one line with its words and what to change."""
+    """A broker refuses this permanently; the message is one line with its answer and what to change."""
 
 
 class PublishFailed(Exception):
-    """No broker stored the next command in time; the message is one line that counts what is published."""
+    """No broker stored the next command in time; the message is one line that says how much is published."""
 
 
 class LinkLost(Exception):
-    """A connection ended, or was ended: nobody knows what became of the commands that were sent and have no OK."""
+    """A connection was lost or closed: the outcome of commands that were sent and have no OK is unknown."""
 
 
 class Closed(LinkLost):
-    """The other side ended it."""
+    """The other side closed the connection."""
 
 
 class NotIdentified(LinkLost):
-    """The other side ended it and did not answer IDENTIFY: perhaps no broker is there."""
+    """The other side closed the connection without an answer to IDENTIFY: it may not be a broker."""
 
 
 class NotTaken(LinkLost):
@@ -91,7 +91,7 @@ class NotTaken(LinkLost):
 
 
 class Command(NamedTuple):
-    """One PUB, MPUB or DPUB as it is sent."""
+    """The bytes of one PUB, MPUB or DPUB, and its number of messages."""
 
     wire: bytes
     messages: int
@@ -99,7 +99,7 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkSecurity:
-    """How a connection is made safe, and who publishes. Paths are those of the machine where the task runs."""
+    """TLS and AUTH of a connection. Paths are on the machine where the task runs."""
 
     tls: bool = False
     root_ca_file: str = ""
@@ -114,17 +114,17 @@ PLAIN = LinkSecurity()
 
 @dataclass
 class PublishTally:
-    """What a publisher has done so far, in messages."""
+    """The messages that a publisher has published so far."""
 
     published: int = 0
     possible_duplicates: int = 0  # sent again although the first sending may have been stored
 
 
 class TaskPublisher:
-    """Publishes commands in order to one broker after the other.
+    """Publishes commands in order, to one broker at a time.
 
-    `timeout_s` bounds how long the first command without an OK may wait for it, where every broker had its turn by
-    then. `first` is the index of the broker to begin with.
+    `timeout_s` bounds how long the first command without an OK may wait for it, once every broker was tried. `first` is
+    the index of the broker to begin with.
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class TaskPublisher:
         self._link: BrokerLink | None = None
         self._unanswered: deque[Command] = deque()
         self._unanswered_bytes = 0
-        self._perhaps_stored: deque[bool] = deque()  # of each of them: an earlier link ended and owed its answer
-        self._sent = 0  # that many of them were sent over this link
+        self._perhaps_stored: deque[bool] = deque()  # for each of them: an earlier link ended before its answer
+        self._sent = 0  # how many of them were sent over this link
         self._waiting_since = 0.0
-        self._owed_since = 0.0  # no answer has come over this link since then; of no meaning if nothing is sent
+        self._owed_since = 0.0  # no answer has arrived over this link since then; meaningless if nothing is sent
         self._failures = 0  # in a row
-        self._spared = False  # a loss since the last OK was not counted among them
-        self._foreign: int | None = 0  # so many addresses in a row closed before IDENTIFY; None: a broker was there
+        self._spared = False  # one loss since the last OK was not counted as a failure
+        self._foreign: int | None = 0  # addresses in a row that closed before IDENTIFY; None: a broker answered
 
     def publish(self, command: Command) -> None:
         """Send a command, and wait until there is room for another one. PublishRefused, PublishFailed."""
@@ -172,7 +172,7 @@ class TaskPublisher:
             self._go_on(lambda: not self._unanswered)
 
     def close(self) -> None:
-        """End the connection; what has no OK may still become stored."""
+        """Close the connection; what has no OK may still be stored later."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -186,7 +186,7 @@ class TaskPublisher:
         return self._waiting_since + self._timeout_s - self._now()
 
     def _go_on(self, done: Callable[[], bool]) -> None:
-        """Hear answers, send, and repair the connection: once, and then until `done`."""
+        """Receive answers, send, and reconnect: once, and then until `done`."""
         away = True
         while True:
             try:
@@ -203,19 +203,19 @@ class TaskPublisher:
                 self._lost(self._last_words(lost), away)
 
     def _hear(self) -> None:
-        """Take the answers that are here. LinkLost: none came for too long, while the task did something else."""
+        """Process the answers that have arrived. LinkLost: none for too long, while the task did something else."""
         if self._link is None or not self._sent:
             return
         self._settle(self._link.answers(0))
         if not self._sent or (silent_s := self._now() - self._owed_since) < ANSWER_SECONDS:
             return
-        # This machine may have stood still itself: what was on its way then gets a moment to arrive.
+        # This machine itself may have been suspended: an answer on its way gets a moment to arrive.
         if not self._link.readable(GRACE_SECONDS):
             raise LinkLost(f"{self._address}: no answer for {silent_s:.1f} s")
         self._settle(self._link.answers(0))
 
     def _wait_s(self, most: float) -> float:
-        """How long to wait for this broker: the time that is left, or a fair share if it has not failed yet."""
+        """How long to wait for this broker: the time left, or a fair share while not every broker has failed yet."""
         least = 0.001
         if self._failures < len(self._brokers):
             least = min(self._timeout_s, max(self._timeout_s / len(self._brokers), CONNECT_SECONDS))
@@ -223,7 +223,7 @@ class TaskPublisher:
 
     def _connected(self) -> BrokerLink:
         if self._link is not None and not self._sent and self._link.ended:
-            # It ended while nothing was on its way: no command needs to be sent twice.
+            # It was closed while nothing was in flight: no command needs to be sent twice.
             self.close()
         if self._link is None:
             address = self._brokers[self._next_broker % len(self._brokers)]
@@ -237,16 +237,16 @@ class TaskPublisher:
             if not self._sent:
                 self._owed_since = self._now()
             self._sent += 1
-            # A refusal is heard here at once, and not when the window is full: less is sent in vain behind it.
+            # A refusal is noticed here at once, and not when the window is full: less is sent in vain after it.
             self._settle(link.answers(0))
 
     def _settle(self, answers: Sequence[tuple[int, bytes]]) -> None:
-        """Forget what is stored. LinkLost: it may be stored when sent again. PublishRefused."""
+        """Drop the commands that have an OK. LinkLost: the rest may be sent again. PublishRefused."""
         for kind, data in answers:
             if kind == _FRAME_ERROR:
                 raise _verdict(self._address, data)
             if not self._sent:
-                raise LinkLost(f"{self._address}: an answer that nobody asked for: {_shown(data)}")
+                raise LinkLost(f"{self._address}: an answer without a command: {_shown(data)}")
             command = self._unanswered.popleft()
             self._perhaps_stored.popleft()
             self._unanswered_bytes -= len(command.wire)
@@ -260,7 +260,7 @@ class TaskPublisher:
         return self._link.address if self._link is not None else "no broker"
 
     def _last_words(self, lost: LinkLost) -> LinkLost:
-        """Why the connection is lost, as the broker says: that may be here although sending or receiving failed."""
+        """Why the connection is lost: the broker's own answer, which may have arrived although the link failed."""
         try:
             while self._link is not None and (answers := self._link.answers(0)):
                 self._settle(answers)
@@ -271,10 +271,10 @@ class TaskPublisher:
         return lost
 
     def _lost(self, lost: LinkLost, away: bool) -> None:
-        """Count what may be stored twice, wait a little, and go to the next broker. PublishFailed: no time is left, and
-        every broker has failed since the last OK.
+        """Count what may be stored twice, pause, and go to the next broker. PublishFailed: no time is left, and every
+        broker has failed since the last OK.
 
-        `away`: it was lost before this call, perhaps long ago; the first such loss is no broker's turn."""
+        `away`: it was lost before this call, perhaps long ago; the first such loss does not count as a failure."""
         certain = 1 if isinstance(lost, NotTaken) and lost.not_stored else 0
         perhaps = sum(command.messages for command in islice(self._unanswered, certain, max(certain, self._sent)))
         for at in range(certain, self._sent):
@@ -282,7 +282,7 @@ class TaskPublisher:
         if self._foreign is not None:
             self._foreign = self._foreign + 1 if isinstance(lost, NotIdentified) else 0
             if self._foreign >= len(self._brokers) and self._now() - self._waiting_since >= FOREIGN_SECONDS:
-                raise PublishRefused(f"no address in option nsqd is a broker's: {lost}")
+                raise PublishRefused(f"no address in option nsqd belongs to a broker: {lost}")
         self.close()
         self._sent = 0
         self._next_broker += 1
@@ -294,7 +294,7 @@ class TaskPublisher:
         if self._left_s <= pause and self._failures >= len(self._brokers):
             doubtful = zip(self._unanswered, self._perhaps_stored, strict=True)
             more = sum(command.messages for command, perhaps_stored in doubtful if perhaps_stored)
-            others = f"up to {more} more may be" if more else "none besides is"
+            others = f"up to {more} more may be" if more else "no others are"
             raise PublishFailed(
                 f"nothing was stored for {self._timeout_s:g} s (option timeoutMs): {lost}; this task has published "
                 f"{self.tally.published} messages, and {others} stored"
@@ -304,7 +304,7 @@ class TaskPublisher:
 
 
 class BrokerLink:
-    """A socket that has identified itself. LinkLost is raised by everything here; PublishRefused by the constructor."""
+    """A connection after IDENTIFY. Every method may raise LinkLost, the constructor also PublishRefused."""
 
     def __init__(self, address: str, timeout_s: float, security: LinkSecurity = PLAIN) -> None:
         self.address = address
@@ -327,7 +327,7 @@ class BrokerLink:
             "client_id": "pyspark-nsqha",
             "hostname": socket.gethostname(),
             "user_agent": "pyspark-nsqha",
-            # Off: a task that waits for its next row would not answer them.
+            # Off: a task that waits for its next row would not answer heartbeats.
             "heartbeat_interval": -1,
             "feature_negotiation": True,
             "tls_v1": security.tls,
@@ -338,11 +338,11 @@ class BrokerLink:
         except Closed:
             raise NotIdentified(
                 f"{self.address} closed the connection before it answered IDENTIFY: it does not speak NSQ's protocol, "
-                f"or is going; nsqd takes --tcp-address of brokers"
+                f"or is stopping; option nsqd takes --tcp-address of brokers"
             ) from None
         if security.tls:
             if not agreed.get("tls_v1"):
-                raise PublishRefused(f"{self.address} has no TLS: leave the nsqha.tls options out")
+                raise PublishRefused(f"{self.address} has no TLS: remove the nsqha.tls options")
             self._socket = self._wrapped(host, timeout_s, security)
             self._ask(b"", timeout_s)
         if security.auth_secret:
@@ -363,16 +363,16 @@ class BrokerLink:
             raise LinkLost(f"{self.address}: no TLS: {_words(error)}") from None
 
     def _tls_failed(self, error: ssl.SSLError) -> Exception:
-        """Refused, if the broker says what it has against us: with TLS 1.3 that comes behind the handshake."""
+        """PublishRefused if the broker sent an alert: with TLS 1.3 it arrives after the handshake. Else LinkLost."""
         if "ALERT" not in (error.reason or ""):
             return LinkLost(f"{self.address}: TLS: {_words(error)}")
         return PublishRefused(
             f"{self.address}: the broker ended TLS: {_words(error)}; options nsqha.tls.cert and nsqha.tls.key name the "
-            f"certificate that it is shown"
+            f"certificate that it was sent"
         )
 
     def _ask(self, command: bytes, timeout_s: float) -> bytes:
-        """Send it and read its one answer; an error is refused for good."""
+        """Send a command and read its answer; an error raises PublishRefused."""
         if command:
             self.send(command, timeout_s)
         kind, data = self.answers(timeout_s)[0]
@@ -381,7 +381,7 @@ class BrokerLink:
         return data
 
     def send(self, wire: bytes, timeout_s: float) -> None:
-        """Send a command as a whole. LinkLost: it was not, so it is not stored."""
+        """Send a command as a whole. LinkLost: it was not sent as a whole, so it is not stored."""
         self._socket.settimeout(timeout_s)
         try:
             self._socket.sendall(wire)
@@ -390,14 +390,14 @@ class BrokerLink:
 
     @property
     def ended(self) -> bool:
-        """Whether the broker closed it, as far as is known without waiting."""
+        """Whether the broker has closed it, as far as is known without waiting."""
         try:
-            return bool(self.answers(0))  # an answer to nothing: not a connection to go on with
+            return bool(self.answers(0))  # an answer without a command: the connection cannot be used further
         except LinkLost:
             return True
 
     def answers(self, wait_s: float) -> list[tuple[int, bytes]]:
-        """Whole frames that have arrived; with a wait at least one, else LinkLost."""
+        """The whole frames that have arrived; with a wait at least one, else LinkLost."""
         deadline = time.monotonic() + wait_s
         while not (frames := self._frames()):
             if not self.readable(max(0.0, deadline - time.monotonic())):
@@ -408,7 +408,7 @@ class BrokerLink:
         return frames
 
     def readable(self, wait_s: float) -> bool:
-        """Whether something has arrived, or arrives within the time; also the end of the connection."""
+        """Whether bytes, or the end of the connection, have arrived or arrive within the time."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         poll = select.poll()
@@ -432,7 +432,7 @@ class BrokerLink:
         while len(data) - at >= 8:
             size, kind = _FRAME_HEAD.unpack_from(data, at)
             if not 4 <= size <= FRAME_BYTES_MAX or kind not in (_FRAME_ANSWER, _FRAME_ERROR):
-                raise PublishRefused(f"{self.address} does not speak the NSQ protocol: option nsqd is for its TCP port")
+                raise PublishRefused(f"{self.address} does not speak the NSQ protocol: option nsqd takes its TCP port")
             if len(data) - at < 4 + size:
                 break
             frames.append((kind, bytes(data[at + 8 : at + 4 + size])))
@@ -448,12 +448,12 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[IPv6]:port`. ValueError with one line."""
     host, _, port = address.strip().rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is no host:port")
+        raise ValueError(f"{address!r} is not host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _verdict(address: str, data: bytes) -> Exception:
-    """What an error frame to a publish means: NotTaken if trying again may help, else PublishRefused."""
+    """The exception for an error frame: NotTaken if a retry may help, else PublishRefused."""
     text = _shown(data)
     code, _, _ = text.partition(" ")
     if code in ("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"):
@@ -465,7 +465,7 @@ def _verdict(address: str, data: bytes) -> Exception:
 def _with_hint(data: bytes) -> str:
     text = _shown(data)
     if "TLS required" in text:
-        return f"{text} (the broker wants TLS: set option nsqha.tls to true)"
+        return f"{text} (the broker requires TLS: set option nsqha.tls to true)"
     return text + next((f" ({hint})" for start, hint in HINTS.items() if text.startswith(start)), "")
 
 
@@ -474,7 +474,7 @@ def _shown(data: bytes) -> str:
 
 
 def _features(answer: bytes) -> dict[str, object]:
-    """What a broker says to IDENTIFY; one that negotiates nothing says OK."""
+    """A broker's answer to IDENTIFY; one that negotiates nothing answers OK."""
     try:
         found = json.loads(answer)
     except ValueError:
@@ -505,7 +505,7 @@ def _context(security: LinkSecurity) -> ssl.SSLContext:
 
 
 def _words(error: OSError) -> str:
-    """What went wrong, without OpenSSL's places in its source."""
+    """The text of an error, without OpenSSL's source positions."""
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, ssl.SSLError):

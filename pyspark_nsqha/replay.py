@@ -1,16 +1,16 @@
-"""Sending messages of the log to another topic again: what a range, a query or a list of ids selects.
+"""Replay: publishes messages of the log again, to another topic, selected by a range, a query or a list of ids.
 
     snapshot, held --> planned spans --> wave --> tasks: read, verify, (query), publish --> state --> next wave
                                           |                                                  |
-                                          +------- a run that is killed goes on here --------+
+                                          +------- a run after a kill continues here --------+
 
-A wave is a piece of every partition in proportion to what is left, so all of them move through time together; it is as
-large as some seconds at the rate that is asked for, or as a few splits. Its tasks are groups of splits, not more than
-Spark has cores, each with its share of the rate: so the rate holds however many of them run at a time.
+A wave takes a part of every partition in proportion to what is left, so all of them move through time together; it is
+as large as some seconds at the requested rate, or as a few splits. Its tasks are groups of splits, not more than Spark
+has cores, each with its share of the rate: so the rate holds however many of them run at a time.
 
-Promises. Everything that is planned is stored once or more: what was on its way when a connection, a task or a run was
-lost is sent again, and counted as perhaps stored twice. Messages of one split keep their order. Ends are those of the
-beginning, so a replay ends even where it publishes into the topic that it reads.
+Promises. Everything that is planned is stored at least once: what was in flight when a connection, a task or a run was
+lost is sent again, and counted as possibly stored twice. Messages of one split keep their order. The ends are fixed at
+the beginning, so a replay ends even if it publishes into the topic that it reads.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from pyspark_nsqha.replay_task import (
 from pyspark_nsqha.snapshot import Segments, Snapshot, SnapshotRequest
 
 HOLD_MS: Final = 900_000  # renewed by every wave
-WAVE_SECONDS: Final = 10  # that a wave takes at the rate: what a kill may make twice
-WAVE_BYTES: Final = 32 * MIB  # of log for each core, where there is no rate
-WAVE_READ_MAX: Final = 100_000  # messages that a query looks at in one wave at a low rate
-WAVE_GROWTH_MAX: Final = 8  # from one wave to the next, where a query selects little
+WAVE_SECONDS: Final = 10  # of a wave at the rate: a kill may duplicate one wave
+WAVE_BYTES: Final = 32 * MIB  # of log for each core, if there is no rate
+WAVE_READ_MAX: Final = 100_000  # messages that a query reads in one wave at a low rate
+WAVE_GROWTH_MAX: Final = 8  # from one wave to the next, if a query selects little
 SENT_SCHEMA: Final = StructType(
     [StructField("partition", IntegerType()), StructField("offset", LongType()), StructField("value", BinaryType())]
 )
@@ -61,29 +61,29 @@ class Size(NamedTuple):
     """How much a replay would send."""
 
     messages: int
-    bytes: int  # in the log; of single messages about, by their neighbours; of a query exactly, of the bodies alone
+    bytes: int  # in the log; for single messages estimated by their neighbours; for a query exact, of the bodies alone
 
 
 @dataclass
 class Replay:
-    """One replay, in the driver. `pinned` is what was committed when it was planned."""
+    """One replay, run by the driver. `pinned` is what was committed when it was planned."""
 
     connection: ConnectOptions
     pinned: Snapshot
     state: ReplayState
     session: Any = None  # only for running, and for queries
     where: str = ""
-    lake: str = ""  # URI; read in front of the log
-    single_messages: bool = False  # planned are single messages rather than ranges
+    lake: str = ""  # URI; read for what is before the log
+    single_messages: bool = False  # single messages are planned rather than ranges
     skip_missing: bool = False
     split_bytes: int = 16 * MIB
     to: Destination | None = None
     rate: float | None = None  # of all tasks together
-    _selected: float = field(default=1.0, init=False)  # share of what is read, as far as is known
+    _selected: float = field(default=1.0, init=False)  # the selected share of what was read in the last wave
     _wave: int = field(default=0, init=False)  # messages in the last one
 
     def run(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-        """Send what is left, and keep the state. What failed, a line each; then a later run goes on."""
+        """Send what is left, and save the state. Returns a line for each error; then a later run continues."""
         assert self.to is not None
         while True:
             wave = self.state.next_wave(self._wave_messages(), single=not self.single_messages)
@@ -109,7 +109,7 @@ class Replay:
             progress(self.state.total - self.state.left, self.state.total)
 
     def size(self) -> Size:
-        """What is left to be sent. A query is run for it."""
+        """How much is left to send. With a query this runs the query."""
         spans = self.state.remaining()
         if self.where:
             return self._query_size(spans)
@@ -120,9 +120,9 @@ class Replay:
         from pyspark.errors import PySparkException
 
         rows = self.session.createDataFrame([], columns.ddl(columns.DEFAULT))
-        logging.disable(logging.CRITICAL)  # Spark's own words are a page of JSON
+        logging.disable(logging.CRITICAL)  # Spark logs a page of JSON
         try:
-            rows.where(self.where).schema  # noqa: B018  it is looked at, and so analysed
+            rows.where(self.where).schema  # noqa: B018  the access makes Spark analyse the query
         except PySparkException as error:
             # A parser's error begins with an empty line.
             line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -141,12 +141,12 @@ class Replay:
         wanted = int(self.rate * WAVE_SECONDS / self._selected) + 1
         if self._wave:
             wanted = min(wanted, self._wave * WAVE_GROWTH_MAX)
-        # What is selected next may be much more than what was.
+        # The query may select much more of the next wave than of the last one.
         self._wave = min(wanted, most, max(WAVE_READ_MAX, int(self.rate) * WAVE_SECONDS))
         return self._wave
 
     def _log_bytes_each(self) -> int:
-        """Of a message, on average."""
+        """The average bytes of a message in the log."""
         messages = sum(pin.end.offset - pin.start.offset for pin in self.pinned.pins)
         size = sum(pin.end.position - pin.start.position for pin in self.pinned.pins)
         return size // messages if messages else 0
@@ -190,7 +190,7 @@ class Replay:
         return found
 
     def send(self, reader: BatchReader, groups: Sequence[Group], to: Destination) -> list[ReplayOutcome]:
-        """A task for each group. CannotStart if the Spark job itself fails."""
+        """Run a task for each group. CannotStart if the Spark job itself fails."""
         if not self.where:
             return jobs.run_tasks(self.session, ReadAndPublish(reader, to), groups)
         spans = [spans_of(group) for group in groups]
@@ -203,14 +203,14 @@ class Replay:
             yield to.publish(batches_of(rows), spans[context.partitionId()])
 
         try:
-            # Not mapInArrow, here and in _rows: it wants pandas.
+            # Not mapInArrow, here and in _rows: it needs pandas.
             found: list[ReplayOutcome] = self._rows(reader, groups).select(*SENT).rdd.mapPartitions(publish).collect()
         except Exception as error:
             raise jobs.CannotStart(f"the Spark job failed: {jobs.first_line(error)}") from None
         return found
 
     def _rows(self, reader: BatchReader, groups: Sequence[Group]) -> Any:
-        """What the query selects, as a DataFrame with a task for each group, in their order."""
+        """The rows that the query selects, as a DataFrame with a task for each group, in their order."""
         source = _source_of(reader, groups)
         self.session.dataSource.register(source)
         return self.session.read.format(source.name()).schema(self._schema()).load().where(self.where)
@@ -218,7 +218,7 @@ class Replay:
     # ---- sizes
 
     def _query_size(self, spans: Sequence[ReplaySpan]) -> Size:
-        """One pass for the first span of each partition, and so on; there is one, unless a run failed before."""
+        """Pass n reads span n of each partition; there is only one pass, unless a run failed before."""
         passes: dict[int, list[ReplaySpan]] = {}
         seen: Counter[int] = Counter()
         for span in spans:
@@ -247,7 +247,7 @@ class Replay:
 
 
 def _source_of(reader: BatchReader, groups: Sequence[Group]) -> type[DataSource]:
-    """A data source whose tasks are these groups. It is pickled with all of it, as a class that is in no module."""
+    """A data source whose tasks are these groups. It is a local class, so that it is pickled with its code."""
 
     class Groups(DataSourceReader):
         def partitions(self) -> Sequence[InputPartition]:
@@ -269,7 +269,7 @@ def _source_of(reader: BatchReader, groups: Sequence[Group]) -> type[DataSource]
 
 
 def log_bytes(pin: PinnedPartition, span: ReplaySpan) -> float:
-    """What messages take in the log; between two borders, and before the first, they are taken to be equally large."""
+    """The bytes of messages in the log; between two borders, and before the first, all are assumed equally large."""
     before = min(span.end, pin.start.offset) - span.first
     total = pin.end.position * before / pin.end.offset if before > 0 else 0.0
     for low, high in pairwise(pin.cuts):
@@ -280,7 +280,7 @@ def log_bytes(pin: PinnedPartition, span: ReplaySpan) -> float:
 
 
 def grouped(parts: Sequence[InputPartition], most: int) -> list[Group]:
-    """At most so many groups of neighbours, about equally many messages each."""
+    """At most `most` groups of adjacent tasks, with about equal numbers of messages."""
     sizes = [sum(_messages(part) for part in partition.value) for partition in parts]
     total, behind = sum(sizes), 0
     groups: dict[int, list[InputPartition]] = {}
@@ -295,7 +295,7 @@ def _messages(part: SplitPart | LakePart) -> int:
 
 
 def named(where: str) -> tuple[str, ...]:
-    """The columns that a condition may name, and those that are sent. A word in a text counts, too: that costs time."""
+    """The columns that a condition may name, and those that are sent. Words in strings count, too: they cost time."""
     words = {word.lower() for word in re.findall(r"\w+", where)}
     everything = "*" in where
     return tuple(name for name in columns.DEFAULT if name in SENT or everything or name.lower() in words)
@@ -316,8 +316,8 @@ def _hulls(spans: Iterable[ReplaySpan]) -> list[ReplaySpan]:
 def planned_range(
     found: Snapshot, *, since_ns: int | None = None, until_ns: int | None = None, offsets: Sequence[ReplaySpan] = ()
 ) -> list[ReplaySpan]:
-    """Of a snapshot that was asked for these times. ReadFailed: offsets of a partition, or behind an end, that is not
-    there; what retention took is said when it is read."""
+    """The spans of a snapshot that was requested with these times, or of given offsets. ReadFailed: offsets of an
+    unknown partition, or outside of its log; what retention removes later is reported when it is read."""
     if offsets:
         ends = {pin.identity.partition: pin for pin in found.pins}
         for span in offsets:
@@ -326,7 +326,7 @@ def planned_range(
             if span.end > pin.end.offset or span.first < pin.start.offset:
                 have = f"[{pin.start.offset}, {pin.end.offset})"
                 raise ReadFailed(
-                    f"partition {span.partition}: asked for [{span.first}, {span.end}), there is {have}: take less"
+                    f"partition {span.partition}: asked for [{span.first}, {span.end}), there is {have}: ask for less"
                 )
         return [span for span in offsets if span.messages]
     spans = []
@@ -340,7 +340,7 @@ def planned_range(
 
 
 def planned_ids(found: Snapshot, ids: Iterable[str], *, skip_missing: bool = False) -> tuple[list[ReplaySpan], int]:
-    """A span for each message, and how many are not there. ReadFailed names one of these unless they may be skipped."""
+    """A span for each message, and the number of missing ones. ReadFailed names one, unless they may be skipped."""
     spans, missing, example = [], 0, ""
     for one in ids:
         number = int(one, 16)
@@ -353,14 +353,14 @@ def planned_ids(found: Snapshot, ids: Iterable[str], *, skip_missing: bool = Fal
             missing, example = missing + 1, example or one
     if missing and not skip_missing:
         raise ReadFailed(
-            f"{missing} of the ids, {example} for one, are not in the log (another topic's, or trimmed); "
+            f"{missing} of the ids, such as {example}, are not in the log (of another topic, or removed by retention); "
             "--skip-missing sends the others"
         )
     return spans, missing
 
 
 def pinned(log: Segments, topic: str, times_ns: Iterable[int] = (), *, lake: str = "") -> Snapshot:
-    """What is committed now, kept from retention as long as waves run; with a lake from where it begins. ReadFailed."""
+    """Pin what is committed now, with a hold while waves run; with a lake from the lake's start. ReadFailed."""
     found = log.snapshot(SnapshotRequest(topics=(topic,), times_ns=tuple(sorted(set(times_ns))), hold_ms=HOLD_MS))
     if not lake:
         return found
@@ -369,5 +369,5 @@ def pinned(log: Segments, topic: str, times_ns: Iterable[int] = (), *, lake: str
 
 
 def order_of(found: Snapshot, topic: str, into: str, asked: Mapping[str, Any]) -> Order:
-    """What a state is of."""
+    """What the replay is asked for, to compare with a saved state."""
     return Order(topic, found.pins[0].identity.topic_uid if found.pins else 0, into, dict(asked))

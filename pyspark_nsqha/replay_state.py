@@ -1,17 +1,17 @@
-"""What a replay has to send and has sent: in memory, and in a file that a later run goes on from.
+"""What a replay has to send and has sent: in memory, and in a file from which a later run continues.
 
     planned   |-----------------------------------|      offsets per partition, fixed when the replay begins
     done      |----------|      |--|                     stored in the other topic
-    running              |-----|                         what a run was sending when it was last written
+    running              |-----|                         what a run was sending when the file was last written
 
-Waves are written before they run and after: who goes on sends `planned` less `done`, and what was running may be stored
-already, which is counted. The file is JSON, replaced as a whole:
+The file is written before each wave and after it: a later run sends `planned` without `done`, and counts what was
+running as possibly stored already. The file is JSON, replaced as a whole:
 
     {"nsqha_replay": 1, "topic", "topic_uid": 16 hex digits, "into", "asked": {..}, "partitions": {"0": {"planned":
      [[first, end]], "done": [[first, end]]}}, "running": [[partition, first, end]], "sent", "possible_duplicates",
      "missing"}
 
-Invariant: done only grows, and what is in it has the OK of a broker (or is missing, where that is allowed).
+Invariant: done only grows, and what is in it has a broker's OK (or is missing, if that is allowed).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILE_BYTES_MAX = 64 << 20
 
 
 class BadState(Exception):
-    """A state file that cannot be gone on from; the message is one line that says why and what to do."""
+    """A state file that cannot be used; the message is one line that says why and what to do."""
 
 
 class ReplaySpan(NamedTuple):
@@ -48,16 +48,16 @@ class ReplaySpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for: a state of another order is not gone on from."""
+    """What a replay is asked for: the state of another order is refused."""
 
     topic: str
     topic_uid: int
     into: str
-    asked: Mapping[str, Any] = field(default_factory=dict)  # range, query, delay: as they were written
+    asked: Mapping[str, Any] = field(default_factory=dict)  # range, query, delay: as the user wrote them
 
 
 class ReplayState:
-    """How far a replay is. With a path it is kept there."""
+    """How far a replay is. With a path it is saved there."""
 
     def __init__(self, order: Order, planned: Iterable[ReplaySpan], path: Path | None = None) -> None:
         self.order = order
@@ -68,13 +68,13 @@ class ReplayState:
         self.sent = 0
         self.sent_before = 0  # by earlier runs; in `sent` as well
         self.possible_duplicates = 0
-        self.missing = 0  # planned, and not readable any more
+        self.missing = 0  # planned, but not readable any more
         for span in planned:
             self.planned.setdefault(span.partition, RangeSet()).add(span.first, span.end)
 
     @property
     def total(self) -> int:
-        """Messages that are planned; of a query, those that it looks at."""
+        """The planned messages; with a query, those that it reads."""
         return sum(span.messages for span in _spans(self.planned))
 
     @property
@@ -83,7 +83,7 @@ class ReplayState:
 
     @property
     def ends(self) -> dict[int, int]:
-        """Per partition, behind the last message that is planned."""
+        """For each partition the end of what is planned."""
         ends: dict[int, int] = {}
         for span in _spans(self.planned):
             ends[span.partition] = max(ends.get(span.partition, 0), span.end)
@@ -99,7 +99,7 @@ class ReplayState:
         return list(_spans(left))
 
     def next_wave(self, messages: int, *, single: bool) -> list[ReplaySpan]:
-        """The next messages, about so many: of each partition in proportion to what is left there, so that all of them
+        """About `messages` next messages: of each partition in proportion to what is left there, so that all of them
         move through time together. `single`: one span of each partition."""
         left: dict[int, list[ReplaySpan]] = {}
         for span in self.remaining():
@@ -118,12 +118,12 @@ class ReplayState:
         return wave
 
     def begin(self, wave: Iterable[ReplaySpan]) -> None:
-        """A wave is about to run."""
+        """Save that a wave is about to run."""
         self.running = tuple(wave)
         self.save()
 
     def end(self, done: Iterable[ReplaySpan], *, sent: int, possible_duplicates: int, missing: int = 0) -> None:
-        """A wave has ended, and that much of it is stored."""
+        """Save that a wave has ended, and what of it is stored."""
         for span in done:
             self.done.setdefault(span.partition, RangeSet()).add(span.first, span.end)
         self.running = ()
@@ -133,7 +133,7 @@ class ReplayState:
         self.save()
 
     def save(self) -> None:
-        """To its file, whole or not at all, and durably. BadState if that cannot be written."""
+        """Write the file atomically and durably. BadState if it cannot be written."""
         if self.path is None:
             return
         text = json.dumps(self._record())
@@ -173,7 +173,7 @@ class ReplayState:
 
     @classmethod
     def load(cls, path: Path) -> ReplayState | None:
-        """What a run before left there; None: there was none. What it was sending is perhaps stored. BadState."""
+        """The state that an earlier run saved; None if there is none. What was running may be stored. BadState."""
         try:
             with open(path, "rb") as file:
                 raw = file.read(FILE_BYTES_MAX + 1)
@@ -186,7 +186,7 @@ class ReplayState:
                 raise ValueError
             found = cls._decoded(json.loads(raw), path)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise BadState(f"--state {path} is no state of a replay: name another file, or remove it") from None
+            raise BadState(f"--state {path} is not the state of a replay: name another file, or remove it") from None
         found.sent_before = found.sent
         found.possible_duplicates += sum(span.messages for span in found.running)
         found.running = ()
@@ -211,10 +211,10 @@ class ReplayState:
         return state
 
     def check(self, order: Order) -> None:
-        """BadState unless it is of the same order."""
+        """BadState if the state is of another order."""
         mine = self.order
         if mine.topic_uid != order.topic_uid and mine.topic == order.topic:
-            raise BadState(f"--state {self.path}: {mine.topic} was made anew since; remove the file to begin anew")
+            raise BadState(f"--state {self.path}: topic {mine.topic} was created again since; remove it to start over")
         if mine != order:
             ours, theirs = _words(mine), _words(order)
             differ = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]

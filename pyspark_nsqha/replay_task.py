@@ -1,9 +1,9 @@
-"""What a task of a replay does: it reads its splits, publishes their messages, and tells how far that went.
+"""The task of a replay: it reads its splits, publishes their messages, and reports how far it got.
 
-    splits -> rows, by partition and offset -> commands -> paced -> one connection -> Outcome
+    splits -> rows, by partition and offset -> commands -> paced -> one connection -> ReplayOutcome
 
-What has a broker's OK is known to the message, so of a task that failed only the rest is sent again. Nothing is raised
-that is expected to happen: what failed is in the outcome, in one line.
+It is known exactly which messages have a broker's OK, so only the rest of a failed task is sent again. Expected errors
+are not raised: they are in the outcome, in one line.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pyspark_nsqha.replay_state import ReplaySpan
 from pyspark_nsqha.sink import SinkColumns, SinkOptions, SinkRefused, commands, task_publisher
 
 STEP_SECONDS: Final = 0.2  # of the rate, sent at once
-BURST_SECONDS: Final = 1.0  # of the rate, made up for after a pause
+BURST_SECONDS: Final = 1.0  # of the rate, caught up after a pause
 SENT: Final = ("partition", "offset", "value")
-ROWS_MAX: Final = 1000  # of what a query selects, published at once
+ROWS_MAX: Final = 1000  # that a query selected, published at once
 BYTES_MAX: Final = 2 << 20
 
 
 class Pace:
-    """Not more than `rate` messages per second, but for what a second's pause made up for; None: as fast as it goes.
+    """Limits a task to `rate` messages per second; it catches up at most BURST_SECONDS after a pause. None: no limit.
 
-    It is paid for behind what was sent, so that a task with `n` messages takes `n / rate` seconds however short it is.
+    It waits after what was sent, so that a task with `n` messages takes `n / rate` seconds however short it is.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Pace:
         return None if self._rate is None else max(int(self._rate * STEP_SECONDS), 1)
 
     def paid(self, messages: int) -> None:
-        """So many were sent: wait until the next may be."""
+        """Wait after `messages` were sent until the next may be sent."""
         if self._rate is None:
             return
         self._due = max(self._due, self._now() - BURST_SECONDS) + messages / self._rate
@@ -66,9 +66,9 @@ class Pace:
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """What became of one task. `failed` is one line, or empty."""
+    """The result of one task. `failed` is one line, or empty."""
 
-    done: tuple[ReplaySpan, ...] = ()  # that needs not be sent again
+    done: tuple[ReplaySpan, ...] = ()  # need not be sent again
     rows: int = 0  # read, or selected by the query
     sent: int = 0  # with a broker's OK
     possible_duplicates: int = 0  # sent twice by this task, or perhaps stored and to be sent again
@@ -86,7 +86,7 @@ class Destination:
     def publish(
         self, batches: Iterable[pa.RecordBatch], spans: Sequence[ReplaySpan], *, pace: Pace | None = None
     ) -> ReplayOutcome:
-        """The rows of SENT, by partition and offset as `spans` are. Nothing is raised that is expected to happen."""
+        """Publish the rows of SENT, by partition and offset like `spans`. Expected errors are in the outcome."""
         publishing = _Publishing(self, pace or Pace(self.rate))
         failed = ""
         try:
@@ -94,7 +94,7 @@ class Destination:
                 for batch in batches:
                     publishing.send(batch)
             except ReadFailed as error:
-                failed = str(error)  # what was read before goes out
+                failed = str(error)  # what was read before is published
             publishing.publisher.flush()
         except (SinkRefused, PublishRefused, PublishFailed) as error:
             failed = failed or str(error)
@@ -113,7 +113,7 @@ class Destination:
 
 
 def _attempt() -> int:
-    """How often Spark ran this task before: it may have published all of it."""
+    """How often Spark ran this task before: such a run may have published everything."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -121,7 +121,7 @@ def _attempt() -> int:
 
 
 class _Publishing:
-    """One task on its way."""
+    """The state of one publishing task."""
 
     def __init__(self, to: Destination, pace: Pace) -> None:
         self.publisher = task_publisher(to.sink)
@@ -160,13 +160,13 @@ class _Publishing:
     def _mark(self, piece: pa.RecordBatch, row: int) -> None:
         self._marks.append((self.handed, piece.column(0)[row].as_py(), piece.column(1)[row].as_py()))
         stored = self.publisher.tally.published
-        if len(self._marks) > 1024:  # those behind which everything is stored are of no use but the last
+        if len(self._marks) > 1024:  # of the marks whose messages are stored only the last one is needed
             keep = max(bisect_right(self._marks, stored, key=lambda mark: mark[0]) - 1, 0)
             del self._marks[:keep]
 
 
 def until(spans: Sequence[ReplaySpan], last: tuple[int, int] | None) -> Iterator[ReplaySpan]:
-    """As much of the spans as is done when the message `last` (partition, offset) is: all before it, and itself."""
+    """The part of the spans up to and with the message `last` (partition, offset)."""
     if last is None:
         return
     partition, offset = last
@@ -180,7 +180,7 @@ def until(spans: Sequence[ReplaySpan], last: tuple[int, int] | None) -> Iterator
 def batches_of(
     rows: Iterable[tuple[int, int, bytes]], *, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of SENT one by one, as `Destination.publish` takes them."""
+    """Batches for `Destination.publish` from single rows of SENT."""
     some: list[tuple[int, int, bytes]] = []
     size = 0
     for row in rows:
@@ -205,7 +205,7 @@ Group = tuple[InputPartition, ...]
 
 @dataclass(frozen=True)
 class ReadAndPublish:
-    """What a task does without a query."""
+    """The function of a task without a query."""
 
     reader: BatchReader
     to: Destination
@@ -219,7 +219,7 @@ class ReadAndPublish:
 
 
 def spans_of(group: Group) -> list[ReplaySpan]:
-    """What splits, and parts of a lake's files, cover, in the order in which they are read."""
+    """The spans of splits and of parts of a lake's files, in the order in which they are read."""
     return [span_of(part) for partition in group for part in partition.value]
 
 

@@ -2,12 +2,12 @@
 
     fetch.runs --Run--> entries.verify --Entries--> scan.record_batches --> count --> (wanted ones) --> Spark
          ^                    |                            |
-         +--- another replica, where something does not verify or is not there ---+
+         +--- another replica, where something does not verify or is missing -----+
 
-Every run is first read as strictly as it can be. What does not verify, or was given up, is asked of another replica;
-only when no other one has better, the user's `mode` and `failOnDataLoss` say what becomes of it.
+Every run is first read in the strictest way. What does not verify, or is marked lost, is requested from another
+replica; only when no other one has it right, the user's `mode` and `failOnDataLoss` decide what happens.
 
-Invariant: rows + what is counted as missing = `end - first` of the split, or an error. Nothing outside of it is given.
+Invariant: rows + messages counted as missing = `end - first` of the split, or an error. No row is outside of the split.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 logger = logging.getLogger(__name__)
 
 ON_BAD: Final[dict[str, OnBad]] = {"FAILFAST": "fail", "PERMISSIVE": "corrupt", "DROPMALFORMED": "drop"}
-REPLANS_MAX: Final = 3  # of one split, after retention took some of it
+REPLANS_MAX: Final = 3  # of one split, after retention has removed a part of it
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task makes rows: small, for it goes with every task."""
+    """How a task makes rows: small, as every task gets it."""
 
     columns: tuple[str, ...]
     reading: Reading
@@ -63,18 +63,18 @@ def part_batches(part: SplitPart, recipe: Recipe) -> Iterator[pa.RecordBatch]:
 
 
 class SplitRows:
-    """One split on its way to rows, once."""
+    """Turns one split into rows, once."""
 
     def __init__(self, split: Split, recipe: Recipe) -> None:
         self._split = split
         self._recipe = recipe
         self._next = split.first  # all messages before are rows, or counted as missing
         self._rows = 0
-        self._missing: Counter[str] = Counter()  # messages, by why they are
+        self._missing: Counter[str] = Counter()  # messages, by reason
         self._corrupt_rows = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of it, in order of offsets."""
+        """All rows of the split, in order of offsets."""
         split: Split | None = self._split
         replans = 0
         while split is not None:
@@ -117,18 +117,18 @@ class SplitRows:
                     self._miss(gap)
                 self._next = max(self._next, min(entries.end_offset, split.end))
         finally:
-            # LIMIT ends a generator in the middle.
+            # Spark's LIMIT closes the generator before its end.
             source.close()
 
     def _verified(
         self, split: Split, run: FetchedRun, before: bytes | None, source: Runs
     ) -> tuple[Entries, Iterator[pa.RecordBatch], list[MissingRange]] | None:
-        """A run as rows; None if it comes again from another replica."""
+        """A run as rows; None if another replica sends it again."""
         try:
             return self._read(split, run, before, strict=True)
         except (NotVerified, Unreadable) as error:
             if source.retry_other(str(error)):
-                logger.warning("%s; another replica is asked", error)
+                logger.warning("%s; trying another replica", error)
                 return None
             lenient = ON_BAD[self._recipe.reading.mode] != "fail" or not self._recipe.reading.fail_on_data_loss
             if not lenient:
@@ -138,7 +138,7 @@ class SplitRows:
     def _read(
         self, split: Split, run: FetchedRun, before: bytes | None, *, strict: bool
     ) -> tuple[Entries, Iterator[pa.RecordBatch], list[MissingRange]]:
-        """Everything that can be wrong is found before the first batch is given."""
+        """Verify and scan a run: every error is raised before the first batch is returned."""
         reading = self._recipe.reading
         on_bad = "fail" if strict else ON_BAD[reading.mode]
         entries = verify(
@@ -171,7 +171,7 @@ class SplitRows:
             self._corrupt_rows += 1
 
     def _after(self, gone: Gone, split: Split, connection: ConnectOptions) -> Split | None:
-        """What retention left of a split; None: nothing. The same Gone if the topic was made anew."""
+        """What retention has left of a split; None: nothing. The same Gone if the topic was created again."""
         topic, _, partition, _ = split.identity
         asked = SnapshotRequest(
             topics=(topic,),
@@ -187,15 +187,15 @@ class SplitRows:
         return left_of(split, now, self._next)
 
     def _account(self) -> None:
-        """Every message is a row, or counted. ReadFailed otherwise."""
+        """Check that every message is a row or counted as missing. ReadFailed otherwise."""
         split = self._split
         where = f"{split.identity.topic}/{split.identity.partition}"
         planned = split.end - split.first
         missing = sum(self._missing.values())
         if self._rows - self._corrupt_rows + missing != planned:
             raise ReadFailed(
-                f"{where}: offsets [{split.first}, {split.end}) are {planned} messages, {self._rows} rows came; "
-                "that should never be: please report it",
+                f"{where}: offsets [{split.first}, {split.end}) are {planned} messages, but {self._rows} rows were "
+                "read; this is a bug, please report it",
                 planned=(split.first, split.end),
             )
         if missing:
@@ -206,8 +206,8 @@ class SplitRows:
 
 
 WHY: Final = {
-    "lost": "lost, and given up by an operator",
-    "faulty": "lost, and marked by recovery",
+    "lost": "marked as lost by an operator",
+    "faulty": "marked as lost by recovery",
     "corrupt": "in batches that do not verify",
-    "gone": "gone by retention",
+    "gone": "removed by retention",
 }

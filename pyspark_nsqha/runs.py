@@ -1,4 +1,4 @@
-"""Runs: the batches of a split, some at a time, in memory that is used again. `fetch` and `files` make them alike.
+"""Runs: the batches of a split, some at a time, in memory that is reused. `fetch` and `files` both make them.
 
 A run has about `run_bytes` and always whole batches: where it ends is computed with numpy, for many entries at once.
 """
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 RUN_BYTES: Final = 2 << 20
-GROW_BYTES: Final = 16 << 20  # memory ahead of what has come
+GROW_BYTES: Final = 16 << 20  # memory that is allocated ahead of what has arrived
 
 _UNREADABLE: Final = (1 << 29) | (1 << 31)  # LOST, FAULTY: such entries come without frames
 
 
 class Runs(Protocol):
-    """The runs of one split, in order, once. What there is of a run is good until the next one is asked for."""
+    """The runs of one split, in order, once. A run is valid until the next one is requested."""
 
     def __iter__(self) -> Iterator[FetchedRun]: ...
     def __next__(self) -> FetchedRun: ...
 
     def retry_other(self, why: str) -> bool:
-        """The last run does not verify. True: the next one begins where it began, and comes from another replica if
-        there is one. False: each of them has sent it so; the run stays as it is, and the next one follows it."""
+        """Report that the last run does not verify. True: the next one begins where it began, and comes from another
+        replica if there is one. False: every replica has sent it so; the run counts, and the next one follows it."""
 
     def close(self) -> None:
-        """No more runs are wanted."""
+        """Release the resources: no more runs are needed."""
 
 
 class Frames:
-    """Memory for the frames of one run, used again for the next."""
+    """Memory for the frames of one run, reused for the next one."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(RUN_BYTES))
 
     def room(self, have: int, size: int) -> memoryview:
-        """Where bytes from `have` on go, of a run of `size`: all, or as much as what has come makes believable."""
+        """The memory for the bytes from `have` on of a run of `size`: all, or limited by what has arrived so far."""
         if have == len(self.view):
-            # Not the old memory, longer: whoever still looks at the last run would be in the way.
+            # Not the old memory, resized: views of the last run may still refer to it.
             larger = memoryview(bytearray(min(size, 2 * have + GROW_BYTES)))
             larger[:have] = self.view
             self.view = larger
@@ -51,7 +51,7 @@ class Frames:
 
 
 def borders_of(entries: memoryview | bytes) -> npt.NDArray[np.int64]:
-    """Where each batch's frames begin in what follows these entries, and where the last ones end."""
+    """Where each batch's frames begin in the bytes after these entries, and where the last ones end."""
     import numpy as np
 
     table = np.frombuffer(entries, np.uint8).reshape(-1, ENTRY_BYTES)
@@ -63,6 +63,6 @@ def borders_of(entries: memoryview | bytes) -> npt.NDArray[np.int64]:
 
 
 def run_end(borders: npt.NDArray[np.int64], first: int, run_bytes: int) -> int:
-    """The batch before which a run that begins with `first` ends: at `run_bytes`, and with one batch at least."""
+    """The end (exclusive) of a run that begins with batch `first`: at `run_bytes`, and with one batch at least."""
     end = int(borders.searchsorted(borders[first] + run_bytes, "right")) - 1
     return min(max(end, first + 1), len(borders) - 1)

@@ -1,14 +1,14 @@
-"""Verified batches to Arrow, without a Python object per message.
+"""Converts verified batches to Arrow, without a Python object per message.
 
-    run -> frames (`lanes`) -> messages, checked -> rows (`_ScannedRows`) -> columns that are asked for -> batches
+    run -> frames (`lanes`) -> messages, checked -> rows (`_ScannedRows`) -> the requested columns -> batches
 
-The bytes are seen as one binary array whose elements are body, gap, body, gap ..; every second one is taken, which is
-one copy of each body and nothing else. Headers of 34 bytes are gathered as one numpy table; offset, id and timestamp
-are known beforehand and compared with it.
+The bytes are treated as one binary array whose elements are body, gap, body, gap ..; every second one is taken, which
+copies each body once and nothing else. Headers of 34 bytes are gathered as one numpy table; offset, id and timestamp
+are known from the entries and compared with it.
 
-Checked here, beside what `entries.verify` checks: frames fill each batch exactly, a batch has as many messages as its
-entry says, each message has its batch's timestamp and the id of its offset. Only frames of type 2 become rows: carried
-copies and events never do. Types 16 to 31 that are not known are an error, as the format demands.
+Besides the checks of `entries.verify`, these are made here: frames fill each batch exactly, a batch has as many
+messages as its entry says, each message has its batch's timestamp and the id of its offset. Only frames of type 2
+become rows: carried copies and events never do. Unknown types from 16 to 31 are an error, as the format requires.
 
 The run's bytes are borrowed until the iterator is exhausted or closed; record batches have copies.
 """
@@ -42,13 +42,13 @@ _BODY_BYTES_MAX = 2**31 - 1  # of NSQ's protocol, and of an Arrow array
 _MESSAGE = 2
 _CONTROL_MIN = 16
 _ATTRIBUTES = 16
-_UNKNOWN_MIN = 27  # of the types below 32, which must be understood
+_UNKNOWN_MIN = 27  # types from here to 31 are unknown and an error
 _SKIPPABLE_MIN = 32
 _ATTRIBUTES_BYTES_MIN = 4 + 14  # type, covers, deliver_at, number of headers
 
 
 class MissingRange(NamedTuple):
-    """Messages [first, end) that were wanted and did not become rows."""
+    """Requested messages [first, end) that did not become rows."""
 
     first: int
     end: int
@@ -69,11 +69,12 @@ def record_batches(
     skip_unreadable: bool = False,
     missing: Callable[[MissingRange], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of the run with offsets in [first, end), as batches of at most so many rows and bytes of frames.
+    """The messages of the run with offsets in [first, end), in batches of at most `rows_max` rows and `bytes_max` bytes
+    of frames, but one message at least.
 
-    One message is always whole. Batches that do not verify are NotVerified, or with `on_bad` a row whose `_corrupt` has
-    all their frames and whose offset is their first, or nothing. Entries that are LOST or FAULTY are Unreadable, or
-    nothing with `skip_unreadable`. What did not become rows is told to `missing`. ReadFailed: a newer broker wrote it.
+    A batch that does not verify raises NotVerified, or with `on_bad` becomes a row whose `_corrupt` has all its frames
+    and whose offset is its first, or nothing. Entries that are LOST or FAULTY raise Unreadable, or are skipped with
+    `skip_unreadable`. `missing` is called for what did not become rows. ReadFailed: a newer broker wrote it.
     """
     overlap = np.flatnonzero((entries.first_offsets < end) & (entries.first_offsets + entries.counts > first))
     if not len(overlap):
@@ -104,7 +105,7 @@ def record_batches(
 
 
 class _ScannedRows(NamedTuple):
-    """All messages of a part of a run that can be read."""
+    """All readable messages of a part of a run."""
 
     at: Integers  # of their frames within the run's
     headers: npt.NDArray[np.void]  # of HEADER
@@ -125,10 +126,10 @@ class _BatchGroup:
         self.frames = run.frames
         self.batches = batches
         self.starts = entries.starts[batches.start : batches.stop + 1]
-        # Of messages that are here.
+        # The number of messages whose frames are in the run.
         self.counts = np.where(entries.flags[batches] & (LOST | FAULTY), 0, entries.counts[batches])
 
-    # ---- what is said of a batch; `index` counts within the run
+    # ---- about one batch; `index` counts within the run
 
     def unreadable(self) -> list[int]:
         """Batches whose messages no longer exist."""
@@ -137,15 +138,15 @@ class _BatchGroup:
         return (np.flatnonzero(flagged) + batches.start).tolist()  # type: ignore[no-any-return]
 
     def range_of(self, index: int, first: int, end: int) -> tuple[int, int]:
-        """The messages of a batch, as far as they are wanted."""
+        """The messages of a batch that are in [first, end)."""
         own = int(self.entries.first_offsets[index])
         return max(own, first), min(own + int(self.entries.counts[index]), end)
 
     def unreadable_error(self, index: int, gap: tuple[int, int]) -> Unreadable:
-        given_up = "an operator gave them up" if self.entries.flags[index] & LOST else "recovery could not read them"
+        given_up = "an operator marked them so" if self.entries.flags[index] & LOST else "recovery could not read them"
         return Unreadable(
             f"{self.identity.topic}/{self.identity.partition}: offsets [{gap[0]}, {gap[1]}) are lost: {given_up}; set "
-            "failOnDataLoss=false to read what is there",
+            "failOnDataLoss=false to read without them",
             planned=gap,
         )
 
@@ -194,22 +195,22 @@ class _BatchGroup:
             if not tolerant:
                 row = int(fits.argmin())
                 what = "timestamp" if headers["timestamp"][row] != timestamps[row] else "id"
-                why = f"the message at offset {offsets[row]} has another {what} than its place in the log says"
+                why = f"the message at offset {offsets[row]} has a {what} that does not match its place in the log"
                 raise self.not_verified(int(of_rows[row]), why)
             entries.bad[of_rows[~fits]] = True
-            return self.rows(tolerant=True)  # with these left out everything fits
+            return self.rows(tolerant=True)  # without these everything fits
         epochs = np.repeat(entries.table["epoch"][batches].astype(np.int64), counts)
         misfits = [batches.start + index for index in sorted(bad)]
         return _ScannedRows(at, headers, offsets, ids, timestamps, epochs, deliver_at, misfits)
 
     def check_counts(self, at: Integers, bad: dict[int, str]) -> None:
-        """Each batch has as many messages as its entry says."""
+        """Check that each batch has as many messages as its entry says; others are added to `bad`."""
         there = np.diff(np.searchsorted(at, self.starts))
         for index in np.flatnonzero(there != self.counts).tolist():
-            bad.setdefault(index, f"{there[index]} messages are in it, {self.counts[index]} announced")
+            bad.setdefault(index, f"{there[index]} messages are in it, but {self.counts[index]} are announced")
 
     def messages(self, at: Integers, bad: dict[int, str]) -> tuple[Integers, npt.NDArray[np.void], Integers]:
-        """Of all frames: messages, their headers, and the other frames. What cannot be a message is in a bad batch."""
+        """Divide the frames: messages, their headers, other frames. A batch with an impossible message is bad."""
         is_message = self.integers(4)[at + 4] == _MESSAGE
         control = at[~is_message]
         if len(control):
@@ -222,7 +223,7 @@ class _BatchGroup:
         return at[:whole], headers, control
 
     def check_control(self, control: Integers, bad: dict[int, str]) -> None:
-        """ReadFailed for a frame that has to be understood and is not."""
+        """ReadFailed for a frame of an unknown type that must be understood."""
         if not len(control):
             return
         types = self.integers(4)[control + 4].astype(np.int64)
@@ -239,7 +240,7 @@ class _BatchGroup:
             )
 
     def deliver_at(self, at: Integers, control: Integers, bad: dict[int, str]) -> Integers | None:
-        """Per message, when it may be delivered, by the attributes frames before it; 0: at once."""
+        """For each message when it may be delivered, from the attributes frames before it; 0: at once."""
         frames = control[self.integers(4)[control + 4] == _ATTRIBUTES]
         short = self.integers(4)[frames] < _ATTRIBUTES_BYTES_MIN
         for place in frames[short].tolist():
@@ -248,7 +249,7 @@ class _BatchGroup:
         if not len(frames):
             return None
         first = np.searchsorted(at, frames)
-        # What an attributes frame covers ends with its batch at the latest.
+        # An attributes frame covers messages of its own batch only.
         behind = np.searchsorted(at, self.starts[np.searchsorted(self.starts, frames, "right")])
         covers = np.minimum(self.integers(4)[frames + 8].astype(np.int64), behind - first)
         times = self.integers(8)[frames + 12].astype(np.int64)
@@ -262,7 +263,7 @@ class _BatchGroup:
         return deliver_at
 
     def without(self, bad: dict[int, str], at: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
-        """Without bad batches: messages per batch, and which messages are left."""
+        """The messages per batch without bad batches, and which messages are left."""
         indices = np.array(sorted(bad))
         counts = self.counts.copy()
         counts[indices] = 0
@@ -305,20 +306,20 @@ _DIGITS = np.frombuffer(b"".join(b"%02x" % n for n in range(256)), np.uint16)
 
 
 def _ids(id_base: int, offsets: Integers) -> npt.NDArray[np.void]:
-    """Ids as 16 hex digits."""
+    """The ids of offsets, as 16 hex digits."""
     numbers = (offsets.astype(np.uint64) + np.uint64(id_base)).astype(">u8")
     return _DIGITS[numbers.view(np.uint8)].view("V16")
 
 
 def _equal_ids(headers: npt.NDArray[np.void], ids: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-    """Per message, whether its id is that one: both as two integers."""
+    """For each message whether its id is equal; ids are compared as two integers."""
     there = np.ascontiguousarray(headers["id"]).view(np.uint64).reshape(-1, 2)
     equal: npt.NDArray[np.bool_] = (there == ids.view(np.uint64).reshape(-1, 2)).all(axis=1)
     return equal
 
 
 class _Columns:
-    """Rows to record batches with the columns that are asked for."""
+    """Converts rows to record batches with the requested columns."""
 
     def __init__(self, run: FetchedRun, identity: PartitionLife, rows: _ScannedRows, columns: Sequence[str]) -> None:
         self.identity = identity
@@ -330,10 +331,10 @@ class _Columns:
         self.body_ends = rows.at + 4 + rows.headers["size"]
 
     def batches(self, first: int, end: int, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-        """Rows [first, end)."""
+        """Record batches of the rows [first, end)."""
         bytes_max = min(bytes_max, _BODY_BYTES_MAX)
         while first < end:
-            # Counted from the first body on, so that a single one of nearly 2^31 bytes still has offsets of 31 bits.
+            # Counted from the first body on, so that a single body of nearly 2^31 bytes has offsets of 31 bits.
             behind = int(np.searchsorted(self.body_ends, self.body_starts[first] + bytes_max, "right"))
             stop = min(max(behind, first + 1), first + rows_max, end)
             chunk = slice(first, stop)
@@ -430,7 +431,7 @@ _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _HEADERS = arrow_schema(["headers"]).field(0).type
 
 
-# What is the same in every record batch is made once, for the usual number of rows or more, and sliced.
+# Arrays that are equal in every record batch are made once, for the usual number of rows or more, and sliced.
 
 
 @lru_cache(maxsize=64)

@@ -1,18 +1,17 @@
-"""The sink of batch and stream jobs: rows become messages, at least once.
+"""The sink of batch and stream jobs: publishes rows as messages, at least once.
 
     DataFrame -> one task per Spark partition -> Arrow batches -> MPUBs and DPUBs, in order, over one connection
 
-Promises. Every row of a job that ends well is stored. A row may be stored more than once: when a connection was lost
-and its outcome is not known (counted, and said at the end), and when Spark runs a task or a micro-batch again (not
-counted: nobody but Spark knows). Rows of one task keep their order within a topic that has one partition; a task that
-has to change its broker may get another partition of a topic that has several. A job that fails has published what it
-has published: nothing can be taken back.
+Promises. Every row of a successful job is stored. A row may be stored more than once: when a connection was lost and
+its outcome is unknown (counted, and logged at the end), and when Spark runs a task or a micro-batch again (not counted:
+only Spark knows). Rows of one task keep their order within a topic that has one partition; a task that changes its
+broker may get another partition of a topic that has several. What a failed job has published stays published.
 
-Columns: `value` (binary or string; NSQ knows no null and no empty body), `topic` (string) unless option topic is
-given, which wins as in Kafka's connector, `defer_ms` (an integer; null and 0: at once).
+Columns: `value` (binary or string; NSQ has no null and no empty body), `topic` (string) unless option topic is given,
+which wins as in Kafka's connector, `defer_ms` (an integer; null and 0: at once).
 
-Rows of an Arrow batch are all checked before one of them is sent. Values are put into MPUBs without one Python object
-per row: Arrow joins each value with its length, and an MPUB is a slice of that.
+All rows of an Arrow batch are checked before one of them is sent. Values are put into MPUBs without a Python object per
+row: Arrow joins each value with its length, and an MPUB is a slice of the result.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ from pyspark_nsqha.publisher import (
 
 logger = logging.getLogger(__name__)
 
-JOIN_BYTES_MAX = 16 << 20  # of values whose lengths are put in front of them at once: memory beside the Arrow batch
+JOIN_BYTES_MAX = 16 << 20  # of values that are joined with their lengths at once: memory besides the Arrow batch
 SECRET_BYTES_MAX = 4096
 SECRET_VARIABLE = "NSQHA_AUTH_SECRET"
-SPARKS_OPTIONS = {"checkpointlocation", "queryname", "outputmode"}  # Spark hands its own on
+SPARKS_OPTIONS = {"checkpointlocation", "queryname", "outputmode"}  # Spark passes its own options on
 _TOPIC = re.compile(r"(?=.{1,64}\Z)[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
 
 class SinkRefused(ValueError):
-    """The job cannot be written as it is; the message is one line that says what to change."""
+    """The rows or options of the job cannot be written; the message is one line that says what to change."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], use: Use = "write") -> SinkOptions:
-        """Of what the user wrote; names without regard to case. OptionError, SinkRefused."""
+        """Parse the user's options; names are case-insensitive. OptionError, SinkRefused."""
         if any(name.lower() == "brokers" for name in options):
             raise OptionError("option brokers is for reading: write nsqd, with --tcp-address of brokers")
         given = Given({name: str(value) for name, value in options.items() if name.lower() not in SPARKS_OPTIONS}, use)
@@ -91,7 +90,7 @@ class SinkOptions:
 
 
 class SinkColumns(NamedTuple):
-    """Where the columns are; None: there is no such column."""
+    """The indices of the columns; None: there is no such column."""
 
     value: int
     topic: int | None
@@ -99,14 +98,14 @@ class SinkColumns(NamedTuple):
 
     @classmethod
     def of(cls, schema: StructType, options: SinkOptions) -> SinkColumns:
-        """Of a DataFrame's schema. SinkRefused: a column is missing, of another type, or not known."""
+        """Find the columns in a DataFrame's schema. SinkRefused: one is missing, of another type, or not known."""
         found: dict[str, int] = {}
         for index, field in enumerate(schema.fields):
             name = field.name.lower()
             if name not in _TYPES:
                 if not options.ignore_columns:
                     raise SinkRefused(
-                        f"column {field.name!r} cannot be written: the wire carries value, topic and defer_ms only; "
+                        f"column {field.name!r} cannot be written: a message has only value, topic and defer_ms; "
                         f"drop it, or set option ignoreColumns to true"
                     )
                 continue
@@ -119,7 +118,7 @@ class SinkColumns(NamedTuple):
         if "value" not in found:
             raise SinkRefused(f"there is no column 'value' among {', '.join(schema.fieldNames()) or 'none'}")
         if not options.topic and "topic" not in found:
-            raise SinkRefused("no topic is named: set option topic, or have a column 'topic'")
+            raise SinkRefused("no topic is given: set option topic, or add a column 'topic'")
         return cls(found["value"], None if options.topic else found["topic"], found.get("defer_ms"))
 
 
@@ -139,7 +138,7 @@ class Published(WriterCommitMessage):
 
 
 class SinkWriter:
-    """What both writers do. It goes to the tasks by pickling, so it holds plain values only, and no secret."""
+    """The common part of both writers. It is pickled into tasks, so it has only plain values, and no secret."""
 
     def __init__(self, schema: StructType, overwrite: bool, options: Mapping[str, str], use: Use) -> None:
         if overwrite:
@@ -165,7 +164,7 @@ class SinkWriter:
         return Published(publisher.tally.published, publisher.tally.possible_duplicates)
 
     def committed(self, messages: list[WriterCommitMessage | None], what: str) -> None:
-        """Say what was published; a warning if some of it may be stored twice."""
+        """Log what was published, as a warning if some of it may be stored twice."""
         published, duplicates = _sums(messages)
         if duplicates:
             logger.warning(
@@ -176,17 +175,17 @@ class SinkWriter:
             logger.info("nsqha: %s published %d messages", what, published)
 
     def aborted(self, messages: list[WriterCommitMessage | None], what: str) -> None:
-        """Say what cannot be taken back."""
+        """Log what stays published."""
         published, _ = _sums(messages)
         tasks = sum(message is not None for message in messages)
         logger.error(
-            "nsqha: %s failed, and what is published stays published: %d messages of the %d tasks that ended well, and "
+            "nsqha: %s failed, and what is published stays published: %d messages of the %d successful tasks, and "
             "those of the others up to their errors; running it again publishes them again", what, published, tasks,
         )  # fmt: skip
 
 
 def task_publisher(options: SinkOptions) -> TaskPublisher:
-    """What a task publishes with. SinkRefused: the secret cannot be read where it runs."""
+    """The publisher of one task. SinkRefused: the secret cannot be read where it runs."""
     return TaskPublisher(
         options.nsqd,
         first=_task_number(),
@@ -197,7 +196,7 @@ def task_publisher(options: SinkOptions) -> TaskPublisher:
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> NsqhaWriter:
-    """The writer of `df.write`. OptionError, SinkRefused: said before a task starts."""
+    """The writer of `df.write`. OptionError, SinkRefused: raised before a task starts."""
     return NsqhaWriter(schema, overwrite, options)
 
 
@@ -207,7 +206,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 class NsqhaWriter(DataSourceArrowWriter):
-    """Writes a DataFrame, at least once: see the module."""
+    """Writes a DataFrame at least once: see the module."""
 
     def __init__(self, schema: StructType, overwrite: bool, options: Mapping[str, str]) -> None:
         self._publishing = SinkWriter(schema, overwrite, options, "write")
@@ -223,7 +222,7 @@ class NsqhaWriter(DataSourceArrowWriter):
 
 
 class NsqhaStreamWriter(DataSourceStreamArrowWriter):
-    """Writes each micro-batch, at least once: one that Spark runs again is published again."""
+    """Writes each micro-batch at least once: one that Spark runs again is published again."""
 
     def __init__(self, schema: StructType, overwrite: bool, options: Mapping[str, str]) -> None:
         self._publishing = SinkWriter(schema, overwrite, options, "writeStream")
@@ -241,9 +240,9 @@ class NsqhaStreamWriter(DataSourceStreamArrowWriter):
 def commands(
     batch: pa.RecordBatch, columns: SinkColumns, options: SinkOptions, *, first_row: int = 0
 ) -> Iterator[Command]:
-    """The commands that publish the rows of `batch` in order. All rows are checked before the first one comes.
+    """The commands that publish the rows of `batch` in order. All rows are checked before the first command.
 
-    SinkRefused names the row, counted from 1 over the task, of which `first_row` are before this batch.
+    SinkRefused names the row, counted from 1 in the task; `first_row` rows of the task are before this batch.
     """
     if not batch.num_rows:
         return
@@ -251,7 +250,7 @@ def commands(
     lengths = _checked_lengths(value, options.message_bytes_max, first_row)
     names, numbers = _topics(batch, columns, options, first_row)
     delays = _delays(batch, columns, first_row)
-    # Where another command has to begin: another topic, and before and behind each deferred message.
+    # Where another command has to begin: at another topic, and before and after each deferred message.
     begins = np.zeros(batch.num_rows, np.bool_)
     begins[0] = True
     begins[1:] = (numbers[1:] != numbers[:-1]) | (delays[1:] > 0) | (delays[:-1] > 0)
@@ -268,7 +267,7 @@ def commands(
 def _mpubs(
     topic: bytes, value: pa.Array, lengths: np.ndarray[Any, Any], first: int, end: int, batch_bytes: int
 ) -> Iterator[Command]:
-    """MPUB: [body size u32][count u32] count * ([size u32][value]). One value may be more than `batch_bytes`."""
+    """MPUB: [body size u32][count u32] count * ([size u32][value]). A single value may exceed `batch_bytes`."""
     ends = np.cumsum(lengths[first:end] + 4)
     at, before = 0, 0  # rows from `first` on that are done, and their bytes
     while at < len(ends):
@@ -284,7 +283,7 @@ def _mpubs(
 
 
 def _joined(value: pa.Array, lengths: np.ndarray[Any, Any]) -> pa.Buffer:
-    """The values one after the other, each behind its size."""
+    """The concatenation of the values, each after its size."""
     n = len(value)
     offsets = pa.py_buffer(np.arange(0, 4 * n + 1, 4, dtype=np.int32))
     sizes = pa.Array.from_buffers(pa.binary(), n, [None, offsets, pa.py_buffer(lengths.astype(">u4"))])
@@ -295,10 +294,10 @@ def _joined(value: pa.Array, lengths: np.ndarray[Any, Any]) -> pa.Buffer:
 
 
 def _checked_lengths(value: pa.Array, bytes_max: int, first_row: int) -> np.ndarray[Any, Any]:
-    """Bytes of each value. SinkRefused: one is null, empty or too large."""
+    """The length of each value in bytes. SinkRefused: one is null, empty or too large."""
     if value.null_count:
         row = first_row + 1 + int(np.argmax(value.is_null().to_numpy(zero_copy_only=False)))
-        raise SinkRefused(f"row {row}: value is null, and NSQ knows no null: filter such rows out")
+        raise SinkRefused(f"row {row}: value is null, and NSQ has no null: filter such rows out")
     lengths: np.ndarray[Any, Any] = pc.binary_length(value).to_numpy(zero_copy_only=False).astype(np.int64)
     if (lengths == 0).any():
         row = first_row + 1 + int(np.argmax(lengths == 0))
@@ -307,7 +306,7 @@ def _checked_lengths(value: pa.Array, bytes_max: int, first_row: int) -> np.ndar
         at = int(np.argmax(lengths > bytes_max))
         raise SinkRefused(
             f"row {first_row + 1 + at}: value has {lengths[at]} bytes, more than {bytes_max} (option maxMessageBytes, "
-            f"which is to be the broker's --max-msg-size)"
+            f"set it to the broker's --max-msg-size)"
         )
     return lengths
 
@@ -347,7 +346,7 @@ def check_topic(name: str, where: str) -> None:
     """SinkRefused if NSQ does not allow the name."""
     if not _TOPIC.match(name):
         raise SinkRefused(
-            f"{where}: {name[:80]!r} is no topic name: 1 to 64 of a-z A-Z 0-9 . _ - and perhaps #ephemeral behind them"
+            f"{where}: {name[:80]!r} is not a topic name: 1 to 64 of a-z A-Z 0-9 . _ - and optionally #ephemeral"
         )
 
 
@@ -357,7 +356,7 @@ def _sums(messages: list[WriterCommitMessage | None]) -> tuple[int, int]:
 
 
 def _task_number() -> int:
-    """So that tasks begin with different brokers, and another attempt of one where the last one did not."""
+    """A number so that tasks begin with different brokers, and another attempt of a task with another one."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

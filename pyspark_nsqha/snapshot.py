@@ -1,10 +1,10 @@
-"""The client of the segment service: what is committed, how to divide it, holds (proto/nsqha/v1/segments.proto).
+"""The client of the segment service: what is committed, its borders, holds (proto/nsqha/v1/segments.proto).
 
-Calls are synchronous. Each makes its channel and closes it: planners and tasks are processes that Spark forks and
-reuses, and what gRPC keeps running does not outlive a fork. Brokers are asked in turn, each within `timeoutMs`, and all
-again up to `numRetries` times where asking again can help; a broker that was silent comes last from then on, in later
-calls of this process as well, and the whole call ends after `numRetries` + 1 times `timeoutMs`, however many brokers
-are silent. What comes is checked before it is used: everything that is planned rests on it.
+Calls are synchronous. Each opens a channel and closes it: planners and tasks are processes that Spark forks and reuses,
+and gRPC's threads do not survive a fork. Brokers are asked in turn, each within `timeoutMs`, and all of them again up
+to `numRetries` times if a retry can help; a broker that did not answer is asked last from then on, also in later calls
+of this process, and the whole call ends after `numRetries` + 1 times `timeoutMs`, however many brokers are silent.
+Answers are checked before use: every plan depends on them.
 
 All errors are ReadFailed with one line.
 """
@@ -37,19 +37,19 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one Snapshot call answered, checked."""
+    """The checked answer of a Snapshot call."""
 
     pins: tuple[PinnedPartition, ...]  # by topic and number
     times: Mapping[Key, Mapping[int, int]] = field(default_factory=dict)  # time -> first offset that is not older
-    floors: Mapping[Key, int] = field(default_factory=dict)  # of the channel, where the partition has it
+    floors: Mapping[Key, int] = field(default_factory=dict)  # of the channel, in partitions that have it
     hold_id: str = ""
     cluster: str = ""  # 16 hex digits
-    failed: Mapping[Key, str] = field(default_factory=dict)  # why; only of a partial one
+    failed: Mapping[Key, str] = field(default_factory=dict)  # the reason; only in a partial snapshot
 
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """What a snapshot is to say beside ends and identities."""
+    """What a snapshot shall contain besides ends and identities."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -61,16 +61,16 @@ class SnapshotRequest:
 
 
 class Segments:
-    """The service, wherever one of the brokers answers."""
+    """Calls the segment service at any of the brokers."""
 
     def __init__(self, connection: ConnectOptions) -> None:
         self._connection = connection
 
     def snapshot(self, asked: SnapshotRequest, *, partial: bool = False) -> Snapshot:
-        """Partitions that have no leader now are waited for as long as retries last; with `partial`, those that have
-        none then are in `failed`."""
+        """Take a snapshot. It waits for partitions without a leader as long as retries last; with `partial`, those that
+        have none then are in `failed`. ReadFailed."""
         if asked.hold_ms and not asked.hold_id:
-            # Drawn here: whichever broker is asked, and however often, it is one hold.
+            # The id is made here: so retries and other brokers get the same hold.
             asked = replace(asked, hold_id=f"{secrets.randbits(64) or 1:016x}")
             try:
                 return self._with_all_times(asked, partial)
@@ -80,7 +80,7 @@ class Segments:
         return self._with_all_times(asked, partial)
 
     def _forget(self, hold_id: str) -> None:
-        """Nobody will hear of this hold; one attempt, as it ends by itself."""
+        """Release a hold that the caller will not get; one attempt, as it ends by itself."""
         with suppress(ReadFailed):
             Segments(replace(self._connection, retries=0)).release_hold(hold_id)
 
@@ -112,7 +112,7 @@ class Segments:
             nonlocal last
             last = answer
             failed = [f"{p.topic}/{p.partition} ({_line(p.error)})" for p in answer.partitions if p.error]
-            return f"no snapshot of {_some(failed)}; is a leader there? `nsqha topic show` tells" if failed else ""
+            return f"no snapshot of {_some(failed)}; `nsqha topic show` shows their leaders" if failed else ""
 
         try:
             return checked(self._call("Snapshot", request, complete), asked)
@@ -122,13 +122,13 @@ class Segments:
         return checked(last, asked)
 
     def renew_hold(self, hold_id: str) -> int:
-        """How many partitions it holds; 0: it is over."""
+        """Renew a hold; returns the number of partitions that it holds, 0 if it has ended."""
         from nsqha.pb.v1 import segments_pb2
 
         return int(self._call("RenewHold", segments_pb2.RenewHoldRequest(hold_id=hold_id)).partitions)
 
     def release_hold(self, hold_id: str) -> int:
-        """How many partitions it held."""
+        """Release a hold; returns the number of partitions that it held."""
         from nsqha.pb.v1 import segments_pb2
 
         return int(self._call("ReleaseHold", segments_pb2.ReleaseHoldRequest(hold_id=hold_id)).partitions)
@@ -136,8 +136,8 @@ class Segments:
     def commit_reader(
         self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False, topic_uid: int = 0
     ) -> dict[int, int]:
-        """The floors of a reader channel after they were moved, per partition. `topic_uid`: of the topic whose offsets
-        these are, not of one that was made anew; 0: of any."""
+        """Move the floors of a reader channel; returns the new floors per partition. `topic_uid`: nothing is moved in a
+        topic that was created again since; 0: in any."""
         from nsqha.pb.v1 import segments_pb2
 
         request = segments_pb2.CommitReaderRequest(
@@ -157,7 +157,7 @@ class Segments:
         request: Any,
         complete: Callable[[Any], str] = lambda _: "",
     ) -> Any:
-        """The first answer that is complete: of which `complete` says nothing. ReadFailed has what the last lacked."""
+        """The first complete answer: one for which `complete` returns no error. ReadFailed has the last error."""
         import grpc
 
         seconds = self._connection.timeout_ms / 1000
@@ -191,14 +191,14 @@ class Segments:
                 if not why:
                     return answer
         if not why or len(failures) == len({*brokers}):
-            silent = [f"{broker} {failures.get(broker, 'was not asked')}" for broker in self._connection.brokers]
+            silent = [f"{broker} {failures.get(broker, 'was not tried')}" for broker in self._connection.brokers]
             raise NoBroker(f"no broker answers: {_some(silent)}; brokers takes addresses of --grpc-address")
         raise ReadFailed(why)
 
 
 _orders: dict[tuple[str, ...], tuple[str, ...]] = {}
-"""Of this process: in which order to ask brokers that are given like this. A query asks all the time, and a broker that
-is silent would cost each of its calls `timeoutMs`."""
+"""The order in which this process asks a set of brokers. A query calls all the time, and a silent broker would cost
+each of its calls `timeoutMs`."""
 
 
 def _ask_last(silent: str, brokers: tuple[str, ...]) -> None:
@@ -229,11 +229,11 @@ def _file(option: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ReadFailed(f"{option}: its file cannot be read on this machine: {error.strerror}") from None
+        raise ReadFailed(f"{option}: the file cannot be read on this machine: {error.strerror}") from None
 
 
 def _final(error: Any, broker: str, rpc: str, connection: ConnectOptions) -> str:
-    """The line to give up with; empty where another broker, or time, may help."""
+    """The message of a permanent error; empty if another broker or a retry may help."""
     import grpc
 
     code, text = error.code(), _line(error.details() or "")
@@ -242,47 +242,47 @@ def _final(error: Any, broker: str, rpc: str, connection: ConnectOptions) -> str
     if code.name in passing:
         return ""
     if code is codes.UNIMPLEMENTED:
-        return f"{broker} has no segment service: another program, or a broker that is older than this package"
+        return f"{broker} has no segment service: it is another program, or a broker older than this package"
     if code in (codes.PERMISSION_DENIED, codes.UNAUTHENTICATED):
         return f"{broker} refuses this certificate: {text}; a reader's has URI:nsqha:reader"
     if code is codes.RESOURCE_EXHAUSTED and rpc == "Snapshot":
-        return f"{broker} cannot answer: {text}; fewer topics, or fewer offsets of them, make a shorter answer"
+        return f"{broker} cannot answer: {text}; ask for fewer topics, or fewer offsets of them"
     if code is codes.NOT_FOUND:
         return f"{text}; `nsqha topic list` shows what there is"
     return text or f"{rpc} at {broker} failed: {code.name}"
 
 
 def _why_not(error: Any, connection: ConnectOptions) -> str:
-    """Why a broker was of no use, in some words."""
+    """Why a broker could not answer, as the end of a sentence after its address."""
     import grpc
 
     text = error.details() or ""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return f"said nothing within {connection.timeout_ms} ms (timeoutMs)"
+        return f"did not answer within {connection.timeout_ms} ms (timeoutMs)"
     if "refused" in text.lower():
         return "refused the connection"
     if "HTTP/2" in text or "http1" in text.lower():
         return "does not speak gRPC"
     if connection.tls is None and any(sign in text for sign in ("Socket closed", "Connection reset", "GOAWAY")):
-        return "closed the connection (if it wants a certificate: nsqha.tls.cert, nsqha.tls.key, nsqha.tls.ca)"
+        return "closed the connection (if it requires a certificate: nsqha.tls.cert, nsqha.tls.key, nsqha.tls.ca)"
     if "Hostname Verification" in text:
-        return "has a certificate that does not name it so; write it in brokers as its certificate does"
+        return "has a certificate without this name; give the name in its certificate in option brokers"
     if "handshake" in text.lower() or "certificate" in text.lower():
         return f"and this machine did not agree on TLS ({_line(text)})"
-    return f"cannot now: {_line(text)}" if text else f"failed with {error.code().name}"
+    return f"cannot answer now: {_line(text)}" if text else f"failed with {error.code().name}"
 
 
 def checked(answer: Any, asked: SnapshotRequest) -> Snapshot:
-    """An answer as plain values. ReadFailed if it contradicts itself or what was asked."""
+    """The answer as plain values. ReadFailed if it contradicts itself or the request."""
     pins, times, floors, failed = [], {}, {}, {}
     before: Key = ("", -1)
     for said in answer.partitions:
         key = (str(said.topic), int(said.partition))
         where = f"the snapshot of {key[0]!r}/{key[1]}"
         if not valid_name(key[0]) or key[1] >= PARTITIONS_MAX or not said.topic_uid:
-            raise ReadFailed(f"{where} is of no partition; is that broker of this version?")
+            raise ReadFailed(f"{where} is not of a valid partition; check that the broker has this version")
         if key <= before:
-            raise ReadFailed(f"{where} is out of order or there twice; is that broker of this version?")
+            raise ReadFailed(f"{where} is out of order or duplicated; check that the broker has this version")
         before = key
         if is_ephemeral(key[0]):
             continue  # a pattern matches it as well
@@ -325,20 +325,20 @@ def checked(answer: Any, asked: SnapshotRequest) -> Snapshot:
 
 
 def _with_times(first: Snapshot, later: Snapshot) -> Snapshot:
-    """A snapshot with the times of another that was taken after it: what is newer than its end is not in it."""
+    """The first snapshot with the times of a later one, limited to the ends of the first."""
     lives = {pin.identity for pin in later.pins}
     times = {}
     for pin in first.pins:
         key = (pin.identity.topic, pin.identity.partition)
         if pin.identity not in lives:
-            raise ReadFailed(f"{key[0]}/{key[1]}: the topic was deleted or made anew while it was looked at; try again")
+            raise ReadFailed(f"{key[0]}/{key[1]}: the topic was deleted or created again meanwhile; try again")
         found = {at: min(offset, pin.end.offset) for at, offset in later.times[key].items()}
         times[key] = {**first.times[key], **found}
     return replace(first, times=times)
 
 
 def of_subscription(subscription: TopicSelection, **more: Any) -> SnapshotRequest:
-    """Everything that is subscribed to."""
+    """The request for all topics that are subscribed to."""
     return SnapshotRequest(topics=subscription.names, pattern=subscription.pattern, **more)
 
 
@@ -347,12 +347,12 @@ def _cut(said: Any) -> CutPoint:
 
 
 def _check_ascending(where: str, cuts: Sequence[CutPoint]) -> None:
-    """Log ids rise, positions and offsets do not fall. An empty log has its one border twice."""
+    """ReadFailed unless log ids rise, and positions and offsets do not fall. An empty log has its one border twice."""
     for left, right in pairwise(cuts):
         if left[:3] == right[:3]:
             continue
         if left.log_id >= right.log_id or left.offset > right.offset or left.position > right.position:
-            raise ReadFailed(f"{where} has borders that do not ascend: {left} before {right}; is that broker damaged?")
+            raise ReadFailed(f"{where} has borders that do not ascend: {left} before {right}; run `nsqha log verify`")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -361,6 +361,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _line(text: str) -> str:
-    """At most one line of it."""
+    """The text as one line, shortened."""
     text = " ".join(text.split())
     return text if len(text) <= 200 else text[:197] + "..."

@@ -1,4 +1,4 @@
-"""What Spark takes `format("nsqha")` for: one class that reads and writes, and imports what it needs for that."""
+"""The data source behind `format("nsqha")`: one class that reads and writes, and imports on demand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader
     from pyspark.sql.types import StructType
 
-SUBSCRIBING = ("subscribe", "subscribepattern", "assign")  # what a read has and a sink has not
+SUBSCRIBING = ("subscribe", "subscribepattern", "assign")  # a read has one of them, a sink has none
 
 
 class DefaultSource(DataSource):
-    """What `format("nsqha")` is."""
+    """The data source "nsqha"."""
 
     @classmethod
     def name(cls) -> str:
@@ -31,7 +31,7 @@ class DefaultSource(DataSource):
             self.pinned = pin(options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All of it for planners; tasks have their splits, and need neither a snapshot nor options."""
+        """Everything for planners; tasks have their splits, and need neither a snapshot nor options."""
         return self.__dict__ | ({"pinned": None, "options": {}} if self._planned else {})
 
     def schema(self) -> str:

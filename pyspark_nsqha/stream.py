@@ -1,24 +1,24 @@
 """The stream source behind `spark.readStream.format("nsqha")`.
 
     initialOffset   where a new query begins: startingOffsets and the like, resolved once
-    latestOffset    what is committed, less what the limits leave for later; new partitions begin at their first message
-    partitions      a plan of [start, end) from a snapshot of now, whose log is proven to be the one that was read
-    read            in a task: the rows of a split, as of the batch source
-    commit          moves the floor of `commitChannel`; Spark says it one micro-batch late
+    latestOffset    what is committed, within the limits; new partitions begin at their first message
+    partitions      a plan of [start, end) from a new snapshot, whose log is proven to be the one that was read
+    read            in a task: the rows of a split, as in the batch source
+    commit          moves the floor of `commitChannel`; Spark calls it one micro-batch late
 
-Spark gives every micro-batch [start, end) as the checkpoint has them, also after a restart, so each message is read
-exactly once into micro-batches. That rests on the log being the same one: before anything behind a record is planned,
+Spark passes [start, end) of every micro-batch from the checkpoint, also after a restart, so each message is read
+exactly once into micro-batches. This requires that the log is the same one: before anything after a record is planned,
 the log has to have the record's witness (`stream_witnesses`).
 
-Retention is held by the commit channel, or else by a hold on what is planned, renewed by reading.
+The commit channel holds retention, or else a hold on what is planned, which reading renews.
 
-Topics and partitions that are not there any more are left out with failOnDataLoss=false, also of a micro-batch that was
-planned with them: it could never be planned again otherwise. A topic that was made anew is another one, by its uid:
-offsets of one life say nothing about the next, neither where reading begins nor what retention may take.
+Topics and partitions that do not exist any more are left out with failOnDataLoss=false, also from a micro-batch that
+was planned with them: otherwise it could never be planned again. A topic that was created again is another one, by its
+uid: offsets of the former one say nothing about it, neither where reading begins nor what retention may remove.
 
-Spark 4.1 calls `latestOffset` without a start: there the limits count from what this object handed out last, and not at
-all in the first micro-batch after a restart. Where that begins is known from `partitions` on, and so it is there that
-the channel is put.
+Spark 4.1 calls `latestOffset` without a start: there the limits count from the last end that this object returned, and
+do not apply to the first micro-batch after a restart. Its start is known only in `partitions`, so the channel is moved
+to it there.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ except ImportError:  # Spark 4.1
 
 logger = logging.getLogger(__name__)
 
-RETRIES_LEAST = 15  # about 25 s: a query should outlive a change of leader and a restart of the brokers
+RETRIES_LEAST = 15  # about 25 s: a query should survive a change of leader and a restart of the brokers
 NAMED_MAX = 3  # partitions in one line
-AGAIN_S = 0.2  # between two looks at a new leader that does not know yet how far it is committed
+AGAIN_S = 0.2  # between two requests to a new leader that does not know its high watermark yet
 SPARKS_OPTIONS = {"checkpointlocation", "queryname"}
 _DURATION = re.compile(r"(\d{1,9})\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
 Life = tuple[str, int, int]
@@ -96,7 +96,7 @@ _MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_4
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Everything that `spark.readStream.format("nsqha")` was told."""
+    """All options of `spark.readStream.format("nsqha")`, parsed."""
 
     connection: ConnectOptions
     subscription: TopicSelection
@@ -108,7 +108,7 @@ class StreamOptions:
 
 
 def stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """OptionError names what cannot be."""
+    """Parse the options of a stream. OptionError names what cannot be used."""
     given = Given({name: value for name, value in options.items() if name.lower() not in SPARKS_OPTIONS}, "readStream")
     limits = BatchLimits(
         max_offsets=given.number("maxOffsetsPerTrigger", 0, 1, 10**12),
@@ -122,7 +122,7 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
         )
     channel = given.text("commitChannel")
     if channel and not valid_name(channel):
-        raise OptionError(f"commitChannel: {channel[:60]!r} is no name of a channel")
+        raise OptionError(f"commitChannel: {channel[:60]!r} is not a channel name")
     if is_ephemeral(channel):
         raise OptionError(f"commitChannel: {channel} is ephemeral: it would keep nothing from retention")
     connection = parse_connection(given)
@@ -142,7 +142,7 @@ def _duration_ms(given: Given, name: str, default: int) -> int:
         return default
     match = _DURATION.fullmatch(given.text(name))
     if match is None:
-        raise OptionError(f"{name}: {given.text(name)[:60]!r} is no time such as 90s, 15m or 500ms")
+        raise OptionError(f"{name}: {given.text(name)[:60]!r} is not a duration such as 90s, 15m or 500ms")
     return int(match[1]) * _MS[(match[2] or "ms").lower()]
 
 
@@ -173,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self.plans.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """One of the limits, by which Spark tells "as usual" from "everything": `latestOffset` heeds all of them."""
+        """One of the limits: Spark passes it back unless it wants everything. `latestOffset` applies all of them."""
         limits = self.plans.limits
         if limits.max_offsets:
             return ReadMaxRows(limits.max_offsets)
@@ -208,7 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Plans:
-    """What a query has read, what there is, and what is next."""
+    """Plans the micro-batches of one query: what it has read, what is committed, and what is next."""
 
     def __init__(
         self,
@@ -220,18 +220,18 @@ class Plans:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.limits = options.limits
-        self.committed: Records = {}  # what was committed at the last look
+        self.committed: Records = {}  # what was committed in the last snapshot
         self._options = options
         self._segments = segments
         self._now = now
         self._sleep = sleep
         self._initial: Records | None = None
-        self._handed: Records | None = None  # the last end
+        self._handed: Records | None = None  # the last end that was returned
         self._target: dict[Key, int] | None = None  # with Trigger.AvailableNow
         self._last_batch_at = float("-inf")
         self._witnesses = witnesses
-        self._lives: dict[Key, int] = {}  # the topic's uid, as of the last look
-        self._missed: frozenset[str] = frozenset()  # topics by name that were not there at the last look
+        self._lives: dict[Key, int] = {}  # the topic's uid in the last snapshot
+        self._missed: frozenset[str] = frozenset()  # topics by name that did not exist in the last snapshot
         self._channelled: set[Life] = set()
         self._hold_id = ""
         self._held: tuple[float, frozenset[Life]] = (0.0, frozenset())
@@ -243,7 +243,7 @@ class Plans:
     # ---- offsets
 
     def initial(self) -> Records:
-        """Where a new query begins; the same however often Spark asks. ReadFailed, Gone."""
+        """Where a new query begins; the same in every call. ReadFailed, Gone."""
         if self._initial is None:
             bounds, subscription = self._options.bounds, self._options.subscription
             found = self._segments.snapshot(
@@ -263,7 +263,7 @@ class Plans:
     def latest(self, start: Records | None, *, everything: bool) -> Records:
         """The end of the next micro-batch; `start` if there is none. ReadFailed, Gone: as `tasks`."""
         start = self._handed if start is None else start
-        restarted = start is None  # with 4.1: where the query stands is not known before `tasks`
+        restarted = start is None  # with Spark 4.1: where the query is, is not known before `tasks`
         pins = self._pins(of_subscription(self._options.subscription), start or {})
         self.committed = {key: PartitionOffset.at(pin, pin.end.offset) for key, pin in pins.items()}
         begun, new = self._begun(start or {}, pins)
@@ -274,13 +274,13 @@ class Plans:
         if self._target is not None:
             ends = {key: min(end, self._target.get(key, begun[key].offset)) for key, end in ends.items()}
         if restarted and not everything and self.limits.any:
-            logger.warning("Spark 4.1 does not say where a restarted query is: its first micro-batch has no limit")
+            logger.warning("Spark 4.1 does not pass the start of a restarted query: its first micro-batch has no limit")
         elif not everything:
             ends = self._limited(begun, ends, pins)
         initial = self._initial or {}
         self._handed = {
-            # A new one is there also without a message: from now on it is known where it begins. Where the query itself
-            # begins is no part of a checkpoint: Spark asks anew when it plans its first micro-batch again.
+            # A new partition is included also without a message, so that its start is recorded. The start of the query
+            # itself is not in a checkpoint: Spark asks for it again when it plans the first micro-batch again.
             key: PartitionOffset.at(pins[key], max(record.offset, ends[key]), record.offset)
             if key in new or (initial.get(key) == record and record.offset < ends[key])
             else record.moved(pins[key], max(record.offset, ends[key]))
@@ -289,17 +289,17 @@ class Plans:
         return self._handed
 
     def stop_at_now(self) -> None:
-        """Trigger.AvailableNow: what is committed now is the end of the query."""
+        """For Trigger.AvailableNow: the query ends at what is committed now."""
         pins = self._pins(of_subscription(self._options.subscription), {})
         self._target = {key: pin.end.offset for key, pin in pins.items()}
 
     def _begun(self, start: Records, pins: Mapping[Key, PinnedPartition]) -> tuple[Records, set[Key]]:
-        """Where each partition's next message is: of `start`, and the first one of those that are new; which are."""
+        """The next message of each partition: from `start`, or the first one of a new partition; and the new ones."""
         begun = {key: record for key, record in start.items() if key in pins and same_topic(record, pins[key])}
         new = {key for key in pins.keys() - begun.keys() if self._target is None or key in self._target}
         for key in new:
             begun[key] = PartitionOffset.at(pins[key], pins[key].start.offset)
-        # The log was cut below what was read, and the user wants to read on.
+        # The log was truncated below what was read, and the user wants to continue.
         for key, record in begun.items():
             if record.offset > pins[key].end.offset:
                 begun[key] = PartitionOffset.at(pins[key], pins[key].end.offset)
@@ -322,7 +322,7 @@ class Plans:
     def _limited_bytes(
         self, begun: Records, ends: dict[Key, int], pins: Mapping[Key, PinnedPartition]
     ) -> dict[Key, int]:
-        """The ends with at most maxBytesPerTrigger in all, by borders that are asked for where messages wait."""
+        """The ends with at most maxBytesPerTrigger in sum, from borders that are requested where messages wait."""
         sizes = {}
         wanted = []
         for key, end in ends.items():
@@ -331,7 +331,7 @@ class Plans:
                 continue
             mean = (pin.end.position - pin.start.position) / max(1, pin.end.offset - pin.start.offset)
             sizes[key] = max(1, int(mean * (end - first)))
-            # No more borders than the limit can use, even if messages are half as large as in the mean.
+            # No more borders than the limit can use, even if messages have half the mean size.
             wanted.append((*key, first, min(end, first + 1 + int(2 * self.limits.max_bytes / max(mean, 1)))))
         if not wanted:
             return ends
@@ -357,7 +357,7 @@ class Plans:
             keys = [(topic, partition) for topic, partition, *_ in wanted]
             pins = self._pins(self._asked(wanted, end), {key: end[key] for key in keys})
             self._check({key: start[key] for key in keys if key in start and key in pins}, pins)
-        # Of what is not planned as well: retention is to wait there from now on.
+        # Also for partitions that are not planned: retention shall wait there from now on.
         there = {key: record for key, record in end.items() if self._lives.get(key) == record.uid}
         begun = {key: replace(record, offset=min(first_of[key], record.offset)) for key, record in there.items()}
         self._begin_channel(begun)
@@ -371,7 +371,7 @@ class Plans:
                     ranges.append(planner.available(PlannedRange(pin, first, left), pin.start.offset, self._strict))
             if left < behind:
                 logger.warning(
-                    "%s/%d: %d messages [%d, %d) of a planned micro-batch are gone and left out",
+                    "%s/%d: %d messages [%d, %d) of a planned micro-batch are gone, and left out",
                     topic, partition, behind - left, left, behind,
                 )  # fmt: skip
         reading = self._options.reading
@@ -383,25 +383,25 @@ class Plans:
         )
 
     def done(self, end: Records) -> None:
-        """Everything before `end` is processed: the commit channel may let it go. What was read of a topic that was
-        made anew since says nothing about what is there now."""
+        """Everything before `end` is processed: move the commit channel there. Offsets of a topic that was created
+        again since are left out: they say nothing about the present topic."""
         if not self._options.commit_channel:
             return
         try:
             there = {key: record for key, record in end.items() if self._lives.get(key) == record.uid}
             self._move_channel(there, back=False)
         except ReadFailed as error:
-            # The next one moves it as well; until then more is kept than has to be.
+            # The next micro-batch moves it as well; until then more is kept than needed.
             logger.warning("commitChannel %s was not moved: %s", self._options.commit_channel, error)
 
     def stop(self) -> None:
-        """The query ends. Spark does not always say so; a hold ends by itself."""
+        """The query ends: release the hold. Spark does not always call this; a hold ends by itself."""
         self._release()
 
-    # ---- what keeps messages
+    # ---- holds and the commit channel
 
     def _asked(self, wanted: list[Any], end: Records) -> SnapshotRequest:
-        """A snapshot with borders, and with a new hold if none is young enough: a hold never rises."""
+        """The request for a snapshot with borders, and a new hold if none is young enough: a hold never rises."""
         asked = _in_ranges(wanted)
         lives = {(topic, partition, end[topic, partition].uid) for topic, partition, *_ in wanted}
         hold_ms = 0 if self._options.commit_channel else self._options.hold_ms
@@ -423,11 +423,11 @@ class Plans:
             try:
                 self._segments.release_hold(hold_id)
             except ReadFailed as error:
-                logger.info("hold %s was not released, and ends by itself: %s", hold_id, error)
+                logger.info("hold %s was not released; it ends by itself: %s", hold_id, error)
 
     def _claim_channel(self, begun: Records) -> None:
-        """A query without a checkpoint moves no place that stands elsewhere: somebody else's messages wait there.
-        ReadFailed."""
+        """ReadFailed if a query without a checkpoint would move floors that are elsewhere: another reader may need the
+        messages there."""
         initial, channel = self._initial or {}, self._options.commit_channel
         begins = {k: r for k, r in begun.items() if initial.get(k) == r and (*k, r.uid) not in self._channelled}
         if not begins or not channel:
@@ -436,17 +436,17 @@ class Plans:
         other = {k: r for k, r in begins.items() if k in floors and floors[k] != r.offset}
         if not other:
             return
-        # Moves nothing, and says so if this is no reader channel at all.
+        # Moves nothing, and raises ReadFailed if this is not a reader channel at all.
         self._move_channel({key: replace(record, offset=0) for key, record in other.items()}, back=False)
         places = [f"{t}/{p} at {floors[t, p]} (the query begins at {r.offset})" for (t, p), r in sorted(other.items())]
         more = f" and {len(places) - NAMED_MAX} more" if len(places) > NAMED_MAX else ""
         raise ReadFailed(
-            f"commitChannel {channel} stands elsewhere: {', '.join(places[:NAMED_MAX])}{more}; another reader may need "
-            f"it there: name another channel, begin where it stands (startingChannel {channel}), or nsqha seek it"
+            f"commitChannel {channel} is elsewhere: {', '.join(places[:NAMED_MAX])}{more}; another reader may need it "
+            f"there: name another channel, begin where it is (startingChannel {channel}), or move it with nsqha seek"
         )
 
     def _begin_channel(self, begun: Records) -> None:
-        """The channel stands where this query begins, in every partition, before anything is read of it."""
+        """Move the channel to where this query begins, in every partition, before anything of it is read."""
         new = {(*key, record.uid): (key, record) for key, record in begun.items()}
         new = {life: one for life, one in new.items() if life not in self._channelled}
         if new and self._options.commit_channel:
@@ -460,12 +460,12 @@ class Plans:
         for (topic, uid), offsets in by_topic.items():
             self._segments.commit_reader(topic, self._options.commit_channel, offsets, back=back, topic_uid=uid)
 
-    # ---- is it the same log
+    # ---- the same log, or another one
 
     def _pins(self, asked: SnapshotRequest, known: Records) -> dict[Key, PinnedPartition]:
-        """What is committed now, of a log that has the witnesses of `known`. Gone, ReadFailed: it has not.
+        """What is committed now, of a log that has the witnesses of `known`. Gone, ReadFailed: it does not have them.
 
-        With failOnDataLoss=false it is said in the log instead."""
+        With failOnDataLoss=false this is logged instead."""
         deadline = self._now() + self._options.connection.timeout_ms / 1000
         while True:
             found, refusal = self._of_those_there(asked)
@@ -473,7 +473,7 @@ class Plans:
             if asked.hold_ms:
                 asked = replace(asked, hold_ms=0)
             pins = {_key(one): one for one in found.pins if self._options.subscription.wants(*_key(one))}
-            # A new leader commits its first batch before it knows that all before is committed.
+            # A new leader has to commit its first batch before it knows that everything before is committed.
             behind = [k for k, r in known.items() if k in pins and same_topic(r, pins[k]) and is_behind(r, pins[k])]
             if not behind or self._now() >= deadline:
                 break
@@ -486,9 +486,9 @@ class Plans:
         return pins
 
     def _of_those_there(self, asked: SnapshotRequest) -> tuple[Snapshot, ReadFailed | None]:
-        """A snapshot without what is not there any more, and what the brokers said of that. ReadFailed: as `snapshot`.
+        """A snapshot without what does not exist any more, and the brokers' error about it. ReadFailed: as `snapshot`.
 
-        If something of it is not there and that is an error, the snapshot is one of whole topics."""
+        If something does not exist and that is an error, the snapshot is one of whole topics."""
         try:
             return self._segments.snapshot(asked), None
         except NotThere as error:
@@ -501,22 +501,22 @@ class Plans:
             return there, refusal
         keys = {_key(pin) for pin in there.pins}
         left = [one for one in asked.ranges if one[:2] in keys]
-        if len(left) == len(asked.ranges):  # a node that does not know of it yet, and another one that does
+        if len(left) == len(asked.ranges):  # one node does not know a topic yet that another one knows
             raise refusal
         if not left:
             return Snapshot(()), None
         return self._of_those_there(_in_ranges(left, asked.hold_ms))
 
     def _miss(self, asked: SnapshotRequest, pins: Mapping[Key, PinnedPartition], refusal: ReadFailed | None) -> None:
-        """Topics that were asked for by name and are not there."""
+        """Report topics that are named and do not exist. ReadFailed with failOnDataLoss."""
         if refusal is not None and self._strict:
-            raise ReadFailed(f"{refusal}; leave it out, or failOnDataLoss false reads on with what is there")
+            raise ReadFailed(f"{refusal}; leave it out, or set failOnDataLoss to false to continue without it")
         if asked.ranges is not None:
             return
         missed = frozenset(asked.topics) - {topic for topic, _ in pins} if refusal is not None else frozenset()
         if missed - self._missed:
             names = ", ".join(sorted(missed))
-            logger.warning("there is no topic %s; read on with what is there, as failOnDataLoss is false", names)
+            logger.warning("there is no topic %s; the query continues without it, as failOnDataLoss is false", names)
         self._missed = missed
 
     def _check(self, known: Records, pins: Mapping[Key, PinnedPartition]) -> None:
@@ -527,7 +527,7 @@ class Plans:
                 self._lost(why)
 
     def _selects(self, key: Key, record: PartitionOffset) -> bool:
-        """Whether a partition that was not found would be read if it were there. ReadFailed."""
+        """Whether a partition that was not found would be read if it existed. ReadFailed."""
         subscription = self._options.subscription
         if subscription.names:
             return key[0] in subscription.names and subscription.wants(*key)
@@ -535,21 +535,21 @@ class Plans:
         return not any(_key(pin) == key and same_topic(record, pin) for pin in there)
 
     def _left_out(self, key: Key) -> None:
-        """The subscription is another one than that of the checkpoint."""
+        """Report that the subscription differs from that of the checkpoint. ReadFailed with failOnDataLoss."""
         subscription = self._options.subscription
         option = "subscribe" if subscription.topics else "assign" if subscription.assigned else "subscribePattern"
         what = f"{key[0]}/{key[1]}" if subscription.assigned else key[0]
-        line = f"the checkpoint reads {what}, {option} does not name it any more"
+        line = f"the checkpoint reads {what}, but {option} does not name it any more"
         if self._strict:
             raise ReadFailed(
-                f"{line}: name it, or take a new checkpointLocation; failOnDataLoss false reads on without it"
+                f"{line}: name it, or use a new checkpointLocation; failOnDataLoss false continues without it"
             )
-        logger.warning("%s; read on without it, as failOnDataLoss is false", line)
+        logger.warning("%s; the query continues without it, as failOnDataLoss is false", line)
 
     def _lost(self, why: str) -> None:
         if self._strict:
-            raise Gone(f"{why}; failOnDataLoss false reads on with what is there, a new checkpointLocation begins anew")
-        logger.warning("%s; read on with what is there, as failOnDataLoss is false", why)
+            raise Gone(f"{why}; failOnDataLoss false continues with what is left, a new checkpointLocation starts over")
+        logger.warning("%s; the query continues with what is left, as failOnDataLoss is false", why)
 
 
 def _key(pin: PinnedPartition) -> Key:
@@ -561,13 +561,13 @@ def _life(pin: PinnedPartition) -> Life:
 
 
 def _in_ranges(wanted: Iterable[tuple[str, int, int, int]], hold_ms: int = 0) -> SnapshotRequest:
-    """A snapshot with the borders of these ranges."""
+    """The request for a snapshot with the borders of these ranges."""
     ranges = tuple(wanted)
     return SnapshotRequest(tuple(sorted({topic for topic, *_ in ranges})), ranges=ranges, hold_ms=hold_ms)
 
 
 def _first(start: PartitionOffset | None, end: PartitionOffset) -> int:
-    """Where a micro-batch begins in a partition."""
+    """The offset where a micro-batch begins in a partition."""
     if start is None or start.uid != end.uid or (end.first is not None and start.first is None):
         return end.offset if end.first is None else end.first
     return start.offset

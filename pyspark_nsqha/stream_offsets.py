@@ -1,23 +1,23 @@
-"""What a stream has read, as Spark's checkpoint keeps it, and how much of what is there the next micro-batch takes.
+"""What a stream has read, in the form of Spark's checkpoint, and how much the next micro-batch takes.
 
 Everything here is pure.
 
     {"orders/0": {"offset": 1200, "uid": "00c0ffee00c0ffee", "log_id": 57, "epoch": 3, "chain": "0123456789abcdef"}}
 
     offset    of the next message to read
-    uid       of the topic: one that was made anew under the same name has another
-    log_id, epoch, chain    the witness: an entry that was committed when the offset was chosen, at or behind the
-              batch of the last message that was read. A log that has this entry has everything before it, too; one that
-              has not has lost or exchanged messages that were committed, by an unclean election or a restored backup
-    first     only in the micro-batch in which a partition, or the query, begins: where its reading does
+    uid       of the topic: one that was created again under the same name has another
+    log_id, epoch, chain    the witness: an entry that was committed when the offset was chosen, at or after the
+              batch of the last message that was read. A log that has this entry has everything before it, too; one
+              without it has lost or replaced committed messages, by an unclean election or a restored backup
+    first     only in the micro-batch in which a partition, or the query, begins: the offset where reading begins
 
-A record that stands for the same offset as the last one is that one: Spark compares JSON, and would run micro-batches
-without messages as long as entries without messages come.
+A record for the same offset as the last one is the last one: Spark compares JSON, and would run micro-batches without
+messages while entries without messages arrive.
 
-Limits. A micro-batch takes of each partition a share of the limit that is proportional to what waits there, and at
-least one message, so that a small partition beside a large one is read on: with more partitions than the limit has
-messages, it takes one of each. Bytes are counted in the log, between borders that are at most 8 MiB apart, and within
-them as if all messages were equally large.
+Limits. A micro-batch takes from each partition a share of the limit in proportion to what waits there, and at least one
+message, so that a small partition beside a large one makes progress: with more partitions than the limit has messages,
+it takes one of each. Bytes are counted in the log, between borders that are at most 8 MiB apart, and within them as if
+all messages were equally large.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class PartitionOffset:
-    """How far one partition is read."""
+    """How far one partition is read, with its witness."""
 
     offset: int
     uid: int
@@ -54,11 +54,11 @@ class PartitionOffset:
 
     @classmethod
     def at(cls, pin: PinnedPartition, offset: int, first: int | None = None) -> PartitionOffset:
-        """With the last committed entry of `pin` as the witness."""
+        """A record with the last committed entry of `pin` as the witness."""
         return cls(offset, pin.identity.topic_uid, pin.end.log_id - 1, pin.epoch, pin.chain, first)
 
     def moved(self, pin: PinnedPartition, offset: int) -> PartitionOffset:
-        """The record for `offset`; this one if it is its own."""
+        """The record for `offset`; this one if the offset is the same."""
         if offset == self.offset and pin.identity.topic_uid == self.uid:
             return self
         return PartitionOffset.at(pin, offset)
@@ -68,7 +68,7 @@ Records = dict[Key, PartitionOffset]
 
 
 def to_json(records: Mapping[Key, PartitionOffset]) -> dict[str, dict[str, int | str]]:
-    """As Spark's checkpoint keeps it; the same records are the same text."""
+    """The JSON for Spark's checkpoint; equal records give equal text."""
     found: dict[str, dict[str, int | str]] = {}
     for (topic, partition), record in sorted(records.items()):
         said: dict[str, int | str] = {
@@ -85,7 +85,7 @@ def to_json(records: Mapping[Key, PartitionOffset]) -> dict[str, dict[str, int |
 
 
 def from_json(said: object) -> Records:
-    """What a checkpoint says. ReadFailed: it is not this source's."""
+    """Parse the JSON of a checkpoint. ReadFailed: it is not of this source."""
     if not isinstance(said, Mapping):
         raise _foreign(said)
     found: Records = {}
@@ -120,7 +120,7 @@ def _hex(one: Mapping[str, Any], name: str) -> int:
 def _foreign(said: object) -> ReadFailed:
     text = json.dumps(said, default=str)[:120]
     return ReadFailed(
-        f"the checkpoint has offsets that are not this source's: {text}; give the query a checkpointLocation of its own"
+        f"the checkpoint has offsets of another source: {text}; give the query a checkpointLocation of its own"
     )
 
 
@@ -128,9 +128,9 @@ def _foreign(said: object) -> ReadFailed:
 
 
 def shares(waiting: Mapping[K, int], limit: int) -> dict[K, int]:
-    """What each takes of `limit`: min(limit, all that waits) in sum, but never none of what has something waiting.
+    """The share of each in `limit`: min(limit, all that waits) in sum, but at least 1 for each with something waiting.
 
-    In proportion to what waits; what rounding leaves goes to the largest fractions, and among equals to the first.
+    Shares are in proportion to what waits; the rest of rounding goes to the largest fractions, of equals to the first.
     """
     some = {key: count for key, count in waiting.items() if count > 0}
     total = sum(some.values())
@@ -138,7 +138,7 @@ def shares(waiting: Mapping[K, int], limit: int) -> dict[K, int]:
         return dict(some)
     if limit <= len(some):
         return dict.fromkeys(some, 1)
-    # One for each, and of the rest a share of what each has beyond that.
+    # One for each, and the rest in proportion to what each has beyond that.
     left, beyond = limit - len(some), total - len(some)
     taken = {key: 1 + left * (count - 1) // beyond for key, count in some.items()}
     fractions = sorted(some, key=lambda key: -(left * (some[key] - 1) % beyond))
@@ -148,7 +148,7 @@ def shares(waiting: Mapping[K, int], limit: int) -> dict[K, int]:
 
 
 def position_at(cuts: Sequence[CutPoint], offset: int) -> int:
-    """Where in the log message `offset` is, about: exact at a border."""
+    """The position of message `offset` in the log: exact at a border, else interpolated."""
     at = bisect_right(cuts, offset, key=lambda cut: cut.offset) - 1
     if at < 0:
         return cuts[0].position
@@ -160,7 +160,7 @@ def position_at(cuts: Sequence[CutPoint], offset: int) -> int:
 
 
 def end_within(cuts: Sequence[CutPoint], first: int, end: int, bytes_max: int) -> int:
-    """The end of the messages from `first` on that have about `bytes_max` bytes; at least one, none from `end` on."""
+    """The end of about `bytes_max` bytes of messages from `first` on: at least one message, and `end` at most."""
     position = position_at(cuts, first) + bytes_max
     at = bisect_right(cuts, position, key=lambda cut: cut.position) - 1
     if at + 1 >= len(cuts):
@@ -173,7 +173,7 @@ def end_within(cuts: Sequence[CutPoint], first: int, end: int, bytes_max: int) -
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What a micro-batch may take, and when it is worth one. 0: no limit."""
+    """How much a micro-batch may take, and when one starts. 0: no limit."""
 
     max_offsets: int = 0
     max_bytes: int = 0
@@ -186,5 +186,5 @@ class BatchLimits:
         return bool(self.max_offsets or self.max_bytes)
 
     def too_few(self, waiting: int, since_last_s: float) -> bool:
-        """Whether a micro-batch is to wait for more messages."""
+        """Whether the next micro-batch waits for more messages."""
         return bool(self.min_offsets) and waiting < self.min_offsets and since_last_s < self.max_delay_s

@@ -361,11 +361,11 @@ def test_what_cannot_be_read_is_said_in_one_line(spark: Any, node: Broker, topic
         "pyspark_nsqha.options.OptionError: there is no option 'splitbyte'; did you mean splitBytes?"
     )
     assert refusal(load(spark, node, topic, startingOffsets=json.dumps({topic: {"0": 5}}))) == (
-        f"{failed}{topic}/0: startingOffsets 5 is behind the committed end: asked for [5, 1), there is [0, 1)"
+        f"{failed}{topic}/0: startingOffsets 5 is after the committed end: asked for [5, 1), there is [0, 1)"
     )
     assert refusal(lambda: load(spark, node, "a#ephemeral")) == (
-        "pyspark_nsqha.options.OptionError: subscribe: a#ephemeral is ephemeral: it has no log that could be read "
-        "again; consume it instead"
+        "pyspark_nsqha.options.OptionError: subscribe: a#ephemeral is ephemeral: it has no log to read; "
+        "consume it instead"
     )
 
 
@@ -377,7 +377,7 @@ def test_a_topic_that_is_made_anew_after_load_is_not_read(spark: Any, node: Brok
     node.create(topic)
     node.publish(topic, [b"second life"] * 2)
     assert refusal(table) == (
-        f"pyspark_nsqha.model.Gone: {topic}/0: the topic was deleted or made anew since load(); load it again"
+        f"pyspark_nsqha.model.Gone: {topic}/0: the topic was deleted or created again since load(); load it again"
     )
 
 
@@ -432,8 +432,8 @@ def test_messages_that_are_gone_fail_a_read_that_names_them_or_are_counted(spark
     assert 0 < start < 4000
     asked = {"startingOffsets": '{"orders":{"0":0}}', "endingOffsets": '{"orders":{"0":3000}}'}
     assert refusal(load(spark, copied, "orders", **asked)) == (
-        f"pyspark_nsqha.model.Gone: orders/0: asked for [0, 3000), there is [{start}, 4000): retention took {start} "
-        "messages; startingOffsets earliest begins at what is there, failOnDataLoss false reads without them"
+        f"pyspark_nsqha.model.Gone: orders/0: asked for [0, 3000), there is [{start}, 4000): retention removed {start} "
+        "messages; startingOffsets earliest begins at the first message left, failOnDataLoss false reads without them"
     )
     left = load(spark, copied, "orders", **asked, failOnDataLoss="false")
     found = left.selectExpr("min(offset)", "max(offset)", "count(*)").collect()[0]

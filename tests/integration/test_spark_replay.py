@@ -166,7 +166,7 @@ def test_a_list_of_ids_is_sent_and_nothing_between_them(topic: Topic, spark: Any
 def test_an_id_of_another_topic_is_named(topic: Topic) -> None:
     topic.publish(0, 10)
     (topic.folder / "ids").write_text("00000000000000ff\n")
-    with pytest.raises(exits.Exit, match="1 of the ids, 00000000000000ff for one, are not in the log"):
+    with pytest.raises(exits.Exit, match="1 of the ids, such as 00000000000000ff, are not in the log"):
         topic.replay("--ids", str(topic.folder / "ids"), "--yes")
 
 

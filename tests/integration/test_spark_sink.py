@@ -66,7 +66,7 @@ def test_what_cannot_be_written_is_said_before_a_task_starts(spark: Any, node: N
 
 def test_a_row_that_cannot_be_sent_fails_the_job_by_its_number(spark: Any, node: Node) -> None:
     rows = spark.range(0, 10, 1, 1).selectExpr("if(id = 7, cast(null AS string), 'v') AS value")
-    with pytest.raises(Exception, match="row 8: value is null, and NSQ knows no null"):
+    with pytest.raises(Exception, match="row 8: value is null, and NSQ has no null"):
         rows.write.format("nsqha").option("nsqd", node.tcp).option("topic", "nulls").mode("append").save()
 
 

@@ -120,7 +120,7 @@ def test_a_topic_that_was_made_anew_is_not_read_over(spark: Any, node: DevNode, 
         admin.call("DeleteTopic", topic=topic)
         admin.call("CreateTopic", topic=topic, settings={"partitions": 2})
     publish(node, topic, *(f"{i:03d}" for i in range(40)))
-    with pytest.raises(Exception, match=r"the topic was deleted and made anew: .*failOnDataLoss"):
+    with pytest.raises(Exception, match=r"the topic was deleted and created again: .*failOnDataLoss"):
         copy.run()
     assert len(copy.rows) == 20
 
@@ -161,7 +161,7 @@ def test_a_new_query_does_not_take_the_channel_of_another_one(
     first.run()
     assert depth(node, topic, "archive") == 4
     for n, start in enumerate(("earliest", "latest")):
-        with pytest.raises(Exception, match=rf"commitChannel archive stands elsewhere: {topic}/\d at \d+ "):
+        with pytest.raises(Exception, match=rf"commitChannel archive is elsewhere: {topic}/\d at \d+ "):
             Copy(spark, node, tmp_path / f"{n}", startingOffsets=start, **options).run()
     assert depth(node, topic, "archive") == 4
     publish(node, topic, "one", "two")

@@ -58,7 +58,8 @@ def test_a_hold_that_is_over_lets_retention_go_on(spark: Any, cluster: Cluster, 
     wait_until(log.trimmed, "retention goes on", 30)
     assert not log.holds()
     line = failure(digests(frame))
-    assert re.match(rf"{log.topic}/\d: asked for \[0, \d+\), there is \[\d+, \d+\): retention took \d+ messages", line)
+    expected = rf"{log.topic}/\d: asked for \[0, \d+\), there is \[\d+, \d+\): retention removed \d+ messages"
+    assert re.match(expected, line)
 
 
 def test_a_new_leader_keeps_what_the_old_one_had_promised(spark: Any, cluster: Cluster, log: KnownLog) -> None:
@@ -93,7 +94,7 @@ def test_without_a_hold_what_retention_took_fails_the_job_or_is_counted(
     rows = digests(late["false"]).collect()
     log.check(rows, lost=len(log.digests) - len(rows))
     assert len(rows) < len(log.digests)
-    assert counted(log, spark_log, r"(\d+) messages \[\d+, \d+\) are gone by retention") == len(log.digests) - len(rows)
+    assert counted(log, spark_log, r"retention removed (\d+) messages \[\d+, \d+\)") == len(log.digests) - len(rows)
 
 
 def test_what_retention_takes_of_a_running_read_is_counted_where_that_is_wanted(
@@ -108,7 +109,7 @@ def test_what_retention_takes_of_a_running_read_is_counted_where_that_is_wanted(
     lost = len(log.digests) - len(rows)
     assert lost > 0
     log.check(rows, lost=lost)
-    assert counted(log, spark_log, r"(\d+) gone by retention") == lost
+    assert counted(log, spark_log, r"(\d+) removed by retention") == lost
 
 
 def counted(log: KnownLog, spark_log: Path, pattern: str) -> int:
@@ -136,4 +137,5 @@ def test_a_topic_that_was_made_anew_is_another_one(
             gate.wait_reached(2)
             anew()
         line = reading.why()
-    assert re.match(rf"{log.topic}/\d.*the topic was deleted or made anew since load\(\).*; load it again", line), line
+    expected = rf"{log.topic}/\d.*the topic was deleted or created again since load\(\).*; load it again"
+    assert re.match(expected, line), line

@@ -96,7 +96,7 @@ def test_strangers_are_refused_in_one_line(spark: Any, cluster: TlsCluster, log:
     line = refusal(log, spark, **shown(cluster, "foreign"))
     assert line.startswith("no broker answers: 127.0.0.1:"), line
     line = refusal(log, spark)
-    assert "if it wants a certificate: nsqha.tls.cert, nsqha.tls.key, nsqha.tls.ca" in line, line
+    assert "if it requires a certificate: nsqha.tls.cert, nsqha.tls.key, nsqha.tls.ca" in line, line
 
 
 def test_no_key_is_shown(spark: Any, cluster: TlsCluster, log: KnownLog, spark_log: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_node_is_believed_by_the_name_that_it_was_asked_by(spark: Any, cluster
     cluster.files.issue(node.name, "DNS:localhost", f"URI:nsqha:node/{cluster.uid(node):016x}")
     try:
         by_address = {"brokers": node.grpc, **shown(cluster, "reader")}
-        refused = "has a certificate that does not name it so"
+        refused = "has a certificate without this name"
         wait_until(lambda: refused in refusal_or_nothing(log, spark, **by_address), "the new certificate is shown", 30)
         by_name = {"brokers": f"localhost:{node.grpc_port}", **shown(cluster, "reader")}
         log.check(digests(log.read(spark, **by_name)).collect())

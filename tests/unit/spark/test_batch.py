@@ -176,9 +176,9 @@ def test_all_filters_go_back_to_spark_and_the_ranges_are_shorter(asked: list[Sna
 def test_a_sink_pins_nothing_and_a_read_that_names_nothing_is_refused(asked: list[SnapshotRequest]) -> None:
     source = DefaultSource({"nsqd": "127.0.0.1:4150", "topic": "orders"})
     assert (source.pinned, asked) == (None, [])
-    with pytest.raises(OptionError, match="give exactly one of subscribe, subscribePattern and assign; there is none"):
+    with pytest.raises(OptionError, match="give exactly one of subscribe, subscribePattern or assign; none is given"):
         DefaultSource({"brokers": "127.0.0.1:1"}).schema()
-    with pytest.raises(OptionError, match="give exactly one of subscribe, subscribePattern and assign; there is none"):
+    with pytest.raises(OptionError, match="give exactly one of subscribe, subscribePattern or assign; none is given"):
         DefaultSource({"brokers": "127.0.0.1:1"}).reader(TWO)
 
 

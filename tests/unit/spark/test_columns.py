@@ -54,7 +54,7 @@ def test_a_type_is_what_spark_calls_it():
     ("names", "text"),
     [
         (["value", "vlaue", "x"], "columns: no column 'vlaue', 'x'; there are " + ", ".join(KNOWN)),
-        (["id", "value", "id"], "columns: 'id' named twice; name each column once"),
+        (["id", "value", "id"], "columns: 'id' is named twice; name each column once"),
         ([], "columns: none is named; there are " + ", ".join(KNOWN)),
     ],
 )

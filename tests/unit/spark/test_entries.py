@@ -112,8 +112,8 @@ def test_without_the_chain_an_entry_with_its_own_crc_is_believed():
     verify(log.run(), IDENTITY, None, level="crc")
     text = str(failure(log.run()))
     assert text == (
-        "orders/3: log id 4, offsets [6, 7): the chain does not fit: the entry, or the one before, belongs to another "
-        "log; read it from another replica, and run `nsqha log verify` on this one"
+        "orders/3: log id 4, offsets [6, 7): the chain does not match: the entry, or the one before, belongs to "
+        "another log; read it from another replica, and run `nsqha log verify` on this one"
     )
 
 
@@ -136,7 +136,7 @@ def test_without_crcs_structure_is_left():
 def test_the_first_batch_of_a_partition_is_chained_to_its_identity():
     log = small_log()
     for other in (IDENTITY._replace(topic_uid=7), IDENTITY._replace(partition=4)):
-        with pytest.raises(NotVerified, match=r"offsets \[0, 1\): the chain does not fit"):
+        with pytest.raises(NotVerified, match=r"offsets \[0, 1\): the chain does not match"):
             verify(log.run(), other, None)
 
 
@@ -176,7 +176,7 @@ def test_the_snapshots_entry_has_the_snapshots_chain():
     verify(log.run(), IDENTITY, None, at=(5, chain))
     verify(log.run(), IDENTITY, None, at=(99, 1))
     failed = failure(log.run(), at=(5, 1))
-    assert f"its chain is {chain:016x}, and the snapshot has 0000000000000001: this is another log" in str(failed)
+    assert f"its chain is {chain:016x}, but the snapshot has 0000000000000001: this is another log" in str(failed)
 
 
 # ---- entries without frames, and behind them
@@ -212,14 +212,15 @@ def test_frames_are_as_long_as_the_entries_say(change):
     log = small_log()
     whole = b"".join(log.frames)
     run = log.run()._replace(frames=whole + change if change else whole[:-1])
-    assert f"the entries announce {len(whole)} bytes of frames, {len(run.frames)} came" in str(failure(run))
-    assert "bytes of frames came without an entry" in str(failure(FetchedRun(1, b"", b"x")))
+    assert f"the entries announce {len(whole)} bytes of frames, {len(run.frames)} were sent" in str(failure(run))
+    assert "bytes of frames were sent without an entry" in str(failure(FetchedRun(1, b"", b"x")))
 
 
 def test_entries_are_whole():
     log = small_log()
     run = log.run()
-    assert "the entries end within one, after 559 bytes" in str(failure(run._replace(entries=run.entries[:-1])))
+    cut = run._replace(entries=run.entries[:-1])
+    assert "the entries end in the middle of one, after 559 bytes" in str(failure(cut))
 
 
 def test_no_number_is_beyond_63_bits():

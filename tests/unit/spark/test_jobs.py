@@ -34,7 +34,7 @@ def java(folder: Path, says: str) -> None:
 def test_java_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java(tmp_path, 'java version "1.8.0_392"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(CannotStart, match=rf"^{tmp_path}/bin/java is Java 8: Spark wants 17 or newer; set JAVA_HOME"):
+    with pytest.raises(CannotStart, match=rf"^{tmp_path}/bin/java is Java 8: Spark needs 17 or newer; set JAVA_HOME"):
         check_java()
 
 

@@ -118,29 +118,30 @@ def test_where_keys_are_is_in_no_repr_and_goes_with_the_plan() -> None:
 
 REFUSED = [
     ({"brokers": ""}, "brokers is missing: the host:port of a broker's --grpc-address, or several with commas"),
-    ({"brokers": "a:1,b"}, "brokers: 'b' is no host:port; give a broker's --grpc-address"),
-    ({"brokers": "a:65536"}, "brokers: 'a:65536' is no host:port; give a broker's --grpc-address"),
-    ({"brokers": "http://a:1"}, "brokers: 'http://a:1' is no host:port; give a broker's --grpc-address"),
+    ({"brokers": "a:1,b"}, "brokers: 'b' is not host:port; give a broker's --grpc-address"),
+    ({"brokers": "a:65536"}, "brokers: 'a:65536' is not host:port; give a broker's --grpc-address"),
+    ({"brokers": "http://a:1"}, "brokers: 'http://a:1' is not host:port; give a broker's --grpc-address"),
     ({"splitByte": "1"}, "there is no option 'splitbyte'; did you mean splitBytes?"),
     (
         {"kafka.bootstrap.servers": "a"},
-        "option kafka.bootstrap.servers is of Kafka's connector: write brokers, with the addresses of --grpc-address",
+        "option kafka.bootstrap.servers is one of Kafka's connector: "
+        "write brokers, with the addresses of --grpc-address",
     ),
     (
         {"option.brokers": "a:1"},
-        "Spark forgets the options of a table of a Python source: write CREATE TEMPORARY VIEW instead of TABLE",
+        "Spark drops the options of a table of a Python source: write CREATE TEMPORARY VIEW instead of TABLE",
     ),
     ({"maxOffsetsPerTrigger": "1"}, "option maxOffsetsPerTrigger is not for read but for readStream: leave it out"),
     ({"topic": "orders"}, "option topic is not for read but for write and writeStream: leave it out"),
     (
         {"assign": '{"orders":[0]}'},
-        "give exactly one of subscribe, subscribePattern and assign; there are subscribe and assign",
+        "give exactly one of subscribe, subscribePattern or assign; subscribe and assign are given",
     ),
     ({"subscribe": " ,"}, "subscribe is empty; it takes names of topics with commas between them"),
-    ({"subscribe": "a b"}, "subscribe: 'a b' is no name of a topic"),
+    ({"subscribe": "a b"}, "subscribe: 'a b' is not a topic name"),
     (
         {"subscribe": "a#ephemeral"},
-        "subscribe: a#ephemeral is ephemeral: it has no log that could be read again; consume it instead",
+        "subscribe: a#ephemeral is ephemeral: it has no log to read; consume it instead",
     ),
     ({"startingOffsets": "latest"}, "startingOffsets: latest would read nothing in a batch; write earliest or offsets"),
     (
@@ -154,33 +155,33 @@ REFUSED = [
     ),
     (
         {"startingOffsets": "newest"},
-        'startingOffsets: \'newest\' is none of earliest, latest and JSON such as {"orders":{"0":23,"1":-2}}',
+        'startingOffsets: \'newest\' is not earliest, latest or JSON such as {"orders":{"0":23,"1":-2}}',
     ),
     (
         {"startingOffsets": '{"orders":{"0":5}'},
-        'startingOffsets: \'{"orders":{"0":5}\' is no JSON such as {"orders":{"0":23,"1":-2}}',
+        'startingOffsets: \'{"orders":{"0":5}\' is not JSON such as {"orders":{"0":23,"1":-2}}',
     ),
     (
         {"startingOffsets": '{"orders":[5]}'},
         'startingOffsets: \'orders\' needs partitions, as in {"orders":{"0":23,"1":-2}}',
     ),
-    ({"startingOffsets": '{"orders":{"0":5,"0":6}}'}, "startingOffsets: '0' is there twice"),
+    ({"startingOffsets": '{"orders":{"0":5,"0":6}}'}, "startingOffsets: '0' is given twice"),
     (
         {"startingOffsets": '{"orders":{"0":-3}}'},
-        "startingOffsets: orders/0 has '-3'; an offset, -2 (earliest) or -1 (latest)",
+        "startingOffsets: orders/0 has '-3'; give an offset, -2 (earliest) or -1 (latest)",
     ),
     (
         {"startingOffsets": '{"orders":{"0":true}}'},
-        "startingOffsets: orders/0 has 'True'; an offset, -2 (earliest) or -1 (latest)",
+        "startingOffsets: orders/0 has 'True'; give an offset, -2 (earliest) or -1 (latest)",
     ),
     (
         {"startingOffsets": '{"orders":{"1023":1}}'},
-        "startingOffsets: '1023' is no partition of orders; partitions are 0 to 1022",
+        "startingOffsets: '1023' is not a partition of orders; partitions are 0 to 1022",
     ),
     ({"startingOffsets": "{}"}, 'startingOffsets is empty; write it as {"orders":{"0":23,"1":-2}}'),
     (
         {"startingTimestamp": "yesterday"},
-        "startingTimestamp: 'yesterday' is no time: milliseconds since 1970, or as 2026-11-20T10:00:00Z",
+        "startingTimestamp: 'yesterday' is not a time: give milliseconds since 1970, or 2026-11-20T10:00:00Z",
     ),
     (
         {"startingTimestamp": "2026-11-20T10:00"},
@@ -188,7 +189,7 @@ REFUSED = [
     ),
     (
         {"endingTimestamp": str(NOON_NS)},
-        f"endingTimestamp: '{NOON_NS}' is no time: milliseconds since 1970, or as 2026-11-20T10:00:00Z",
+        f"endingTimestamp: '{NOON_NS}' is not a time: give milliseconds since 1970, or 2026-11-20T10:00:00Z",
     ),
     (
         {"endingTimestamp": str(NOON * 1000)},
@@ -223,30 +224,30 @@ REFUSED = [
     ),
     (
         {"startingOffsetsByTimestamp": '{"orders":{"0":"x"}}'},
-        "startingOffsetsByTimestamp: 'x' is no time: milliseconds since 1970, or as 2026-11-20T10:00:00Z",
+        "startingOffsetsByTimestamp: 'x' is not a time: give milliseconds since 1970, or 2026-11-20T10:00:00Z",
     ),
     (
         {"startingOffsetsByTimestampStrategy": "earliest"},
-        "startingOffsetsByTimestampStrategy: 'earliest' is none of error, latest",
+        "startingOffsetsByTimestampStrategy: 'earliest' is not one of error, latest",
     ),
-    ({"startingChannel": "a b"}, "startingChannel: 'a b' is no name of a channel"),
+    ({"startingChannel": "a b"}, "startingChannel: 'a b' is not a channel name"),
     (
         {"startingChannel": "audit", "startingOffsets": "earliest"},
         "startingChannel and startingOffsets both say where to begin: leave one out",
     ),
     ({"failOnDataLoss": "no"}, "failOnDataLoss: 'no' is neither true nor false"),
-    ({"minPartitions": "0"}, "minPartitions: '0' is no whole number from 1 to 100000"),
-    ({"splitBytes": "64 megabytes"}, "splitBytes: '64 megabytes' is no size such as 64m, 1g or 1048576"),
+    ({"minPartitions": "0"}, "minPartitions: '0' is not a whole number from 1 to 100000"),
+    ({"splitBytes": "64 megabytes"}, "splitBytes: '64 megabytes' is not a size such as 64m, 1g or 1048576"),
     ({"splitBytes": "1k"}, "splitBytes: '1k' is not between 64k and 64g"),
-    ({"verify": "yes"}, "verify: 'yes' is none of full, crc, none"),
-    ({"mode": "DROP"}, "mode: 'DROP' is none of FAILFAST, PERMISSIVE, DROPMALFORMED"),
-    ({"ids": "0123"}, "ids: '0123' is no message id of 16 hex digits, 0-9 and a-f"),
+    ({"verify": "yes"}, "verify: 'yes' is not one of full, crc, none"),
+    ({"mode": "DROP"}, "mode: 'DROP' is not one of FAILFAST, PERMISSIVE, DROPMALFORMED"),
+    ({"ids": "0123"}, "ids: '0123' is not a message id of 16 hex digits, 0-9 and a-f"),
     ({"ids": ","}, "ids is empty; it takes message ids of 16 hex digits with commas between them"),
-    ({"holdMs": "-1"}, "holdMs: '-1' is no whole number from 0 to 21600000"),
-    ({"timeoutMs": "1s"}, "timeoutMs: '1s' is no whole number from 100 to 3600000"),
+    ({"holdMs": "-1"}, "holdMs: '-1' is not a whole number from 0 to 21600000"),
+    ({"timeoutMs": "1s"}, "timeoutMs: '1s' is not a whole number from 100 to 3600000"),
     (
         {"nsqha.tls.cert": "/cert"},
-        "TLS takes nsqha.tls.cert, nsqha.tls.key and nsqha.tls.ca; give nsqha.tls.key and nsqha.tls.ca too",
+        "TLS needs nsqha.tls.cert, nsqha.tls.key and nsqha.tls.ca; give nsqha.tls.key and nsqha.tls.ca too",
     ),
 ]
 
@@ -261,13 +262,13 @@ def test_what_cannot_be_is_refused_in_one_line_that_says_what_to_write(options: 
 @pytest.mark.parametrize(
     ("assign", "text"),
     [
-        ("[0]", "assign: '[0]' is no JSON such as {\"orders\":[0,1]}"),
+        ("[0]", "assign: '[0]' is not JSON such as {\"orders\":[0,1]}"),
         ("{}", 'assign is empty; it names partitions, as in {"orders":[0,1]}'),
         ('{"orders":[]}', 'assign: orders needs a list of partitions, as in {"orders":[0,1]}'),
-        ('{"orders":["a"]}', "assign: 'a' is no partition of orders; partitions are 0 to 1022"),
+        ('{"orders":["a"]}', "assign: 'a' is not a partition of orders; partitions are 0 to 1022"),
         (
             '{"a#ephemeral":[0]}',
-            "assign: a#ephemeral is ephemeral: it has no log that could be read again; consume it instead",
+            "assign: a#ephemeral is ephemeral: it has no log to read; consume it instead",
         ),
     ],
 )
@@ -278,12 +279,12 @@ def test_assignments_are_refused_with_an_example(assign: str, text: str) -> None
 
 
 def test_no_subscription_at_all_is_refused() -> None:
-    with pytest.raises(OptionError, match="give exactly one of subscribe, subscribePattern and assign; there is none"):
+    with pytest.raises(OptionError, match="give exactly one of subscribe, subscribePattern or assign; none is given"):
         batch_options({"brokers": "a:1"})
 
 
 def test_deep_json_is_refused_and_no_stack_ends() -> None:
-    with pytest.raises(OptionError, match=r"^assign: '\[\[\[.*\.\.\.' is no JSON"):
+    with pytest.raises(OptionError, match=r"^assign: '\[\[\[.*\.\.\.' is not JSON"):
         batch_options({"brokers": "a:1", "assign": "[" * 100_000})
 
 

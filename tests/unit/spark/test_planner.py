@@ -106,11 +106,11 @@ def test_offsets_name_all_partitions_that_are_read_and_no_other() -> None:
     [
         (
             {"startingOffsets": '{"orders":{"0":91}}'},
-            "orders/0: startingOffsets 91 is behind the committed end: asked for [91, 90), there is [40, 90)",
+            "orders/0: startingOffsets 91 is after the committed end: asked for [91, 90), there is [40, 90)",
         ),
         (
             {"endingOffsets": '{"orders":{"0":91}}'},
-            "orders/0: endingOffsets 91 is behind the committed end: asked for [40, 91), there is [40, 90)",
+            "orders/0: endingOffsets 91 is after the committed end: asked for [40, 91), there is [40, 90)",
         ),
         (
             {"startingOffsets": '{"orders":{"0":70}}', "endingOffsets": '{"orders":{"0":60}}'},
@@ -130,8 +130,8 @@ def test_what_retention_took_fails_the_read_and_is_named() -> None:
     with pytest.raises(Gone) as gone:
         resolved(pin(((40, 5, 100), (90, 9, 200))), startingOffsets='{"orders":{"0":10}}')
     assert str(gone.value) == (
-        "orders/0: asked for [10, 90), there is [40, 90): retention took 30 messages; "
-        "startingOffsets earliest begins at what is there, failOnDataLoss false reads without them"
+        "orders/0: asked for [10, 90), there is [40, 90): retention removed 30 messages; "
+        "startingOffsets earliest begins at the first message left, failOnDataLoss false reads without them"
     )
     assert (gone.value.planned, gone.value.available) == ((10, 90), (40, 90))
 
@@ -144,7 +144,7 @@ def test_without_failing_what_is_read_is_never_outside_of_what_was_asked_for(
 ) -> None:
     bounds = {"startingOffsets": f'{{"orders":{{"0":{first}}}}}', "endingOffsets": f'{{"orders":{{"0":{end}}}}}'}
     assert resolved(pin(((40, 5, 100), (90, 9, 200))), **bounds, failOnDataLoss="false") == [left]
-    said = f"orders/0: {lost} messages [{first}, {left[0]}) are gone by retention and left out"
+    said = f"orders/0: retention removed {lost} messages [{first}, {left[0]}): they are left out"
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
@@ -165,7 +165,7 @@ def test_a_start_after_the_last_message_is_an_error_or_the_end() -> None:
     with pytest.raises(ReadFailed) as nothing:
         resolved(pin(), startingTimestamp="5", times=times)
     assert str(nothing.value) == (
-        "startingTimestamp: orders/0 has no message that is not older; an earlier time, or "
+        "startingTimestamp: all messages of orders/0 are older; give an earlier time, or "
         "startingOffsetsByTimestampStrategy latest, which reads nothing there"
     )
     latest = {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}
@@ -282,7 +282,7 @@ def test_a_split_names_the_entry_that_vouches_for_it_and_never_goes_behind_it() 
 
 
 def test_a_broker_that_names_no_borders_is_refused() -> None:
-    with pytest.raises(ReadFailed, match=r"orders/0: the broker named no borders around \[0, 230\); try again"):
+    with pytest.raises(ReadFailed, match=r"orders/0: the broker sent no borders around \[0, 230\); try again"):
         plan([PlannedRange(without_cuts(pin()), 0, 230)], split_bytes=MIB)
 
 
@@ -302,7 +302,7 @@ def test_a_topic_that_was_made_anew_since_load_is_gone() -> None:
     for now in ([pin(uid=2)], []):
         with pytest.raises(Gone) as gone:
             with_borders([PlannedRange(pin(), 0, 230)], now, False)
-        assert str(gone.value) == "orders/0: the topic was deleted or made anew since load(); load it again"
+        assert str(gone.value) == "orders/0: the topic was deleted or created again since load(); load it again"
 
 
 def test_a_log_that_ends_before_what_was_pinned_is_refused() -> None:
@@ -312,7 +312,7 @@ def test_a_log_that_ends_before_what_was_pinned_is_refused() -> None:
 
 def test_what_retention_took_since_load_is_left_out_or_an_error() -> None:
     now = pin(((100, 11, 8 * MIB), (230, 31, 18 * MIB)))
-    with pytest.raises(Gone, match=r"asked for \[0, 230\), there is \[100, 230\): retention took 100 messages"):
+    with pytest.raises(Gone, match=r"asked for \[0, 230\), there is \[100, 230\): retention removed 100 messages"):
         with_borders([PlannedRange(pin(), 0, 230)], [now], True)
     [left] = with_borders([PlannedRange(pin(), 0, 230)], [now], False)
     assert (left.first, left.end) == (100, 230)

@@ -186,7 +186,7 @@ def test_it_gives_up_after_the_timeout_and_says_what_is_published():
     text = str(failed.value)
     assert "nothing was stored for 30 s (option timeoutMs)" in text
     assert "not stored: no leader" in text
-    assert "this task has published 2 messages, and none besides is stored" in text
+    assert "this task has published 2 messages, and no others are stored" in text
     assert "\n" not in text
 
 
@@ -194,7 +194,7 @@ def test_what_was_never_sent_is_not_said_to_be_stored_perhaps():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = f"127.0.0.1:{listener.getsockname()[1]}"
     publisher = TaskPublisher([free], sleep=lambda _: None, timeout_s=0.2)
-    with pytest.raises(PublishFailed, match=r"Connection refused; .* published 0 messages, and none besides is stored"):
+    with pytest.raises(PublishFailed, match=r"Connection refused; .* published 0 messages, and no others are stored"):
         publisher.publish(mpub(b"1"))
 
 
@@ -401,7 +401,7 @@ def test_no_secret_is_in_what_is_shown_of_the_security():
 
 @pytest.mark.parametrize("address", ["", "host", ":4150", "host:", "host:0", "host:65536", "host:4150x", "host:٣"])
 def test_what_is_no_address_is_refused(address: str):
-    with pytest.raises(ValueError, match="is no host:port"):
+    with pytest.raises(ValueError, match="is not host:port"):
         split_address(address)
 
 

@@ -245,7 +245,7 @@ def test_ids_are_found_in_their_partitions_and_missing_ones_are_named() -> None:
     ids = [f"{0x5000 + 10:016x}", f"{0x4000000005000 + 49:016x}"]
     assert planned_ids(found, ids) == ([ReplaySpan(0, 10, 11), ReplaySpan(1, 49, 50)], 0)
     trimmed = f"{0x5000 + 9:016x}"
-    with pytest.raises(ReadFailed, match=rf"1 of the ids, {trimmed} for one, are not in the log"):
+    with pytest.raises(ReadFailed, match=rf"1 of the ids, such as {trimmed}, are not in the log"):
         planned_ids(found, [*ids, trimmed])
     assert planned_ids(found, [*ids, trimmed], skip_missing=True) == ([ReplaySpan(0, 10, 11), ReplaySpan(1, 49, 50)], 1)
 

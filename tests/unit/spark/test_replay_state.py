@@ -101,7 +101,7 @@ def test_without_a_file_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
 def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "state"
     path.write_text(text)
-    with pytest.raises(BadState, match=r"is no state of a replay: name another file, or remove it") as said:
+    with pytest.raises(BadState, match=r"is not the state of a replay: name another file, or remove it") as said:
         ReplayState.load(path)
     assert "\n" not in str(said.value)
 
@@ -112,7 +112,7 @@ def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path: Path, text: st
         (Order("orders", 0xABC, "elsewhere", {"--from": "-2h"}), "into again"),
         (Order("orders", 0xABC, "again", {"--from": "-3h"}), "--from -2h"),
         (Order("orders", 0xABC, "again", {"--from": "-2h", "--where": "true"}), "--where not given"),
-        (Order("orders", 0xABD, "again", {"--from": "-2h"}), "made anew since"),
+        (Order("orders", 0xABD, "again", {"--from": "-2h"}), "created again since"),
     ],
 )
 def test_a_state_of_another_replay_is_refused_and_says_of_which(tmp_path: Path, other: Order, why: str) -> None:

@@ -496,7 +496,7 @@ def test_the_first_of_several_lies_is_named():
     log = Writer()
     log.batch(messages(b"a"), count=2)
     log.batch(messages(b"b"), count=3)
-    with pytest.raises(NotVerified, match=r"log id 1, offsets \[0, 2\): 1 messages are in it, 2 announced"):
+    with pytest.raises(NotVerified, match=r"log id 1, offsets \[0, 2\): 1 messages are in it, but 2 are announced"):
         scan(log.run())
 
 

@@ -128,13 +128,12 @@ def test_the_option_topic_beats_the_column():
 @pytest.mark.parametrize(
     ("rows", "given", "text"),
     [
-        ([b"a", None], {}, "row 12: value is null, and NSQ knows no null: filter such rows out"),
+        ([b"a", None], {}, "row 12: value is null, and NSQ has no null: filter such rows out"),
         ([b"a", b"b", b""], {}, "row 13: value is empty, and NSQ refuses empty messages: filter such rows out"),
         (
             [b"a", b"x" * 11],
             {"maxMessageBytes": 10},
-            "row 12: value has 11 bytes, more than 10 (option maxMessageBytes, which is to be the broker's "
-            "--max-msg-size)",
+            "row 12: value has 11 bytes, more than 10 (option maxMessageBytes, set it to the broker's --max-msg-size)",
         ),
     ],
 )
@@ -148,10 +147,10 @@ def test_a_value_that_cannot_be_sent_is_refused_with_its_row(rows: list[bytes], 
     ("topic", "delay", "text"),
     [
         (None, 0, "row 2: topic is null: fill it, or set option topic"),
-        ("a b", 0, "row 2: 'a b' is no topic name"),
-        ("", 0, "row 2: '' is no topic name"),
+        ("a b", 0, "row 2: 'a b' is not a topic name"),
+        ("", 0, "row 2: '' is not a topic name"),
         ("x" * 65, 0, "row 2: 'xxx"),
-        ("a\n", 0, "row 2: 'a\\n' is no topic name"),
+        ("a\n", 0, "row 2: 'a\\n' is not a topic name"),
         ("ok", -1, "row 2: defer_ms is -1: it cannot be negative"),
     ],
 )
@@ -173,11 +172,11 @@ def test_a_row_with_a_bad_topic_or_delay_is_refused_before_any_is_sent(topic: st
 @pytest.mark.parametrize(
     ("ddl", "given", "text"),
     [
-        ("value binary, key binary", {"topic": "t"}, "column 'key' cannot be written: the wire carries value, topic"),
+        ("value binary, key binary", {"topic": "t"}, "column 'key' cannot be written: a message has only value, topic"),
         ("value binary, Headers string", {"topic": "t"}, "column 'Headers' cannot be written"),
         ("value binary, partition integer", {"topic": "t"}, "column 'partition' cannot be written"),
         ("topic string", {}, "there is no column 'value' among topic"),
-        ("value binary", {}, "no topic is named: set option topic, or have a column 'topic'"),
+        ("value binary", {}, "no topic is given: set option topic, or add a column 'topic'"),
         ("value integer", {"topic": "t"}, "column 'value' is int: cast it to binary or string"),
         ("value binary, topic binary", {}, "column 'topic' is binary: cast it to string"),
         ("value binary, defer_ms double", {"topic": "t"}, "column 'defer_ms' is double: cast it to bigint"),
@@ -201,14 +200,14 @@ def test_unknown_columns_are_left_out_if_the_user_says_so():
     ("given", "text"),
     [
         ({"nsqd": ""}, "nsqd is missing: the host:port of a broker's --tcp-address, or several with commas"),
-        ({"nsqd": "a:1,b"}, "nsqd: 'b' is no host:port; give a broker's --tcp-address"),
-        ({"topic": "a b"}, "option topic: 'a b' is no topic name"),
+        ({"nsqd": "a:1,b"}, "nsqd: 'b' is not host:port; give a broker's --tcp-address"),
+        ({"topic": "a b"}, "option topic: 'a b' is not a topic name"),
         ({"bathBytes": "1"}, "there is no option 'bathbytes'; did you mean batchBytes?"),
         ({"Brokers": "b:4152"}, "option brokers is for reading: write nsqd, with --tcp-address of brokers"),
         ({"subscribe": "t"}, "option subscribe is not for write but for read and readStream: leave it out"),
-        ({"batchBytes": "1q"}, "batchBytes: '1q' is no size such as"),
+        ({"batchBytes": "1q"}, "batchBytes: '1q' is not a size such as"),
         ({"batchBytes": "1"}, "batchBytes: '1' is not between 1k and 1g"),
-        ({"timeoutMs": "0"}, "timeoutMs: '0' is no whole number from 100 to"),
+        ({"timeoutMs": "0"}, "timeoutMs: '0' is not a whole number from 100 to"),
         ({"ignoreColumns": "yes"}, "ignoreColumns: 'yes' is neither true nor false"),
         ({"nsqha.tls.cert": "c.pem"}, "nsqha.tls.cert and nsqha.tls.key go together: one of them is missing"),
     ],
@@ -278,7 +277,7 @@ def test_a_commit_warns_of_possible_duplicates(caplog: pytest.LogCaptureFixture)
 def test_an_abort_says_what_stays_published(caplog: pytest.LogCaptureFixture):
     writer = NsqhaWriter(schema("value binary"), False, options(topic="t"))
     writer.abort([Published(5, 0), None])
-    assert "what is published stays published: 5 messages of the 1 tasks that ended well" in caplog.text
+    assert "what is published stays published: 5 messages of the 1 successful tasks" in caplog.text
 
 
 def test_a_secret_is_not_among_what_goes_to_the_tasks(monkeypatch: pytest.MonkeyPatch):

@@ -167,7 +167,7 @@ def test_silence_ends_with_the_time_that_was_given() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
         said = refusal(lambda: segments(address, retries=0, timeout_ms=100).snapshot(ASKED))
-    assert f"no broker answers: {address} said nothing within 100 ms (timeoutMs)" in said
+    assert f"no broker answers: {address} did not answer within 100 ms (timeoutMs)" in said
 
 
 def test_the_time_of_a_call_does_not_grow_with_the_brokers_that_are_silent() -> None:
@@ -175,9 +175,9 @@ def test_the_time_of_a_call_does_not_grow_with_the_brokers_that_are_silent() -> 
         deaf = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
         brokers = [f"127.0.0.1:{one.getsockname()[1]}" for one in deaf]
         said = refusal(lambda: segments(*brokers, retries=1, timeout_ms=200).snapshot(ASKED))
-    silent = "said nothing within 200 ms (timeoutMs)"
+    silent = "did not answer within 200 ms (timeoutMs)"
     assert f"{brokers[0]} {silent}, {brokers[1]} {silent}, " in said
-    assert said.count("was not asked") == 2
+    assert said.count("was not tried") == 2
 
 
 def test_a_broker_that_was_silent_is_asked_last() -> None:
@@ -214,13 +214,12 @@ def test_what_was_missing_is_said_although_other_brokers_are_away() -> None:
         (
             "UNIMPLEMENTED",
             "",
-            "{address} has no segment service: another program, or a broker that is older than this package",
+            "{address} has no segment service: it is another program, or a broker older than this package",
         ),
         (
             "RESOURCE_EXHAUSTED",
             "more than 9 borders",
-            "{address} cannot answer: more than 9 borders; "
-            "fewer topics, or fewer offsets of them, make a shorter answer",
+            "{address} cannot answer: more than 9 borders; ask for fewer topics, or fewer offsets of them",
         ),
     ],
 )
@@ -256,7 +255,7 @@ def test_partitions_that_do_not_answer_are_named() -> None:
         said = refusal(lambda: segments(address, retries=1).snapshot(ASKED))
     assert said == (
         "no snapshot of orders/0 (no leader), orders/1 (no leader), orders/2 (no leader), orders/3 (no leader), "
-        "orders/4 (no leader) and 2 more; is a leader there? `nsqha topic show` tells"
+        "orders/4 (no leader) and 2 more; `nsqha topic show` shows their leaders"
     )
     assert len(scripted.requests) == 2
 
@@ -301,9 +300,9 @@ def put(place: str, **values: int) -> Callable[[Any], None]:
         (put("1", position=18_001), "has borders that do not ascend"),
         (put("2", log_id=32), "has borders outside of what is committed"),
         (put("0", log_id=0), "has borders outside of what is committed"),
-        (lambda said: said.ClearField("topic_uid"), "is of no partition"),
-        (lambda said: setattr(said, "topic", "a b"), "is of no partition"),
-        (lambda said: setattr(said, "partition", 1023), "is of no partition"),
+        (lambda said: said.ClearField("topic_uid"), "is not of a valid partition"),
+        (lambda said: setattr(said, "topic", "a b"), "is not of a valid partition"),
+        (lambda said: setattr(said, "partition", 1023), "is not of a valid partition"),
         (lambda said: said.offsets_for_times.append(1), "answers 1 of 0 times"),
     ],
 )
@@ -314,7 +313,7 @@ def test_an_answer_that_contradicts_itself_is_not_believed(change: Callable[[Any
 
 def test_a_partition_comes_once_and_in_order() -> None:
     for twice in ((partition(0), partition(0)), (partition(1), partition(0))):
-        assert "is out of order or there twice" in refusal(lambda twice=twice: checked(answer(*twice), ASKED))
+        assert "is out of order or duplicated" in refusal(lambda twice=twice: checked(answer(*twice), ASKED))
 
 
 def test_an_empty_log_has_its_border_twice() -> None:
@@ -376,14 +375,15 @@ def test_a_reader_without_certificate_hears_which_options_to_give(tmp_path: Path
         said = refusal(lambda: segments(address, retries=0).snapshot(ASKED))
         by_name = address.replace("127.0.0.1", "localhost")
         other = refusal(lambda: Segments(ConnectOptions((by_name,), tls, retries=0)).snapshot(ASKED))
-    assert said.startswith(f"no broker answers: {address} closed the connection (if it wants a certificate: nsqha.tls.")
-    assert other.startswith(f"no broker answers: {by_name} has a certificate that does not name it so; write it in ")
+    closed = f"no broker answers: {address} closed the connection"
+    assert said.startswith(f"{closed} (if it requires a certificate: nsqha.tls.")
+    assert other.startswith(f"no broker answers: {by_name} has a certificate without this name; give the name in ")
 
 
 def test_a_certificate_that_is_not_on_this_machine_is_named_by_its_option() -> None:
     connection = ConnectOptions(("127.0.0.1:1",), Tls("/nowhere/cert", "/nowhere/key", "/nowhere/ca"))
     said = refusal(lambda: Segments(connection).snapshot(ASKED))
-    assert said == "nsqha.tls.ca: its file cannot be read on this machine: No such file or directory"
+    assert said == "nsqha.tls.ca: the file cannot be read on this machine: No such file or directory"
 
 
 # ---- whom to ask first
@@ -460,7 +460,7 @@ def test_a_call_whose_time_is_up_does_not_wait_for_rounds_that_ask_nobody(monkey
     brokers = Brokers(monkeypatch, "a:1", "b:1")
     monkeypatch.setattr(snapshot, "PAUSE_S", 0.5)
     said = refusal(lambda: segments("a:1", "b:1", retries=3, timeout_ms=1000).release_hold("h"))
-    assert said.startswith("no broker answers: a:1 said nothing within 1000 ms (timeoutMs), b:1 said nothing")
+    assert said.startswith("no broker answers: a:1 did not answer within 1000 ms (timeoutMs), b:1 did not answer")
     assert (brokers.asked, brokers.pauses, brokers.now) == (["a:1", "b:1", "a:1", "b:1"], [0.5], 4.0)
 
 

@@ -30,7 +30,7 @@ def test_a_new_query_leaves_a_channel_that_stands_elsewhere_alone(floor: int, op
     service = Service(a=log(12), b=log(2))
     service.floors["a", 0] = floor
     where = rf"a/0 at {floor} \(the query begins at {12 if options else 0}\);"
-    with pytest.raises(ReadFailed, match=f"commitChannel lake stands elsewhere: {where}.*startingChannel lake"):
+    with pytest.raises(ReadFailed, match=f"commitChannel lake is elsewhere: {where}.*startingChannel lake"):
         Query(service, commitChannel="lake", **options).batch()
     assert service.floors == {("a", 0): floor}
 
@@ -99,7 +99,7 @@ def test_spark_4_1_takes_no_channel_of_others_and_its_own_after_a_restart():
     service = Service(a=log(12))
     service.floors["a", 0] = 9
     query = Query(service, commitChannel="lake")
-    with pytest.raises(ReadFailed, match="commitChannel lake stands elsewhere"):
+    with pytest.raises(ReadFailed, match="commitChannel lake is elsewhere"):
         query.plans.latest(None, everything=False)
     query = Query(service, commitChannel="pipeline")
     service.floors.clear()

@@ -87,8 +87,8 @@ def test_a_planned_micro_batch_is_read_without_a_topic_that_was_deleted(
     again = restarted(service, query, **LENIENT, **given)
     assert again.replay() == {"b": range(3)}
     said = warnings(caplog)
-    assert "a/0 is not there any more: the topic was deleted" in said
-    assert "a/0: 10 messages [0, 10) of a planned micro-batch are gone and left out" in said
+    assert "a/0 does not exist any more: the topic was deleted" in said
+    assert "a/0: 10 messages [0, 10) of a planned micro-batch are gone, and left out" in said
     service.logs["b", 0].append(2)
     assert again.batch() == {"b": range(3, 5)}
     assert set(again.at) == {("b", 0)}
@@ -137,7 +137,7 @@ def test_a_query_by_name_reads_on_while_a_topic_is_deleted_and_when_it_is_back(
     assert query.batch() == {"b": range(3, 5)}
     assert query.batch() == {}
     assert query.batch() == {}
-    assert warnings(caplog).count("there is no topic a; read on with what is there") == 1
+    assert warnings(caplog).count("there is no topic a; the query continues without it") == 1
     service.logs["a", 0] = log(2, uid=8)
     assert query.batch() == {"a": range(2)}
     query.plans.stop_at_now()
@@ -161,7 +161,7 @@ def test_a_deleted_topic_is_named_with_what_to_do_where_losses_count(given: dict
     query.batch()
     del service.logs["a", 0]
     again = restarted(service, query, **given)
-    expected = r"^a/0 is not there any more: the topic was deleted.*; failOnDataLoss false reads on"
+    expected = r"^a/0 does not exist any more: the topic was deleted.*; failOnDataLoss false continues with"
     with pytest.raises(Gone, match=expected) as planned:
         again.replay()
     with pytest.raises(Gone, match=expected):
@@ -174,7 +174,8 @@ def test_a_topic_by_name_that_never_was_there_ends_a_query_where_losses_count() 
     query = Query(service, **BY_NAME)
     query.batch()
     again = restarted(service, query, subscribe="a,b,c")
-    with pytest.raises(ReadFailed, match=r"^no topic 'c'; .*; leave it out, or failOnDataLoss false reads on"):
+    expected = r"^no topic 'c'; .*; leave it out, or set failOnDataLoss to false to continue"
+    with pytest.raises(ReadFailed, match=expected):
         again.batch()
     assert restarted(service, query, subscribe="a,b,c", **LENIENT).batch() == {}
 

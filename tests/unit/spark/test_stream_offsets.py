@@ -87,7 +87,7 @@ GOOD = {"offset": 1, "uid": "0" * 16, "log_id": 1, "epoch": 1, "chain": "f" * 16
     ],
 )
 def test_offsets_of_something_else_are_refused_in_one_line(said: object):
-    with pytest.raises(ReadFailed, match="the checkpoint has offsets that are not this source's") as refused:
+    with pytest.raises(ReadFailed, match="the checkpoint has offsets of another source") as refused:
         from_json(said)
     assert "\n" not in str(refused.value)
 
