@@ -166,7 +166,7 @@ def test_the_examples_of_its_help_run(tmp_path: Path, example: str) -> None:
     if "--json" in words:
         json.loads(process.stdout.readline())
     else:
-        lines = [line for line in first_screen(process) if "ports taken" not in line]
+        lines = [line for line in first_screen(process) if "ports in use" not in line]
         assert len(lines) <= 12
     end(process)
     folder = tmp_path / (words[words.index("--data-dir") + 1] if "--data-dir" in words else "data")

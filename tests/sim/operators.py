@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lookupd.changes import MetadataChanges
-from nsqha.admin import replay
-from nsqha.admin.topic_request import TopicRequest
+from nsqha.admin import replay, skipping
+from nsqha.admin.fan_out import FanOut
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.placement import PartitionName
 from nsqha.election.unclean import elect_unclean
@@ -42,7 +42,7 @@ class AdminPort:
     def __init__(self, broker: Broker, peers: SimPeers) -> None:
         self._broker = broker
         self._peers = peers
-        self._whole = TopicRequest(None if broker.cluster is None else broker.cluster.leaders, self)
+        self._fan_out = FanOut(None if broker.cluster is None else broker.cluster.leaders, self)
 
     def register(self, server: SimPeerServer) -> None:
         async def seek(peer: PeerIdentity, request: Any) -> Any:
@@ -59,13 +59,13 @@ class AdminPort:
         server.on_call("SkipDamage", skip)
 
     async def seek(self, request: Any) -> Any:
-        return await replay.seek(self._broker, request, self._whole)
+        return await replay.seek(self._broker, request, self._fan_out)
 
     async def undo(self, request: Any) -> Any:
-        return await replay.undo(self._broker, request, self._whole)
+        return await replay.undo(self._broker, request, self._fan_out)
 
     async def skip(self, request: Any) -> Any:
-        return await replay.skip_damage(self._broker, request, self._whole)
+        return await skipping.skip_damage(self._broker, request, self._fan_out)
 
     # ---- Others
 

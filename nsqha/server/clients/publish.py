@@ -1,7 +1,7 @@
 """Where a publish goes, and publishes that come over HTTP and gRPC.
 
-A connection asks once per topic and keeps the answer (`Connection.forget_targets` takes it away); HTTP and gRPC ask for
-each publish. The answer of a node that is alone is a partition: one per connection, so that what one connection
+A connection asks once per topic and keeps the answer (`Connections.forget_targets` takes it away); HTTP and gRPC ask
+for each publish. The answer of a node that is alone is a partition: one per connection, so that what one connection
 publishes keeps its order. In a cluster it is a `PartitionPublisher` to one partition, which goes on through changes of
 its leader. Batches and outcomes belong to the partition.
 """

@@ -26,11 +26,10 @@ from nsqha.server.clients.publish import Publishing
 from nsqha.server.clients.subscribe import Subscriptions
 from nsqha.server.http.broker_api import BoundPorts, Check
 from nsqha.server.node.availability import Availability
-from nsqha.server.node.cluster.routing import RoutedNode
 from nsqha.server.node.cluster_side import ClusterSide, NoCluster
 from nsqha.server.node.housekeeping import Housekeeping
 from nsqha.server.node.log_sources import SingleNodeLogs
-from nsqha.server.node.parts import Endpoints, NodeParts
+from nsqha.server.node.parts import Endpoints, NodeParts, RoutedNode
 from nsqha.server.node.scrubbing import NodeScrub
 from nsqha.server.node.snapshot import broker_stats
 from nsqha.server.partition.delivery import Delivery

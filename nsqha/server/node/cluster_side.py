@@ -10,8 +10,7 @@ from nsqha.server.topics.single_node import SingleNodePlacement
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.server.http.broker_api import Check
-    from nsqha.server.node.cluster.routing import RoutedNode
-    from nsqha.server.node.parts import NodeParts
+    from nsqha.server.node.parts import NodeParts, RoutedNode
     from nsqha.server.partition.scrub import ScrubbedReplica
     from nsqha.server.segments.log_source import LogSource
     from nsqha.server.topics.placement import TopicContext

@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqha.server.http.broker_api import BoundPorts
 
 if TYPE_CHECKING:
-    from nsqha.clock import Clock
+    from collections.abc import Callable, Coroutine
+
+    from nsqha.clock import Clock, Now
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.store import MetadataStore
+    from nsqha.options import Options
+    from nsqha.server.clients.publish import Publishing
+    from nsqha.server.clients.subscribe import Subscriptions
     from nsqha.server.node.registrar import Registrar
     from nsqha.server.opening.opener import PartitionOpener
+    from nsqha.server.runtime.budget import PublishBudget
     from nsqha.server.runtime.disk import DiskRounds
     from nsqha.server.segments.byte_server import ByteServer
+    from nsqha.server.topics.channels import Channels
+    from nsqha.server.topics.topics import Topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +49,19 @@ class Endpoints:
     segments_address: str = ""
     segments: ByteServer | None = None
     registrar: Registrar | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedNode:
+    """The parts of a node that take part in routing."""
+
+    options: Options
+    loop: asyncio.AbstractEventLoop
+    budget: PublishBudget
+    topics: Topics
+    channels: Channels
+    publishing: Publishing
+    subscriptions: Subscriptions
+    now: Callable[[], Now]
+    spawn: Callable[[Coroutine[Any, Any, Any]], None]
+    refuses_publish: Callable[[], str | None]

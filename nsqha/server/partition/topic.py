@@ -1,8 +1,8 @@
 """A topic on this node: its metadata record, the partitions that are led here, and the consumers by channel.
 
 The record (settings, channel list, who leads what) belongs to the metadata store; this object holds the last version
-read. A change of the channel list goes: compare-and-set in the store (`Metadata.change_channels`) -> `versioned` -> a
-`channels` event in the log of each partition led here (`reconcile`) -> applied when it is committed -> deliveries.
+read. A change of the channel list goes: compare-and-set in the store (`NodeMetadata.change_channels`) -> `versioned` ->
+a `channels` event in the log of each partition led here (`reconcile`) -> applied when it is committed -> deliveries.
 
 Owner of which partitions this node leads (`led`): publishes, consumers, statistics and administration ask nowhere else.
 Invariants: each led partition has one delivery for each of its channels; a consumer has a subscription at every led

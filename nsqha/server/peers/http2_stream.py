@@ -59,6 +59,31 @@ from nsqha.server.peers.stream import CLOSED_HERE, ENDED_THERE, StreamMessages
 
 OUR_WINDOW_BYTES = 16 << 20  # that may be sent to us
 ANSWERS_MAX = 1000  # to pings and settings, and refusals, for a peer that does not read them
+# What frames cost that carry no message: one connection of them must not keep the loop from all others.
+FRAME_COST = 50
+HEADER_BYTE_COST = 2
+CREDIT_COST = 1  # of a WINDOW_UPDATE, which a client sends for what it reads
+COST_MAX = 60_000  # at once
+COST_PER_SECOND = 10_000  # later
+
+
+class FrameBudget:
+    """What one connection may still send of frames that carry nothing: a token bucket."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._left = float(COST_MAX)
+        self._filled_at = loop.time()
+
+    def charge(self, cost: int) -> None:
+        """Count a frame. Http2Error: there are too many of them."""
+        self._left -= cost
+        if self._left < 0:
+            now = self._loop.time()
+            self._left = min(self._left + (now - self._filled_at) * COST_PER_SECOND, COST_MAX)
+            self._filled_at = now
+            if self._left < 0:
+                raise Http2Error("too many frames that carry nothing", ENHANCE_YOUR_CALM)
 
 
 class Side(Protocol):
@@ -111,6 +136,7 @@ class Http2Stream(asyncio.Protocol):
         self._data_of = NO_STREAM  # the stream whose DATA is read
         self._uncredited = 0  # bytes that came, and that no WINDOW_UPDATE has given back yet
         self._answers = 0  # that the socket did not take
+        self._budget = FrameBudget(self._loop)
         self._error = NO_ERROR  # of HTTP/2, for which the connection ends
 
     # ---- the stream, as others see it (`PeerStream`)
@@ -147,6 +173,7 @@ class Http2Stream(asyncio.Protocol):
 
     def _ended(self, kind: str, why: str) -> None:
         self.out.clear()
+        self._rest = b""
         self.keepalive.stop()
         self._side.tear_down(kind, why, self._error)
 
@@ -219,9 +246,12 @@ class Http2Stream(asyncio.Protocol):
                     self._uncredited += stop - start
                     if flags & PADDED:
                         start, padding = start + 1, data[start]
-                        messages.take(data, start, unpadded(start, stop, padding))
+                        end_of_data = unpadded(start, stop, padding)
                     else:
-                        messages.take(data, start, stop)
+                        end_of_data = stop
+                    if start == end_of_data:
+                        self._budget.charge(FRAME_COST)
+                    messages.take(data, start, end_of_data)
                     if flags & END_STREAM:
                         self.end("Unavailable", ENDED_THERE)
                 else:
@@ -247,6 +277,12 @@ class Http2Stream(asyncio.Protocol):
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Frames of unknown types are ignored, as are those of streams that were refused."""
         self._side.frame_came(kind, FRAME.size + len(payload))
+        if kind == WINDOW_UPDATE:
+            self._budget.charge(CREDIT_COST)
+        elif kind in (HEADERS, CONTINUATION):
+            self._budget.charge(FRAME_COST + HEADER_BYTE_COST * len(payload))
+        else:
+            self._budget.charge(FRAME_COST)
         check_frame(kind, flags, stream, len(payload))
         if self.headers.incomplete and (kind, stream) != (CONTINUATION, self.headers.incomplete):
             raise Http2Error("headers that something else interrupts")

@@ -14,6 +14,7 @@ import socket
 import ssl
 from typing import Protocol
 
+from nsqha.errors import Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.runtime import listen
@@ -68,7 +69,7 @@ class PeerListener:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_MAX):
             try:
-                sock, _ = self._socket.accept()
+                sock, name = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -78,6 +79,10 @@ class PeerListener:
                     ACCEPT_PAUSE_SECONDS, self._loop.add_reader, self._socket, self._accept
                 )
                 return
+            if listen.is_spare(sock.fileno()):
+                sock.close()
+                self._complain(listen.address_text(name), Unavailable("this node has no file descriptors to spare"))
+                continue
             sock.setblocking(False)
             task = self._loop.create_task(self._connect(sock))
             self._connecting.add(task)

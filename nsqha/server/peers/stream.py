@@ -118,6 +118,7 @@ class StreamMessages:
             return
         why = one_line(why)
         self.ended = True
+        self._partial = bytearray()  # it may be large, and what ended is freed late
         self._loop.call_soon(self._close_handler, why)
         self._on_end(kind, why)
 

@@ -430,7 +430,7 @@ class Tiny:
         leading = node.leading
         if node.registration != request.registration or leading is None or leading.epoch != request.epoch:
             return
-        self.say(f"{node.name} hears {type(outcome).__name__.lower()}")
+        self.say(f"{node.name} hears {type(outcome).__name__.removeprefix('Proposal').lower()}")
         self._perform(node, leading.keeper.replied(outcome, self.now))
 
     def refresh(self, uid: int) -> None:

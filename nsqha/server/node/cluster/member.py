@@ -18,7 +18,8 @@ from nsqha.server.http.broker_api import Check
 from nsqha.server.node.cluster.disk_watch import DiskWatch
 from nsqha.server.node.cluster.logs import ClusterLogs
 from nsqha.server.node.cluster.placement import ClusterPlacement
-from nsqha.server.node.cluster.routing import RoutedNode, Routing
+from nsqha.server.node.cluster.routing import Routing
+from nsqha.server.node.parts import RoutedNode
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
 from nsqha.server.replica.roles import ReplicaLimits, Replicas
 

@@ -10,10 +10,9 @@ Made once the node is a member, before it listens; a node that is alone has none
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nsqha.server.node.parts import RoutedNode
 from nsqha.server.routing.channel_sync import Reconciler
 from nsqha.server.routing.forward_client import Forwarder
 from nsqha.server.routing.forward_server import ForwardService
@@ -22,33 +21,10 @@ from nsqha.server.routing.relay_server import RelayService
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 
 if TYPE_CHECKING:
-    from nsqha.clock import Now
-    from nsqha.options import Options
-    from nsqha.server.clients.publish import Publishing
-    from nsqha.server.clients.subscribe import Subscriptions
     from nsqha.server.peers.api import Peers, PeerServer
     from nsqha.server.routing.leaders import Leaders
-    from nsqha.server.runtime.budget import PublishBudget
-    from nsqha.server.topics.channels import Channels
-    from nsqha.server.topics.topics import Topics
 
 DRAIN_SECONDS_MAX = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedNode:
-    """The parts of a node that take part in routing."""
-
-    options: Options
-    loop: asyncio.AbstractEventLoop
-    budget: PublishBudget
-    topics: Topics
-    channels: Channels
-    publishing: Publishing
-    subscriptions: Subscriptions
-    now: Callable[[], Now]
-    spawn: Callable[[Coroutine[Any, Any, Any]], None]
-    refuses_publish: Callable[[], str | None]
 
 
 class Routing:

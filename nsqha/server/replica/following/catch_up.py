@@ -6,7 +6,7 @@
 Only what was never committed is cut. A log whose name (log_uid) the ISR does not hold may have been given up by an
 operator or after a lost page cache; then what its leader has is the truth, and the cut is logged as an alarm.
 
-Runs while the follower's files are taken (`Follower.exclusively`), so no batch and no roll comes between. Whoever
+Runs while the follower's files are taken (`FollowerJobs.take`), so no batch and no roll comes between. Whoever
 publishes and consumes goes first: what is pulled is stored in slices, and not faster than the node's `SharedRate`,
 unless the leader waits for this replica or its log grows more than half as fast as this one.
 """

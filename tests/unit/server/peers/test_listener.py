@@ -170,6 +170,21 @@ def test_it_says_its_settings_first_however_the_preface_comes(run: Callable[...,
     run(scenario)
 
 
+def test_without_spare_descriptors_no_connection_is_kept(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listen, "is_spare", lambda descriptor: True)
+
+    async def scenario(port: PeerListener, address: str, streams: GrpcPeerServer) -> None:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(*place(address))
+            assert await said_to(reader) == b""
+            writer.close()
+
+    run(scenario)
+    assert caplog.text.count("no file descriptors to spare") == 1, "one line for all of them"
+
+
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/1.1\r\n\r\n" + bytes(100), bytes(100)])
 def test_what_is_not_http2_is_told_so_and_closed(run: Callable[..., None], said: bytes) -> None:
     async def scenario(port: PeerListener, address: str, streams: GrpcPeerServer) -> None:

@@ -22,6 +22,7 @@ from nsqha.server.peers.http2 import (
     END_STREAM,
     GOAWAY,
     HEADERS,
+    PADDED,
     PING,
     PREFACE,
     RST_STREAM,
@@ -134,6 +135,42 @@ def test_whatever_ends_it_is_told_to_both(frames: bytes, why: str) -> None:
         flags, _, block = await caller.next(HEADERS)
         assert flags & END_STREAM
         assert why in caller.headers.read(block)["grpc-message"]
+
+    run(scenario)
+
+
+NOTHING = [
+    frame(PING, 0, 0, bytes(8)),
+    frame(SETTINGS, 0, 0),
+    frame(DATA, 0, STREAM),
+    frame(DATA, PADDED, STREAM, bytes([3, 0, 0, 0])),
+    frame(0xEE, 0, 0, b"unknown"),
+    40 * frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", 1)),
+]
+
+
+@pytest.mark.parametrize("nothing", NOTHING, ids=["ping", "settings", "empty", "padding", "unknown", "credit"])
+def test_frames_that_carry_nothing_end_the_connection(nothing: bytes) -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(OPENING, caller.request())
+        accepted = await acceptor.next()
+        caller.write(1000 * nothing, frame(DATA, 0, STREAM, body(push(9))))
+        assert await caller.messages(1) == [9], "so many may come"
+        caller.write(1000 * nothing)
+        assert "carry nothing" in await accepted.end()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fields", [1, 300])
+def test_refused_streams_end_the_connection(fields: int) -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(OPENING, caller.request())
+        accepted = await acceptor.next()
+        block = bytes([0x83]) * fields  # :method: POST, of the static table
+        for stream in range(STREAM + 2, STREAM + 2 + 2 * 1300, 2):
+            caller.write(frame(HEADERS, END_HEADERS, stream, block))
+        assert "carry nothing" in await accepted.end()
 
     run(scenario)
 
