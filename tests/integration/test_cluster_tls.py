@@ -121,6 +121,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsCluster]:
     with TlsCluster.running(tmp_path_factory.mktemp("cluster"), **options) as cluster:
         assert isinstance(cluster, TlsCluster)
         cluster.issue_all("ca")
+        wait_until(lambda: all("were read again" in daemon.log() for daemon in cluster.daemons), "all show their uids")
         yield cluster
         cluster.check_replicas()
 
