@@ -341,6 +341,8 @@ def test_an_unclean_election_says_what_it_may_lose_and_asks(tmp_path: Path) -> N
     )
     eventually(lambda: get(f"{third['http']}/ping") == b"OK")
     eventually(lambda: partition(cluster, "orders")["state"] == "no leader")
+    # It answers what it has a moment after /ping: its gRPC port is the last to serve.
+    eventually(lambda: nsqha(cluster, "cluster", "elect", "orders", "--unclean").returncode != 5)
     asked = nsqha(cluster, "cluster", "elect", "orders", "--unclean")
     assert asked.returncode == 8
     assert "acknowledged messages above it are lost" in asked.stderr
