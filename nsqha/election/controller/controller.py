@@ -13,9 +13,9 @@ enough. Rounds have three kinds.
 A suspicion that is wrong costs an epoch, never a message: the new leader needs the promises of the ISR, and the
 compare-and-set names the version that was read, the registration of the new leader and the epoch of the controller.
 
-Parts: `Standing` is what is thought of each node, `Audit` whether leaders lead, `Questions` what was asked and is not
-answered yet, `Planner` what is done slowly: replicas for partitions that have none, moves (`nsqha.election.moves`),
-replacement of nodes that stay away, leaderships back to their first replica.
+Parts: `NodeHealth` knows which nodes are suspected or silent, `LeaderCheck` whether leaders lead, `PendingProbes` what
+was asked and is not answered yet. `Planner` does what may be slow: replicas for partitions that have none, moves
+(`nsqha.election.moves`), replacement of nodes that stay away, leaderships back to their first replica.
 
 Records are believed by version: an older one that arrives late changes nothing. A record that is missing ends our work
 on it, and deletes nothing. #ephemeral topics live and die with the node that made them and are nothing to us.
