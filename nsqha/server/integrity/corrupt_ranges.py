@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nsqha.server.peers.api import Peers
     from nsqha.server.runtime.disk import DiskRounds
 
-logger = Logger("damage")
+logger = Logger("integrity")
 
 
 class DamagedRange(NamedTuple):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ASK_SECONDS = 20.0  # that others are asked for what is about to be given up; they are asked again afterwards
 
-logger = Logger("damage")
+logger = Logger("integrity")
 
 
 class MarkLost:

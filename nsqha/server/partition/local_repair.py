@@ -39,7 +39,7 @@ LOOK_BYTES = 1 << 20  # that are read at a time, unless one batch is larger: pub
 RETRY_SECONDS = 30.0  # after the disk refused, twice as long each time
 RETRY_SECONDS_MAX = 3600.0
 
-logger = Logger("damage")
+logger = Logger("integrity")
 
 
 class RepairedLog(Protocol):

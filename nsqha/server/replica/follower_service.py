@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
     from nsqha.server.replica.replica_table import ReplicaTable
 
-logger = Logger("promises")
+logger = Logger("follower_service")
 
 
 CATCH_UP_RETRY_SECONDS = 0.5

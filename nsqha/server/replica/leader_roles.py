@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.replica_table import ReplicaTable
 
 logger = Logger("replicas")
-damage_logger = Logger("damage")
+damage_logger = Logger("integrity")
 
 
 class LeaderRoles:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FETCH_BYTES_MAX = 4 << 20
 SHOWN_MAX = 100  # damaged ranges of a replica that are listed one by one
 
-logger = Logger("answers")
+logger = Logger("status")
 
 
 class ReplicaAnswers:

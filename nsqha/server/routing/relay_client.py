@@ -48,7 +48,7 @@ GREETING_SECONDS = 1.0
 _FIN_ERROR = b"E_FIN_FAILED"
 _REQ_ERROR = b"E_REQ_FAILED"
 
-logger = Logger("relaying")
+logger = Logger("relay")
 
 
 class RelayLink:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 
-logger = Logger("held")
+logger = Logger("safe_mode")
 
 
 @dataclass

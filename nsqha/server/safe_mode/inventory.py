@@ -39,7 +39,7 @@ SEEN = "metadata.seen"
 _FORMAT = 1
 _FOLDER = re.compile(r"(?P<name>.+)-(?P<uid>[0-9a-f]{16})")
 
-logger = Logger("evidence")
+logger = Logger("safe_mode")
 
 
 # ---- what was seen of the metadata

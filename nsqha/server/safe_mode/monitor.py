@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 
-logger = Logger("doubt")
+logger = Logger("safe_mode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from nsqha.server.replica.following.follower import Follower
 if TYPE_CHECKING:
     from nsqha.server.peers.api import PeerStream
 
-logger = Logger("following")
+logger = Logger("receiver")
 
 
 class FollowedReplicas(Protocol):

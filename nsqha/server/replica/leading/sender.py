@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nsqha.server.partition.partition import Partition
     from nsqha.server.peers.api import Peers
 
-logger = Logger("push")
+logger = Logger("sender")
 
 T = TypeVar("T")
 
