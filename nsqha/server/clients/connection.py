@@ -230,8 +230,7 @@ class Connection(asyncio.Protocol):
             self._flow.unblock()
         consumer = self.consuming.consumer
         if consumer is not None:
-            if consumer.remote is not None:
-                consumer.remote.resumed()
+            consumer.remote.resumed()
             consumer.wake()
 
     def heed_unread(self) -> None:

@@ -289,7 +289,7 @@ def client_stats(connection: Connection | Any, consumer: Consumer | None) -> Cli
     if consumer is not None:
         counts = {
             "ready_count": consumer.rdy,
-            "in_flight_count": consumer.in_flight + (consumer.remote.in_flight if consumer.remote is not None else 0),
+            "in_flight_count": consumer.in_flight + consumer.remote.in_flight,
             "message_count": consumer.message_count,
             "finish_count": consumer.finish_count,
             "requeue_count": consumer.requeue_count,

@@ -45,7 +45,7 @@ class ConsumerAcks:
                 if new != pos:
                     pos = new
                     continue
-            elif consumer.remote is not None and (new := consumer.remote.fin_run(data, pos, end)) != pos:
+            elif (new := consumer.remote.fin_run(data, pos, end)) != pos:
                 pos = new
                 continue
             self._fin_one(consumer, data[pos + 4 : pos + 20])
@@ -72,7 +72,7 @@ class ConsumerAcks:
         consumer = self._consumer
         subscription, offset = self._find(consumer, message_id)
         if subscription is None:
-            if consumer.remote is not None and consumer.remote.req(message_id, delay_ms):
+            if consumer.remote.req(message_id, delay_ms):
                 return
             self._reply(errors.req_failed(message_id, NOT_IN_FLIGHT))
             return
@@ -88,7 +88,7 @@ class ConsumerAcks:
         consumer = self._consumer
         subscription, offset = self._find(consumer, message_id)
         if subscription is None:
-            if consumer.remote is not None and consumer.remote.touch(message_id):
+            if consumer.remote.touch(message_id):
                 return
             self._reply(errors.touch_failed(message_id, NOT_IN_FLIGHT))
             return

@@ -109,7 +109,7 @@ class Consumer:
         self.requeue_count = 0
         self.subscriptions: dict[int, Subscription] = {}
         self.lent_credit = 0  # parts of the window, at leaders on other nodes
-        self.remote: Remote | None = None  # its places at partitions that others lead; None: this node is alone
+        self.remote: Remote = NO_REMOTE  # its subscriptions to partitions that other nodes lead
         self.direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
         self._turn = 0
 
@@ -120,8 +120,7 @@ class Consumer:
     def ready(self, count: int) -> None:
         """RDY."""
         self.rdy = count
-        if self.remote is not None:
-            self.remote.balance()
+        self.remote.balance()
         self.wake()
 
     def set_standby(self, standby: bool) -> None:
@@ -132,7 +131,7 @@ class Consumer:
 
     def starved(self) -> None:
         """A partition could hand out nothing, perhaps for want of room."""
-        if self.lent_credit and self.remote is not None:
+        if self.lent_credit:
             self.remote.starved()
 
     def moved(self, why: str) -> None:
@@ -154,7 +153,7 @@ class Consumer:
 
 
 class Remote(Protocol):
-    """A consumer's places at partitions that other nodes lead."""
+    """A consumer's subscriptions to partitions that other nodes lead."""
 
     @property
     def in_flight(self) -> int:
@@ -177,6 +176,33 @@ class Remote(Protocol):
 
     def touch(self, message_id: bytes) -> bool:
         """As `req`."""
+
+
+class NoRemote:
+    """The `Remote` of a consumer that reads only what this node leads."""
+
+    in_flight = 0
+
+    def balance(self) -> None:
+        """The whole window is for this node."""
+
+    def starved(self) -> None:
+        """Nothing is lent."""
+
+    def resumed(self) -> None:
+        """No other node waits for the client."""
+
+    def fin_run(self, data: bytes, pos: int, end: int) -> int:
+        return pos
+
+    def req(self, message_id: bytes, delay_ms: int) -> bool:
+        return False
+
+    def touch(self, message_id: bytes) -> bool:
+        return False
+
+
+NO_REMOTE = NoRemote()
 
 
 class Subscription:

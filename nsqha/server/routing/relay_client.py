@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from nsqha import hot, ids
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2, routing_pb2
+from nsqha.server.partition.delivery import NO_REMOTE
 from nsqha.server.routing.hints import from_wire
 from nsqha.server.routing.leaders import LeaderAt, Leaders
 from nsqha.server.routing.rdy_credit import LentCredit, shares
@@ -477,7 +478,7 @@ class Relaying:
         """The client is gone."""
         places = consumer.remote
         if isinstance(places, RemoteSubscriptions):
-            consumer.remote = None
+            consumer.remote = NO_REMOTE
             places.end()
             found = self._places.get(consumer.topic, {})
             found.pop(places, None)
