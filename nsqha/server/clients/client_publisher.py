@@ -1,6 +1,6 @@
 """What one connection publishes, and where to.
 
-A connection asks `Publishing` once per topic and keeps the answer until `forget_targets`. For the topic that it
+A connection asks `PublishRoutes` once per topic and keeps the answer until `forget_targets`. For the topic that it
 published to last it also keeps a `hot.Publisher`, which takes a read of nothing but whole PUBs without the session.
 """
 
@@ -105,7 +105,7 @@ class ClientPublisher:
         if refusal is not None:
             flow.refuse(errors.publish_failed(command, refusal))
             return None
-        target = publishing.target_for(topic, self._number)
+        target = publishing.routes.publisher(topic, self._number)
         if target is not None:
             if self._budget.full:
                 # A client that has published before is not read then. Memory must not grow in a stall with each client

@@ -1,16 +1,16 @@
 """Where a publish goes, and publishes that come over HTTP and gRPC.
 
-A connection asks once per topic and keeps the answer (`Connections.forget_targets` takes it away); HTTP and gRPC ask
-for each publish. The answer of a node that is alone is a partition: one per connection, so that what one connection
-publishes keeps its order. In a cluster it is a `PartitionPublisher` to one partition, which goes on through changes of
-its leader. Batches and outcomes belong to the partition.
+A connection asks `PublishRoutes` once per topic and keeps the answer (`Connections.forget_targets` takes it away); HTTP
+and gRPC ask for each publish. The answer of a single node is a partition: one per connection, so that what one
+connection publishes keeps its order. In a cluster (`Forwarder`) it is a `PartitionPublisher` to one partition, which
+continues through changes of its leader. Batches and outcomes belong to the partition.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from nsqha.errors import OutcomeUnknown, Unavailable
 from nsqha.hot import NOT_STORED
@@ -20,8 +20,23 @@ from nsqha.server.routing.publisher import PartitionPublisher
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.topics.topics import Topics
 
-if TYPE_CHECKING:
-    from nsqha.server.routing.forward_client import Forwarder
+
+class PublishRoutes(Protocol):
+    """Chooses where a source (a connection, or one publish over HTTP or gRPC) publishes to."""
+
+    def publisher(self, topic: str, source: int) -> Partition | PartitionPublisher | None:
+        """Where this source publishes to the topic; None if there is no such topic yet."""
+
+
+class SingleNodePublishRoutes:
+    """The `PublishRoutes` of a single node: every partition is led here."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+
+    def publisher(self, topic: str, source: int) -> Partition | None:
+        found = self._topics.get(topic)
+        return found.partition_for(source) if found is not None and not found.deleting else None
 
 
 class PublishWaiter:
@@ -52,23 +67,17 @@ class Publishing:
         *,
         loop: asyncio.AbstractEventLoop,
         budget: PublishBudget,
+        routes: PublishRoutes,
         refusal: Callable[[], str | None],
         next_number: Callable[[], int],
     ) -> None:
+        self.routes = routes
         self.refusal = refusal  # why nothing can be published now; None if it can
-        self.forwarder: Forwarder | None = None  # None: this node is alone
         self._topics = topics
         self._loop = loop
         self._budget = budget
         self._next_number = next_number
         self._wait_seconds = options.publish_wait_ns / 1e9
-
-    def target_for(self, topic: str, publisher: int) -> Partition | PartitionPublisher | None:
-        """Where this publisher publishes to the topic; None if the topic has to be made first."""
-        if self.forwarder is not None:
-            return self.forwarder.publisher(topic, publisher)
-        found = self._topics.get(topic)
-        return found.partition_for(publisher) if found is not None and not found.deleting else None
 
     def patience(self) -> float:
         """Until when a publish that came just now waits for room; loop time."""
@@ -83,7 +92,7 @@ class Publishing:
             raise Unavailable(refusal)
         await self._topics.topic_for_client(topic)
         await self.room(until)  # the last wait: all who are woken look whether there still is room
-        target = self.target_for(topic, self._next_number())
+        target = self.routes.publisher(topic, self._next_number())
         if target is None:
             raise Unavailable(f"topic {topic} is being deleted")
         waiter = PublishWaiter(self._loop.create_future())

@@ -1,12 +1,9 @@
 """Consumers find their place at a topic's channel, and leave it.
 
-SUB makes topic and channel if need be, then attaches the consumer to the partitions of the topic that this node leads.
-Between making and attaching there are awaits, so both are looked at again and made again if they vanished. An ephemeral
-channel lives as long as it has a consumer: whoever leaves it last, or is gone before he arrived, has it deleted.
-
-In a cluster a consumer reads all partitions of the topic: those led here, the others through `Relaying`. SUB answers
-when each of them whose leader is there has the consumer, so that nothing published later is missed; that needs no
-metadata if the channel is known. An ephemeral channel does not outlive its leader's epoch: it is made anew.
+SUB makes topic and channel if need be, then attaches the consumer to every partition of the topic (`ConsumerRoutes`: a
+single node leads all of them; in a cluster other nodes lead some). Between making and attaching there are awaits, so
+both are checked again, and made again if they vanished. An ephemeral channel lives as long as it has a consumer: the
+last consumer that leaves it has it deleted, and so has one that is gone before it was attached.
 
 Invariants: a channel never has more than --max-channel-consumers, however many come at once; a consumer is attached to
 all partitions of its topic that are led here and serve it, or to none.
@@ -14,10 +11,9 @@ all partitions of its topic that are led here and serve it, or to none.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nsqha import ids
 from nsqha.clock import Now
@@ -28,12 +24,42 @@ from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.topics import Topics
 
-if TYPE_CHECKING:
-    from nsqha.server.routing.relay_client import Relaying
-
-PLACES_RETRY_SECONDS = 0.005
-MAKE_AGAIN_SECONDS = 0.05
 SUB_RETRIES = 5  # a channel or topic that vanishes between create and attach
+
+
+class ConsumerRoutes(Protocol):
+    """Attaches consumers to the partitions of their topics, and detaches them."""
+
+    async def attach(self, topic: Topic, consumer: Consumer) -> bool:
+        """Make the channel if need be, and attach the consumer to every partition. False if it is to be tried again,
+        as the topic or the channel vanished meanwhile; Unavailable."""
+
+    def detach(self, consumer: Consumer) -> None:
+        """Detach it from the partitions that other nodes lead."""
+
+
+class SingleNodeConsumerRoutes:
+    """The `ConsumerRoutes` of a single node: every partition is led here."""
+
+    def __init__(self, channels: Channels, options: Options) -> None:
+        self._channels = channels
+        self._consumers_max = options.max_channel_consumers
+
+    async def attach(self, topic: Topic, consumer: Consumer) -> bool:
+        if not (await self._channels.ensure(topic, consumer.channel) and topic.serves(consumer.channel)):
+            return False
+        check_room(topic, consumer, self._consumers_max)
+        topic.attach(consumer)
+        return True
+
+    def detach(self, consumer: Consumer) -> None:
+        """No other node leads anything."""
+
+
+def check_room(topic: Topic, consumer: Consumer, consumers_max: int) -> None:
+    """Raise Unavailable if the channel has its maximum of consumers (0: there is none)."""
+    if consumers_max and len(topic.consumers.here.get(consumer.channel, ())) >= consumers_max:
+        raise Unavailable(f"consumers for {consumer.topic}:{consumer.channel} exceeds limit of {consumers_max}")
 
 
 class Subscriptions:
@@ -45,14 +71,14 @@ class Subscriptions:
         channels: Channels,
         options: Options,
         *,
+        routes: ConsumerRoutes,
         exiting: Callable[[], bool],
         now: Callable[[], Now],
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
-        self.relaying: Relaying | None = None  # None: this node is alone
         self._topics = topics
         self._channels = channels
-        self._wait_seconds = options.publish_wait_ns / 1e9
+        self._routes = routes
         self._consumers_max = options.max_channel_consumers
         self._exiting = exiting
         self._now = now
@@ -65,70 +91,19 @@ class Subscriptions:
                 if self._exiting():
                     raise Unavailable("exiting")
                 topic = await self._topics.topic_for_client(consumer.topic)
-                self._check_consumers(topic, consumer)
-                if self.relaying is not None:
-                    await self._read_all(self.relaying, topic, consumer)
-                    return
-                if await self._channels.ensure(topic, consumer.channel) and topic.serves(consumer.channel):
-                    self._check_consumers(topic, consumer)
-                    topic.attach(consumer)
+                check_room(topic, consumer, self._consumers_max)
+                if await self._routes.attach(topic, consumer):
                     return
             raise Unavailable("deleted topic/channel")
         except BaseException:
-            # The client may be gone, and an ephemeral channel that was made for it with nobody to leave it.
+            self.unsubscribe(consumer)
+            # It may never have been attached: then no consumer leaves the ephemeral channel that was made for it.
             self._release(consumer.topic, consumer.channel)
             raise
 
-    async def _read_all(self, relaying: Relaying, topic: Topic, consumer: Consumer) -> None:
-        """Places at every partition, here and elsewhere. Unavailable if a leader does not know the channel in time."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._wait_seconds
-        if not await self._channels.ensure(topic, consumer.channel):
-            raise Unavailable("deleted topic/channel")
-        self._check_consumers(topic, consumer)
-        consumer.direct = bool(topic.led)
-        topic.attach(consumer)
-        places = relaying.attach(consumer)
-        try:
-            while missing := sorted([*topic.places_missing(consumer), *places.missing]):
-                if topic.deleting or self._exiting():
-                    raise Unavailable("exiting" if self._exiting() else "deleted topic/channel")
-                if loop.time() > deadline:
-                    raise Unavailable(f"the leaders of partitions {missing} of {topic.name} did not answer in time")
-                await asyncio.sleep(PLACES_RETRY_SECONDS)
-                if topic.places_missing(consumer):
-                    await self._channels.ensure(topic, consumer.channel)
-        except BaseException:
-            self.unsubscribe(consumer)
-            raise
-
-    def leaders_changed(self, name: str) -> None:
-        """A partition may be led here now whose #ephemeral channels ended with its last leader."""
-        topic = self._topics.get(name)
-        if topic is not None and not self._exiting():
-            for channel in [channel for channel in topic.consumers.here if ids.is_ephemeral(channel)]:
-                if any(topic.places_missing(consumer) for consumer in topic.consumers.here[channel]):
-                    self._spawn(self._make_again(topic, channel))
-
-    async def _make_again(self, topic: Topic, channel: str) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._wait_seconds
-        while loop.time() < deadline and not topic.deleting and not self._exiting():
-            if not any(topic.places_missing(consumer) for consumer in topic.consumers.here.get(channel, ())):
-                return
-            with suppress(NotFound, Unavailable, OutcomeUnknown):  # led elsewhere again, or it goes on
-                await self._channels.ensure(topic, channel)
-            await asyncio.sleep(MAKE_AGAIN_SECONDS)
-
-    def _check_consumers(self, topic: Topic, consumer: Consumer) -> None:
-        limit = self._consumers_max
-        if limit and len(topic.consumers.here.get(consumer.channel, ())) >= limit:
-            raise Unavailable(f"consumers for {consumer.topic}:{consumer.channel} exceeds limit of {limit}")
-
     def unsubscribe(self, consumer: Consumer) -> None:
         """A consumer is gone; an ephemeral channel goes with its last one."""
-        if self.relaying is not None:
-            self.relaying.detach(consumer)
+        self._routes.detach(consumer)
         topic = self._topics.get(consumer.topic)
         if topic is not None and topic.detach(consumer, self._now()) and not topic.deleting:
             self._release(consumer.topic, consumer.channel)
@@ -139,10 +114,10 @@ class Subscriptions:
             self.unsubscribe(consumer)
 
     def _release(self, topic: str, channel: str) -> None:
-        """Nobody may be left who reads this channel: if it is an ephemeral one, it goes."""
+        """The channel may have no consumer any more: an ephemeral one is deleted then."""
         if ids.is_ephemeral(channel) and not self._exiting():
             self._spawn(self._delete_if_unused(topic, channel))
 
     async def _delete_if_unused(self, topic: str, channel: str) -> None:
-        with suppress(NotFound, Unavailable, OutcomeUnknown):  # somebody else deleted it, or it goes on
+        with suppress(NotFound, Unavailable, OutcomeUnknown):  # it is deleted already, or the deletion continues
             await self._channels.delete_if_unused(topic, channel)

@@ -92,18 +92,25 @@ class Broker:
         )
         self._side = self._cluster_side(topic_context)
         self.log_source = self._side.log_source
+        routes = self._side.route(self._routed())
         self.publishing = Publishing(
             self.topics,
             options,
             loop=loop,
             budget=opener.budget,
-            refusal=self.availability.refuses_publish if cluster is None else self.availability.ends,
+            routes=routes.publishes,
+            refusal=routes.refusal,
             next_number=self.connections.next_number,
         )
         self.subscriptions = Subscriptions(
-            self.topics, self.channels, options, exiting=lambda: self.exiting, now=self.now, spawn=self.spawn
+            self.topics,
+            self.channels,
+            options,
+            routes=routes.consumers,
+            exiting=lambda: self.exiting,
+            now=self.now,
+            spawn=self.spawn,
         )
-        self._side.route(self._routed())
         self.scrub = NodeScrub(options, parts, self.topics, self._side, spawn=self.spawn, fail=self.fail)
         self.housekeeping = Housekeeping(
             parts,
@@ -154,11 +161,9 @@ class Broker:
             budget=self.parts.opener.budget,
             topics=self.topics,
             channels=self.channels,
-            publishing=self.publishing,
-            subscriptions=self.subscriptions,
+            availability=self.availability,
             now=self.now,
             spawn=self.spawn,
-            refuses_publish=self.availability.refuses_publish,
         )
 
     def _new_delivery(self, partition: Partition, channel: Channel) -> Delivery:

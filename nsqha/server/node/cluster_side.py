@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from nsqha.server.clients.publish import SingleNodePublishRoutes
+from nsqha.server.clients.subscribe import SingleNodeConsumerRoutes
+from nsqha.server.node.parts import ClientRoutes
 from nsqha.server.topics.single_node import SingleNodePlacement
 
 if TYPE_CHECKING:
@@ -22,8 +25,8 @@ class ClusterSide(Protocol):
 
     log_source: LogSource
 
-    def route(self, node: RoutedNode) -> None:
-        """Serve clients of partitions that other nodes lead."""
+    def route(self, node: RoutedNode) -> ClientRoutes:
+        """Where publishes and consumers of clients go, wherever their partitions are led."""
 
     async def recover(self) -> None:
         """Open every log that the metadata name."""
@@ -69,8 +72,13 @@ class NoCluster:
         self._store = parts.store
         topics.placement = SingleNodePlacement(topics, topic_context)
 
-    def route(self, node: RoutedNode) -> None:
-        """Every partition is led here."""
+    def route(self, node: RoutedNode) -> ClientRoutes:
+        """Every partition is led here, so nothing is taken that this node can not store."""
+        publishes, consumers = (
+            SingleNodePublishRoutes(node.topics),
+            SingleNodeConsumerRoutes(node.channels, node.options),
+        )
+        return ClientRoutes(publishes, consumers, refusal=node.availability.refuses_publish)
 
     async def recover(self) -> None:
         await self._topics.recover()

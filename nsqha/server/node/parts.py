@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.store import MetadataStore
     from nsqha.options import Options
-    from nsqha.server.clients.publish import Publishing
-    from nsqha.server.clients.subscribe import Subscriptions
+    from nsqha.server.clients.publish import PublishRoutes
+    from nsqha.server.clients.subscribe import ConsumerRoutes
+    from nsqha.server.node.availability import Availability
     from nsqha.server.node.registrar import Registrar
     from nsqha.server.opening.opener import PartitionOpener
     from nsqha.server.runtime.budget import PublishBudget
@@ -60,8 +61,15 @@ class RoutedNode:
     budget: PublishBudget
     topics: Topics
     channels: Channels
-    publishing: Publishing
-    subscriptions: Subscriptions
+    availability: Availability
     now: Callable[[], Now]
     spawn: Callable[[Coroutine[Any, Any, Any]], None]
-    refuses_publish: Callable[[], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRoutes:
+    """Where publishes and consumers of this node's clients go."""
+
+    publishes: PublishRoutes
+    consumers: ConsumerRoutes
+    refusal: Callable[[], str | None]  # why no publish is taken here now; None if they are

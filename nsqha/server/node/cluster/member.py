@@ -19,7 +19,7 @@ from nsqha.server.node.cluster.disk_watch import DiskWatch
 from nsqha.server.node.cluster.logs import ClusterLogs
 from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.node.cluster.routing import Routing
-from nsqha.server.node.parts import RoutedNode
+from nsqha.server.node.parts import ClientRoutes, RoutedNode
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
 from nsqha.server.replica.roles import ReplicaLimits, Replicas
 
@@ -64,8 +64,9 @@ class ClusterMember:
         topics.placement = ClusterPlacement(topics, topic_context, cluster)
         cluster.leaders.when_changed(topics.announce)
 
-    def route(self, node: RoutedNode) -> None:
-        self._cluster.routing = Routing(node, self._cluster.leaders, self._cluster.routing_peers)
+    def route(self, node: RoutedNode) -> ClientRoutes:
+        routing = self._cluster.routing = Routing(node, self._cluster.leaders, self._cluster.routing_peers)
+        return routing.for_clients
 
     async def recover(self) -> None:
         await self._cluster.recover()

@@ -113,6 +113,11 @@ class AllTopics:
         return True
 
 
+def always(publisher: Any) -> Any:
+    """A `Publishing` that refuses nothing and has this for the method of its routes."""
+    return SimpleNamespace(refusal=lambda: None, routes=SimpleNamespace(publisher=publisher))
+
+
 class Bench:
     """A connection with a context of nothing but what it asks for."""
 
@@ -136,7 +141,7 @@ class Bench:
             "budget": PublishBudget(self.loop, 1 << 20),  # type: ignore[arg-type]
             "tls_context": None,
             "measures": SimpleNamespace(publish_errors=Counter()),
-            "publishing": SimpleNamespace(refusal=lambda: None, target_for=lambda topic, number: self.partition),
+            "publishing": always(lambda topic, source: self.partition),
             "topics": AllTopics(),
             "subscriptions": SimpleNamespace(subscribe=subscribe, unsubscribe=lambda consumer: None),
         }
@@ -182,7 +187,7 @@ def test_replies_leave_in_the_order_of_the_commands():
 
 def test_what_one_batch_answers_leaves_in_one_write():
     rig = Rig(sync="interval")
-    bench = Bench(publishing=SimpleNamespace(refusal=lambda: None, target_for=lambda topic, number: rig.partition))
+    bench = Bench(publishing=always(lambda topic, source: rig.partition))
     bench.send((b"MPUB t\n" + struct.pack(">III", 9, 1, 1) + b"x") * 5)
     assert bench.frames == []
     rig.turn()
@@ -251,8 +256,8 @@ def test_after_a_close_no_command_is_run():
     bench = Bench()
     bench.partition.publish = lambda frames, reply, delay_ms: reply.failed("not stored: gone")  # type: ignore[method-assign]
     later: list[str] = []
-    bench.connection.context.publishing.target_for = (  # type: ignore[method-assign]
-        lambda topic, number: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
+    bench.connection.context.publishing.routes.publisher = (  # type: ignore[method-assign]
+        lambda topic, source: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
     )
     bench.send(pub("a") + pub("b") + pub("c"))
     assert later == ["a"] and len(bench.frames) == 1

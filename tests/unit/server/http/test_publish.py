@@ -11,7 +11,7 @@ import pytest
 
 from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.options import Options
-from nsqha.server.clients.publish import Publishing
+from nsqha.server.clients.publish import Publishing, SingleNodePublishRoutes
 from nsqha.server.http import server as http_envelope
 from nsqha.server.http.api import PIECE_BYTES, NsqdHttp, frames_of_lines
 from nsqha.server.http.server import ApiError, Query
@@ -167,7 +167,13 @@ class Crowd:
         topic = SimpleNamespace(deleting=False, partition_for=lambda number: partition)
         topics: Any = SimpleNamespace(get=lambda name: topic, topic_for_client=self._made)
         self.broker.publishing = Publishing(  # type: ignore[assignment]
-            topics, Options(), loop=loop, budget=self.budget, refusal=lambda: None, next_number=lambda: 0
+            topics,
+            Options(),
+            loop=loop,
+            budget=self.budget,
+            routes=SingleNodePublishRoutes(topics),
+            refusal=lambda: None,
+            next_number=lambda: 0,
         )
         self._http = NsqdHttp(self.broker)
 

@@ -18,6 +18,7 @@ from nsqha.commitlog.storage import OsStorage
 from nsqha.cursor.seek import SeekPlan
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.node.broker import Broker
+from nsqha.server.node.cluster.routing import ClusterConsumerRoutes
 from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
@@ -426,7 +427,7 @@ async def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_for_its_rea
     await partition.commit_events()
     topic.add_led(partition)
     assert topic.places_missing(reader) == [0]
-    broker.subscriptions.leaders_changed("t")
+    ClusterConsumerRoutes(broker._routed(), Mock()).leaders_changed("t")
     await until(lambda: not topic.places_missing(reader))
 
 
