@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from lookupd.links import Links
 from lookupd.standby import Gone, Standby
@@ -66,6 +66,7 @@ from nsqha.quantile import Histogram
 from nsqha.server.peers.api import Peers
 from nsqha.server.replica.replica_reports import reports_in
 from nsqha.server.runtime.backoff import Backoff
+from nsqha.server.runtime.tasks import TaskGroup, first_done
 
 TTL_S = 3.0
 WORKERS = 8
@@ -126,7 +127,7 @@ class ControllerShell:
         self.term: Term | None = None
         self._name = name
         self._workers = ThreadPoolExecutor(WORKERS, "metadata")
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskGroup()
         self._gate = gate
         self._maybe_free = asyncio.Event()  # the controller key may be free
         self._maybe_doubted = asyncio.Event()
@@ -138,17 +139,14 @@ class ControllerShell:
         """Begin to campaign."""
         loop = asyncio.get_running_loop()
         self._unwatch = self.store.watch(lambda name: _tell(loop, self._hint, name))
-        self._task = asyncio.create_task(self._campaign_for_ever())
+        self._tasks.spawn(self._campaign_for_ever())
 
     async def stop(self) -> None:
         """Release the key at once, so that another daemon can take over."""
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._tasks.close()
         if self._standby is not None:
             self._standby.watch(None)
         self._workers.shutdown(wait=True)
@@ -215,7 +213,7 @@ class ControllerShell:
         """Run from getting a lease to its loss."""
         loop, lost = asyncio.get_running_loop(), asyncio.Event()
         session = await self.run(lambda: self.store.open_session(ttl_s=TTL_S, lost=lambda: _tell(loop, lost.set)))
-        ticking = asyncio.create_task(_tick(session))
+        ticking = self._tasks.spawn(_tick(session))
         try:
             while not lost.is_set():
                 self._maybe_free.clear()
@@ -244,18 +242,15 @@ class ControllerShell:
         self.logger.info("controller_began", "this process is the controller, epoch %d", epoch, epoch=epoch)
         term = self.term = Term(self, epoch, cluster_id)
         why = "stopped"
-        gone = asyncio.create_task(lost.wait())
         self._maybe_doubted.set()  # the doubt may have come between the check and winning the key
-        doubted = asyncio.create_task(self._doubted(self._gate)) if self._gate is not None else None
+        doubted = self._tasks.spawn(self._doubted(self._gate)) if self._gate is not None else None
         try:
             term.hint("")
-            ends: list[asyncio.Future[Any]] = [term.over, gone, *([doubted] if doubted is not None else [])]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await first_done(term.over, lost.wait(), *([doubted] if doubted is not None else []))
             why = term.over.result() if term.over.done() else "the lease is lost"
             if doubted is not None and doubted.done():
                 why = doubted.result()
         finally:
-            gone.cancel()
             if doubted is not None:
                 doubted.cancel()
             self.term = None
@@ -278,7 +273,7 @@ class Term:
         self._shell = shell
         self._cluster_id = cluster_id
         self._loop = loop
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskGroup(loop, self._failed)
         self._timer: asyncio.TimerHandle | None = None
         self._told = False
         self._intents_changed = False
@@ -290,8 +285,7 @@ class Term:
         self.links.close()
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     # ---- what happens
 
@@ -332,7 +326,7 @@ class Term:
             return
         if self._intents_changed:
             self._intents_changed = False
-            self._start(self._read_intents())
+            self._tasks.spawn(self._read_intents())
         if self.intents is not None:
             self.links.update(view.nodes)
             self.feed(Metadata(view.topics, view.nodes, self.intents))
@@ -355,26 +349,19 @@ class Term:
             case Say():
                 self._say(action)
             case Probe():
-                self._start(self._probe(action))
+                self._tasks.spawn(self._probe(action))
             case PutPartition():
-                self._start(self._put(action))
+                self._tasks.spawn(self._put(action))
             case ReadTopic(name):
-                self._start(self._read_topic(name))
+                self._tasks.spawn(self._read_topic(name))
             case PutIntent() | RemoveIntent():
-                self._start(self._change_intent(action))
+                self._tasks.spawn(self._change_intent(action))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
+    def _failed(self, error: BaseException) -> None:
         if isinstance(error, StaleMetadata):
             self._shell.logger.error("metadata_stale", "nothing is decided by this metadata: %s", error)
             self._stop(str(error))
-        elif error is not None:
+        else:
             self._shell.logger.error("controller_failed", "the controller cannot go on: %s", error, error=error)
             self._stop(f"{type(error).__name__}: {error}")
 

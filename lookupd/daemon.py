@@ -159,10 +159,12 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
     from nsqha.pb.v1 import replication_pb2, routing_pb2
     from nsqha.server.peers import renewing
     from nsqha.server.runtime import certificates
+    from nsqha.server.runtime.tasks import TaskGroup
 
     files = certificates.CertificateFiles.of(options)
     if files is not None:
-        watching = asyncio.get_running_loop().create_task(certificates.watch([files]))
+        watching = TaskGroup()
+        watching.spawn(certificates.watch([files]))
         stack.callback(watching.cancel)
     logger = Logger("metadata")
     store = await asyncio.to_thread(

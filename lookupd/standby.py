@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from nsqha.election.model import Controller
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.backoff import Backoff
+from nsqha.server.runtime.tasks import TaskGroup
 
 CONNECT_SECONDS = 1.0
 RETRY_SECONDS = 0.02  # first, doubled each time up to
@@ -65,7 +66,7 @@ class Standby:
         self._gone = gone
         self._tell = tell
         self._watched = 0  # epoch
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskGroup()
 
     def watch(self, controller: Controller | None) -> None:
         """Watch the current controller; None: there is none, or it is this process."""
@@ -73,9 +74,9 @@ class Standby:
         if epoch == self._watched:
             return
         self._watched = epoch
-        if self._task is not None:
-            self._task.cancel()
-        self._task = None if controller is None else asyncio.create_task(self._watch(controller))
+        self._tasks.cancel()
+        if controller is not None:
+            self._tasks.spawn(self._watch(controller))
 
     async def _watch(self, controller: Controller) -> None:
         await self._gone(controller.name)

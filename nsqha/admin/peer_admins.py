@@ -18,6 +18,7 @@ from nsqha.grpc_channels import aio_channel
 from nsqha.pb.v1 import admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.runtime.certificates import CertificateFiles
+from nsqha.server.runtime.tasks import TaskGroup
 
 ENDING_SECONDS = 60.0
 """Requests that began before certificates were renewed have this long to end."""
@@ -41,7 +42,7 @@ class GrpcOthers:
     def __init__(self, *, tls: CertificateFiles | None = None) -> None:
         self._tls = tls
         self._generation = 0 if tls is None else tls.generation
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = TaskGroup()
         self._options = peer_grpc.client_options()
         self._channels: dict[str, aio.Channel] = {}
         self._closed = False
@@ -85,15 +86,12 @@ class GrpcOthers:
         self._generation = self._tls.generation
         channels, self._channels = self._channels, {}
         for channel in channels.values():
-            task = asyncio.get_running_loop().create_task(channel.close(grace=ENDING_SECONDS))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._ending.spawn(channel.close(grace=ENDING_SECONDS))
 
     async def close(self) -> None:
         """End calls that are under way; the node stops."""
         self._closed = True
         channels, self._channels = self._channels, {}
-        for task in self._ending:
-            task.cancel()
+        self._ending.cancel()
         for channel in channels.values():
             await channel.close()

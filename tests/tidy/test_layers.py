@@ -117,6 +117,21 @@ def test_grpc_channels_are_made_in_one_place() -> None:
     assert makers == {"nsqha.grpc_channels"}
 
 
+TASK_MAKERS = {
+    "nsqha.server.runtime.tasks",
+    # A command of one process: its tasks end in the function that makes them.
+    "nsqha.cli.dev.children",
+    "nsqha.cli.dev.cluster",
+}
+
+
+def test_tasks_begin_in_one_place() -> None:
+    """There every task has an owner (`TaskGroup`) or a caller that keeps it."""
+    makers = ("create_task(", "ensure_future(", "asyncio.TaskGroup(", "asyncio.Task(")
+    found = {module for module, path in modules() if any(maker in path.read_text() for maker in makers)}
+    assert found == TASK_MAKERS
+
+
 def test_what_spark_imports_in_every_application_is_light() -> None:
     """Whoever has pyspark_nsqha installed pays for its import in each application that looks up a data source."""
     for name, modules in (("__init__", set()), ("source", {"pyspark.sql.datasource"})):

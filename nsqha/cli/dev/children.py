@@ -86,6 +86,7 @@ async def stop(children: Sequence[Child], *, seconds: float) -> None:
     """End them at the same time: SIGTERM, then SIGKILL for those that need longer than `seconds`."""
     for child in children:
         child.send(signal.SIGTERM)
+    # These tasks need no group: they end in this function.
     waiting = [asyncio.ensure_future(child.ended()) for child in children if child.alive]
     if not waiting:
         return

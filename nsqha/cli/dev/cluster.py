@@ -106,7 +106,7 @@ class DevCluster:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGCHLD, self._on_child)
-        minders: list[asyncio.Task[None]] = []
+        minders: list[asyncio.Task[None]] = []  # these tasks need no group: they end in this method
         told = asyncio.ensure_future(self._told.wait())
         try:
             starting = asyncio.ensure_future(self._start())

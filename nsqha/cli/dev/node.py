@@ -28,6 +28,7 @@ from nsqha.cli.terminal.parser import GRPC_ADDRESS, TCP_ADDRESS
 from nsqha.cli.terminal.screen import print_json
 from nsqha.options import LookupdOptions, load_nsqd
 from nsqha.server.node.start import Node
+from nsqha.server.runtime.tasks import first_done
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,9 +66,7 @@ async def serve(args: argparse.Namespace) -> int:
             else:
                 print("\n".join(summary(node, lookupd, args.sync, taken)), flush=True)
             assert node.failed is not None
-            stopping = loop.create_task(stop.wait())
-            await asyncio.wait((stopping, node.failed), return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
+            await first_done(stop.wait(), node.failed)
         finally:
             await node.stop()
     finally:

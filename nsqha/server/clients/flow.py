@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.nsqlog import Logger
+from nsqha.server.runtime.tasks import begin
 
 if TYPE_CHECKING:
     from nsqha import hot
@@ -93,7 +94,7 @@ class CommandFlow:
             self._task = None
             self.unblock(then)
 
-        self._task = self._loop.create_task(run())
+        self._task = begin(self._loop, run())
 
     def after_replies(self, then: Then) -> None:
         """Do `then` when every earlier command has been answered; the session waits."""

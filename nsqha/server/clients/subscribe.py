@@ -74,7 +74,7 @@ class Subscriptions:
         routes: ConsumerRoutes,
         exiting: Callable[[], bool],
         now: Callable[[], Now],
-        spawn: Callable[[Coroutine[Any, Any, Any]], None],
+        spawn: Callable[[Coroutine[Any, Any, Any]], object],
     ) -> None:
         self._topics = topics
         self._channels = channels

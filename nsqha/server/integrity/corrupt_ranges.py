@@ -67,7 +67,7 @@ class RepairRuntime(Protocol):
         """Those that are alive."""
 
     @property
-    def spawn(self) -> Callable[[Coroutine[Any, Any, None]], None]:
+    def spawn(self) -> Callable[[Coroutine[Any, Any, None]], object]:
         """Begins a task that nobody waits for."""
 
     @property

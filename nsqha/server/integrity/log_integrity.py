@@ -28,7 +28,7 @@ class LogIntegrity:
         replicas: RepairableReplicas,
         *,
         look_behind: Callable[[PartitionKey], Awaitable[None]],
-        on_whole: Callable[[PartitionKey, int], None],
+        on_whole: Callable[[PartitionKey, int], object],
     ) -> None:
         """`look_behind`: no replica has what a follower's channels wait for; they may be known from further on.
         `on_whole(key, name)`: all that recovery found is mended (`SuspectLogs.on_whole`)."""

@@ -62,7 +62,7 @@ class Repairer:
         missed: Callable[[PartitionKey, int, int], Awaitable[None]],
         run: Callable[[Callable[[], None]], Awaitable[None]],
         on_failure: Callable[[BaseException], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """`others`: where the other replicas are, the best first. `mended`: readers may go on; `missed`: nobody has the
         range now. `run`: a blocking job, off the loop. `on_failure`: the disk failed."""

@@ -70,7 +70,7 @@ class SuspectLogs:
     """What is held against the logs of one node."""
 
     def __init__(
-        self, followers: Mapping[PartitionKey, FollowedLog], *, on_whole: Callable[[PartitionKey, int], None]
+        self, followers: Mapping[PartitionKey, FollowedLog], *, on_whole: Callable[[PartitionKey, int], object]
     ) -> None:
         """`on_whole(key, name)`: all that recovery found is mended, and nothing is held against the log's old name (0:
         that is gone)."""

@@ -38,7 +38,7 @@ from nsqha.server.partition.topic import Topic
 from nsqha.server.runtime.cache import CacheWriter
 from nsqha.server.runtime.journal import JournalWriter
 from nsqha.server.runtime.metadata import NodeMetadata
-from nsqha.server.runtime.tasks import Background, Changes
+from nsqha.server.runtime.tasks import Changes, TaskGroup, log_failure
 from nsqha.server.segments.log_source import reachable
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext
@@ -72,8 +72,8 @@ class Broker:
         self.on_failure: Callable[[str], None] = lambda why: None
         self.availability = Availability(options, lambda: opener.cursor_cache.overfull)
         self._clean = True  # unless a partition could not be closed
-        self._background = Background(loop)
-        self.spawn = self._background.spawn  # ends with the broker
+        self._tasks = TaskGroup(loop, log_failure)
+        self.spawn = self._tasks.spawn  # ends with the broker
         self.changes = Changes(loop, options.publish_outcome_wait_ns / 1e9)
         self.connections = Connections(lambda: self.exiting, lambda consumer: self.subscriptions.unsubscribe(consumer))
         self.journal_writer = JournalWriter(journal, parts.disk, self.fail)
@@ -191,7 +191,7 @@ class Broker:
         self.availability.exiting = True
         self.housekeeping.stop()
         self.connections.stop_reading()
-        self._background.cancel()
+        self._tasks.cancel()
         self.subscriptions.unsubscribe_all()
         await self.changes.wait(CHANGES_SECONDS_MAX)
         for topic in list(self.topics.values()):

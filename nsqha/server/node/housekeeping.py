@@ -34,7 +34,7 @@ class Housekeeping:
         *,
         journal_writer: JournalWriter,
         cache_writer: CacheWriter,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         forget_targets: Callable[[], None],
     ) -> None:
         self._parts = parts

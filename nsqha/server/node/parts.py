@@ -63,7 +63,7 @@ class RoutedNode:
     channels: Channels
     availability: Availability
     now: Callable[[], Now]
-    spawn: Callable[[Coroutine[Any, Any, Any]], None]
+    spawn: Callable[[Coroutine[Any, Any, Any]], object]
 
 
 @dataclass(frozen=True, slots=True)

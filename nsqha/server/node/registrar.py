@@ -27,6 +27,7 @@ from nsqha.ids import is_ephemeral, valid_name
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.listen import reason, split_host_port
+from nsqha.server.runtime.tasks import TaskGroup, beside
 
 if TYPE_CHECKING:
     import aiohttp
@@ -93,6 +94,7 @@ class Registrar:
         self._answer_bytes_max = answer_bytes_max
         self._seconds = (connect_seconds, request_seconds)
         self._peers: dict[str, _Peer] = {}
+        self._tasks = TaskGroup()
         self._announced = {topic: set(channels) for topic, channels in registrations().items()}
         self._session: aiohttp.ClientSession | None = None
         self._logger = Logger("lookupd")
@@ -102,21 +104,18 @@ class Registrar:
         wanted = dict.fromkeys(addresses)
         for address in [a for a in self._peers if a not in wanted]:
             self._logger.info("lookupd_removed", "LOOKUP: removing peer %s", address)
-            self._peers.pop(address).stop()
+            self._peers.pop(address).task.cancel()
         for address in wanted:
             if address not in self._peers:
                 self._logger.info("lookupd_added", "LOOKUP: adding peer %s", address)
                 peer = _Peer(address, self._identity, self._registrations, self._answer_bytes_max)
                 self._peers[address] = peer
-                peer.start()
+                peer.task = self._tasks.spawn(peer.run())
 
     async def close(self) -> None:
         """Leave every daemon: each forgets this node as its connection ends."""
-        peers = list(self._peers.values())
         self._peers.clear()
-        for peer in peers:
-            peer.stop()
-        await asyncio.gather(*(peer.ended() for peer in peers))
+        await self._tasks.close()
         if self._session is not None:
             await self._session.close()
 
@@ -212,20 +211,8 @@ class _Peer:
         self._unanswered = 0
         self._heard_at = 0.0
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None]  # runs `run`
         self._logger = Logger("lookupd")
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def ended(self) -> None:
-        if self._task is not None:
-            with suppress(asyncio.CancelledError):
-                await self._task
 
     def tell(self, line: bytes) -> None:
         """Send this change, if the daemon knows us; if not, it will hear of everything anyway."""
@@ -233,7 +220,8 @@ class _Peer:
             self._changes.append(line)
             self._wake.set()
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Stay connected; ends only if it is cancelled."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(*RETRY_SECONDS)
         while True:
@@ -263,13 +251,9 @@ class _Peer:
             self._changes = self._everything()
             self.info = info
             self._unanswered = 0
-            answers = asyncio.get_running_loop().create_task(self._read_answers(reader))
-            answers.add_done_callback(lambda _: self._wake.set())
-            try:
+            async with beside(self._read_answers(reader)) as answers:
+                answers.add_done_callback(lambda _: self._wake.set())
                 await self._talk(writer, answers)
-            finally:
-                answers.cancel()
-                await asyncio.gather(answers, return_exceptions=True)
         finally:
             writer.close()
 

@@ -30,7 +30,7 @@ class NodeScrub:
         topics: Topics,
         side: ClusterSide,
         *,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._disk = parts.disk

@@ -38,6 +38,7 @@ from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import collector, keep_large_blocks
+from nsqha.server.runtime.tasks import TaskGroup, first_done
 from nsqha.server.safe_mode.rebuilding import records
 from nsqha.wire.limits import ProtocolLimits
 
@@ -148,7 +149,7 @@ class Node:
         self._server: asyncio.AbstractServer | None = None
         self._certificates: CertificateFiles | None = None
         self._closers: list[Any] = []
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks = TaskGroup()
         self.addresses = Addresses("", "", "", "", "", "")
 
     @property
@@ -168,7 +169,7 @@ class Node:
         if options.cluster_tls_cert:
             certificates = importlib.import_module("nsqha.server.runtime.certificates")
             self._certificates = certificates.CertificateFiles.of(options)
-            self._tasks.append(loop.create_task(certificates.watch([self._certificates])))
+            self._tasks.spawn(certificates.watch([self._certificates]))
         # Sockets first: a port that is taken should not cost a recovery.
         sockets = self._listen()
         clock = SystemClock()
@@ -198,7 +199,7 @@ class Node:
             for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
                 store.put_recovered(record)
         await broker.open_topics()
-        context = broker.client_context(limits_of(options), self._auth(broker), self._tls_context(loop))
+        context = broker.client_context(limits_of(options), self._auth(broker), self._tls_context())
         self._announce(broker)
         await self._serve(broker, sockets, context)
         if cluster is not None:
@@ -251,7 +252,7 @@ class Node:
         )
         await cluster.join(info)
         assert self._doubt is not None
-        self._tasks.append(broker.parts.loop.create_task(self._doubt.run()))
+        self._tasks.spawn(self._doubt.run())
 
     def _opener(
         self,
@@ -326,13 +327,13 @@ class Node:
         options = self.options
         return options.peer_address or listen.next_port(options.grpc_address, flag="peer-address")
 
-    def _tls_context(self, loop: asyncio.AbstractEventLoop) -> ssl.SSLContext | None:
+    def _tls_context(self) -> ssl.SSLContext | None:
         if not self.options.tls_cert:
             return None
         from nsqha.server.runtime import certificates
 
         certificate = certificates.ClientCertificate(self.options)
-        self._tasks.append(loop.create_task(certificates.watch([certificate])))
+        self._tasks.spawn(certificates.watch([certificate]))
         return certificate.context
 
     def _auth(self, broker: Broker) -> AuthClient | None:
@@ -378,7 +379,7 @@ class Node:
             )
             interval = options.statsd_interval_ns / 1e9
             pusher = StatsdPusher(broker, options.statsd_address, prefix, interval_seconds=interval)
-            self._tasks.append(asyncio.get_running_loop().create_task(pusher.run()))
+            self._tasks.spawn(pusher.run())
 
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket], context: ClientContext) -> None:
         from nsqha.server.http.api import BrokerHttp
@@ -466,8 +467,7 @@ class Node:
         broker.availability.exiting = True
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         for close in reversed(self._closers):
             await close()
         await broker.stop()
@@ -490,13 +490,9 @@ def serve_until_signal(options: Options, open_grpc: OpenGrpc) -> int:
             except GivenUp:
                 return 0
             assert node.failed is not None
-            stopping = loop.create_task(stop.wait())
-            beginning = loop.create_task(node.begins_again.wait())
-            await asyncio.wait((stopping, beginning, node.failed), return_when=asyncio.FIRST_COMPLETED)
-            again = not stopping.done() and not node.failed.done()
-            stopping.cancel()
-            beginning.cancel()
+            await first_done(stop.wait(), node.begins_again.wait(), node.failed)
             failed = node.failed.done()
+            again = not stop.is_set() and not failed
             await node.stop(hand_over=not again)
             if not again:
                 return 1 if failed else 0

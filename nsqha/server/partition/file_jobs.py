@@ -20,6 +20,7 @@ from nsqha.commitlog.log import PartitionLog
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.context import PartitionLifecycle, PartitionRuntime
 from nsqha.server.runtime.disk import DiskRounds
+from nsqha.server.runtime.tasks import begin
 
 REMOVAL_RETRY_SECONDS = 60.0
 
@@ -42,7 +43,7 @@ class Removals:
         """Unlink what it has forgotten, unless that has just failed; none may be under way."""
         assert self.task is None, "two removals at once"
         if log.forgotten_files and self._loop.time() >= self._not_before:
-            self.task = self._loop.create_task(self._remove(log))
+            self.task = begin(self._loop, self._remove(log))
 
     async def _remove(self, log: PartitionLog) -> None:
         try:
@@ -86,7 +87,7 @@ class FileJobs:
         """Run a job that has the files for itself; False: another job has them, or the partition closes."""
         if self._task is not None or self._life.closed:
             return False
-        self._task = self._loop.create_task(self._run(job, then))
+        self._task = begin(self._loop, self._run(job, then))
         return True
 
     def roll(self) -> None:

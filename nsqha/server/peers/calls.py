@@ -61,6 +61,7 @@ from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.peers.server_stream import ServerStream
 from nsqha.server.peers.stream import too_large
 from nsqha.server.runtime import listen
+from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
 
 UNUSED_SECONDS = 600.0  # that a connection is kept for
@@ -162,7 +163,7 @@ class GrpcPeers:
         self._channels: dict[str, _CallChannel] = {}
         self._streams: set[Http2Stream] = set()
         self._failures = Failures()  # of their connections
-        self._ending: set[asyncio.Task[None]] = set()  # connections that are closed
+        self._ending = TaskGroup()  # connections that are being closed
         self._closed = False
 
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
@@ -214,7 +215,7 @@ class GrpcPeers:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.grpc.close()
-        await asyncio.gather(*self._ending)
+        await self._ending.wait()
 
     def _method(self, name: str, *, streaming: bool) -> Method:
         method = self._methods[name]
@@ -245,9 +246,7 @@ class GrpcPeers:
         for address, channel in list(self._channels.items()):
             if not channel.users and loop.time() - channel.left_at >= UNUSED_SECONDS:
                 del self._channels[address]
-                task = loop.create_task(channel.grpc.close())
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
+                self._ending.spawn(channel.grpc.close())
 
 
 def _cancelling() -> bool:

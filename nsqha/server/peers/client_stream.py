@@ -30,6 +30,7 @@ from nsqha.server.peers.http2 import (
 )
 from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream
 from nsqha.server.peers.stream import CLOSED_HERE, ENDED_THERE
+from nsqha.server.runtime.tasks import begin
 from nsqha.server.runtime.tls import HTTP2_ALPN
 
 CONNECT_SECONDS = 1.0  # and as long again until the other side says something
@@ -55,7 +56,7 @@ class ClientStream:
         self._path = method.path
         self._failures = failures or Failures()
         self._loop = asyncio.get_running_loop()
-        self._connecting = self._loop.create_task(self._connect(address, tls))
+        self._connecting = begin(self._loop, self._connect(address, tls))  # it ends the stream if it fails
 
     async def _connect(self, address: str, tls: ssl.SSLContext | None) -> None:
         if why := self._failures.why(address, self._loop.time()):

@@ -12,6 +12,7 @@ import ipaddress
 import socket
 
 from nsqha.server.runtime.backoff import Backoff
+from nsqha.server.runtime.tasks import awaited
 
 AGAIN_SECONDS = 0.1  # after a first failure, doubled with each one up to
 AGAIN_SECONDS_MAX = 1.0
@@ -31,20 +32,14 @@ async def addresses(host: str, port: int) -> list[str]:
     key = (asyncio.get_running_loop(), host, port)
     lookup = _lookups.get(key)
     if lookup is None:
-        lookup = _lookups[key] = key[0].create_task(_look_up(host, port))
-        lookup.add_done_callback(lambda done: _looked_up(key, done))
+        lookup = _lookups[key] = awaited(key[0], _look_up(host, port))  # it cannot be cancelled: a thread runs it
+        lookup.add_done_callback(lambda done: _lookups.pop(key))
     return await asyncio.shield(lookup)
 
 
 async def _look_up(host: str, port: int) -> list[str]:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(each[4][0]) for each in found))
-
-
-def _looked_up(key: tuple[asyncio.AbstractEventLoop, str, int], done: asyncio.Task[list[str]]) -> None:
-    del _lookups[key]
-    if not done.cancelled():
-        done.exception()  # perhaps nothing waits for it any more
 
 
 class Failures:

@@ -19,6 +19,7 @@ from nsqha.nsqlog import Logger
 from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.certificates import CertificateFiles
+from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import cluster_stream_context
 
 ACCEPTED_MAX = 16  # connections in one turn of the loop
@@ -46,7 +47,7 @@ class PeerListener:
         self._context: tuple[int, ssl.SSLContext] | None = None  # of a generation of the files
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None  # after connections could not be accepted
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting = TaskGroup(self._loop)
         self._complain_after = 0.0
         self._failures_unlogged = 0
 
@@ -62,9 +63,7 @@ class PeerListener:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
             self._socket.close()
-        for task in self._connecting:
-            task.cancel()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await self._connecting.close()
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_MAX):
@@ -84,12 +83,10 @@ class PeerListener:
                 self._complain(listen.address_text(name), Unavailable("this node has no file descriptors to spare"))
                 continue
             sock.setblocking(False)
-            task = self._loop.create_task(self._connect(sock))
-            self._connecting.add(task)
+            task = self._connecting.spawn(self._connect(sock))
             task.add_done_callback(lambda task, sock=sock: self._connected(task, sock))  # type: ignore[misc]
 
     def _connected(self, task: asyncio.Task[None], sock: socket.socket) -> None:
-        self._connecting.discard(task)
         if task.cancelled():
             sock.close()
 

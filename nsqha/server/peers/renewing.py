@@ -18,6 +18,7 @@ from nsqha.errors import Unavailable
 from nsqha.server.peers.api import Message, Peers, PeerStream, StreamHandler
 from nsqha.server.peers.calls import GrpcPeers
 from nsqha.server.runtime.certificates import CertificateFiles
+from nsqha.server.runtime.tasks import TaskGroup
 
 
 async def listen(server: grpc.aio.Server, wanted: str, files: CertificateFiles | None) -> str:
@@ -72,7 +73,7 @@ class RenewingPeers:
         self._files = files
         self._newest = self._made()
         self._older: set[_Generation] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = TaskGroup()
 
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
         generation = self._current()
@@ -92,7 +93,7 @@ class RenewingPeers:
     async def close(self) -> None:
         generations = [self._newest, *self._older]
         self._older.clear()
-        await asyncio.gather(*(generation.peers.close() for generation in generations), *self._ending)
+        await asyncio.gather(*(generation.peers.close() for generation in generations), self._ending.wait())
 
     def _current(self) -> _Generation:
         if self._newest.number != self._files.generation:
@@ -112,9 +113,7 @@ class RenewingPeers:
     def _end_unused(self, generation: _Generation) -> None:
         if not generation.used and generation in self._older:
             self._older.discard(generation)
-            task = asyncio.get_running_loop().create_task(generation.peers.close())
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._ending.spawn(generation.peers.close())
 
 
 class _Generation:

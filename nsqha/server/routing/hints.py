@@ -48,7 +48,7 @@ class Hints:
         epoch_of: Callable[[str, PartitionKey], int | None],
         addresses: Callable[[], Mapping[int, str]],
         cut_off: Callable[[], bool],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """`epoch_of(topic, key)`: in the record as this node knows it; None: there is no such partition. `addresses`:
         of all nodes, by uid. `cut_off`: whether this node can not know what the records are."""

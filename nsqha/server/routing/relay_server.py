@@ -314,7 +314,7 @@ class RelayService:
         *,
         loop: asyncio.AbstractEventLoop,
         now: Callable[[], Now],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.leaders = leaders
         self.loop = loop

@@ -20,6 +20,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.errors import AppendFailed, StorageError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.disk import DiskRounds
+from nsqha.server.runtime.tasks import awaited
 
 logger = Logger("journalling")
 
@@ -39,8 +40,7 @@ class JournalWriter:
     async def promise(self) -> None:
         """Return when what is staged is durable, so that the caller may rely on it."""
         if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().create_task(self._round())
-            self._gathering.add_done_callback(_seen)
+            self._gathering = awaited(asyncio.get_running_loop(), self._round())
         await asyncio.shield(self._gathering)
 
     async def _round(self) -> None:
@@ -70,9 +70,3 @@ class JournalWriter:
         async with self._turn:
             self._ended = True
             await self._disk.journal(last)
-
-
-def _seen(round_: asyncio.Task[None]) -> None:
-    """Retrieve the error, as the caller that waited for it may be gone."""
-    if not round_.cancelled():
-        round_.exception()

@@ -1,9 +1,15 @@
-"""Tasks whose work continues when their callers are cancelled or gone.
+"""Every task of the program begins here, so each has an owner: something that ends it, or waits for its end.
 
+    TaskGroup   the tasks of one owner that no caller waits for
+    begin       one task that its owner keeps
+    awaited     one task whose outcome is for those who wait for it
+    beside      runs work beside a block, and ends it with the block
+    first_done  waits for the first of several things
     whole       runs one piece of work to its end; a cancellation of its caller is passed on when it has ended
-    Background  runs tasks that no caller waits for: an error in one is logged
     Unfinished  runs work that may take for ever: at most one piece per key, and callers wait for a bounded time
     Changes     runs changes of topics: one at a time per topic, each to its end
+
+With the last three, work continues when its callers are cancelled or gone.
 
 A change of files and of the journal has several steps that belong together; a task that is cancelled between two of
 them would leave the log in neither the old nor the new state (`whole`).
@@ -23,7 +29,7 @@ again waits for the change that is under way (`Changes.once`), so that they do n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
@@ -36,9 +42,55 @@ T = TypeVar("T")
 logger = Logger("background")
 
 
+def log_failure(error: BaseException) -> None:
+    """Log the error of a task that no caller waits for."""
+    logger.error("task_failed", "a background task failed", error=error)
+
+
+def begin(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that its owner keeps, waits for and cancels. `work` handles its errors; the loop reports any other."""
+    return loop.create_task(work)
+
+
+def awaited(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose result or error is for those who wait for it; if none does any more, an error is dropped."""
+    task = loop.create_task(work)
+    task.add_done_callback(_seen)
+    return task
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Retrieve the error, or the loop would report one that no caller wants any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Run `work` beside the block; it is cancelled when the block ends, and has ended when this returns."""
+    task = awaited(asyncio.get_running_loop(), work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def first_done(*works: Awaitable[Any]) -> None:
+    """Return when the first of these is done; the coroutines among them are cancelled then, futures are not."""
+    loop = asyncio.get_running_loop()
+    begun = [awaited(loop, work) for work in works if isinstance(work, Coroutine)]
+    given = [work for work in works if isinstance(work, asyncio.Future)]
+    try:
+        await asyncio.wait([*begun, *given], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in begun:
+            task.cancel()
+
+
 async def whole(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; a cancellation is passed on when it has ended."""
-    task = asyncio.get_running_loop().create_task(work)
+    task = awaited(asyncio.get_running_loop(), work)
     cancelled = False
     while not task.done():
         try:
@@ -46,34 +98,56 @@ async def whole(work: Coroutine[Any, Any, T]) -> T:
         except asyncio.CancelledError:
             cancelled = True
     if cancelled:
-        if not task.cancelled():
-            task.exception()  # retrieved: the cancelled caller does not want it
         raise asyncio.CancelledError
     return task.result()
 
 
-class Background:
-    """Holds the background tasks of one owner: the loop itself holds only weak references to them."""
+class TaskGroup:
+    """The tasks of one owner. The group lives as long as its owner, and a task that fails ends no other one.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    It keeps its tasks because the loop has only weak references to them.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop | None = None,
+        failed: Callable[[BaseException], object] | None = None,
+    ) -> None:
+        """`loop`: None for the one that runs at `spawn`. `failed` is called with the error of a task; if it is None the
+        loop reports the error."""
         self._loop = loop
+        self._failed = failed
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin a task."""
-        task = self._loop.create_task(work)
+        task = (self._loop or asyncio.get_running_loop()).create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("task_failed", "a background task failed", error=error)
+        if self._failed is not None and not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
 
     def cancel(self) -> None:
         """The owner stops: cancel its tasks."""
         for task in list(self._tasks):
             task.cancel()
+
+    async def wait(self) -> None:
+        """Return when its tasks have ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Cancel its tasks, and return when they have ended."""
+        self.cancel()
+        await self.wait()
 
 
 class StillUnderWay(Unavailable):
@@ -104,7 +178,7 @@ class Unfinished(Generic[K]):
             if not earlier.done():
                 raise StillUnderWay(f"an earlier request of this kind has not ended: {waits_for()}; try again")
             self._ended(key, earlier)
-        task = loop.create_task(work())
+        task = awaited(loop, work())  # the caller may be gone when it fails; if it is not, it gets the error
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._ended(key, done))
         await asyncio.wait([task], timeout=max(deadline - loop.time(), 0))
@@ -115,8 +189,6 @@ class Unfinished(Generic[K]):
     def _ended(self, key: K, task: asyncio.Task[Any]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
-        if not task.cancelled():
-            task.exception()  # retrieved: the caller may be gone; if it is not, it got the error
 
 
 class Locks(Generic[K]):
@@ -164,15 +236,10 @@ class Changes:
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a change that continues when its caller goes away."""
-        task = self._loop.create_task(work)
+        task = awaited(self._loop, work)  # as `Unfinished.do`
         self._under_way.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._under_way.discard)
         return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved: the caller may be gone; if it is not, it got the error
 
     async def whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end, also if its caller goes away meanwhile."""

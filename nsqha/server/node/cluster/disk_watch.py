@@ -29,7 +29,7 @@ class DiskWatch:
         self,
         running: Callable[[], int],
         announce: Callable[[bool], Awaitable[None]],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """`running`: the number of the round that is under way, 0: none; `announce(hangs)`: to the cluster."""
         self.announced = False  # that it hangs

@@ -28,7 +28,7 @@ class ClusterLeaders:
         cluster_id: int,
         peers: Peers,
         cut_off: Callable[[], bool],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """`cut_off`: whether this node can not know what the records are."""
         self.node = node

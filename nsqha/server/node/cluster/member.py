@@ -51,7 +51,7 @@ class ClusterMember:
         topic_context: TopicContext,
         here: SingleNodeLogs,
         *,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         fail: Callable[[BaseException], None],
     ) -> None:
         """Topics, replicas and membership know each other from here on. `here`: the logs of what is led here."""

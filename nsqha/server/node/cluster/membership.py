@@ -19,7 +19,7 @@ from nsqha.server.node.cluster.records import EVERYTHING, RecordNews
 from nsqha.server.node.cluster.registration import NodeRegistration
 from nsqha.server.node.cluster.suspects import Suspects
 from nsqha.server.replica.leading.sender import FollowerStreams
-from nsqha.server.runtime.tasks import Background
+from nsqha.server.runtime.tasks import TaskGroup, log_failure
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
@@ -62,7 +62,7 @@ class Membership:
         self.routing_peers = routing_peers  # connections of their own: clients' traffic delays no replication
         self.on_fatal: Callable[[str], None] = lambda why: None  # this process must end
         self.links = FollowerStreams(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
-        self.spawn = Background(loop).spawn  # belongs to no owner that could be cancelled
+        self.spawn = TaskGroup(loop, log_failure).spawn  # what is begun here is never cancelled
         self.registration = NodeRegistration(self, store, loop=loop, clock=clock, ttl_s=ttl_s)
         self.suspects = Suspects(store, node=node, cluster_id=cluster_id)
         self.leaders = ClusterLeaders(

@@ -15,6 +15,7 @@ from nsqha import ids
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Logger
 from nsqha.server.node.cluster.registration import REJOIN_SECONDS
+from nsqha.server.runtime.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from nsqha.election.model import Tombstone
@@ -39,7 +40,7 @@ class RecordFollower(Protocol):
     suspects: Suspects
 
     @property
-    def spawn(self) -> Callable[[Coroutine[Any, Any, None]], None]:
+    def spawn(self) -> Callable[[Coroutine[Any, Any, None]], object]:
         """Begins a task that no caller waits for."""
 
 
@@ -50,19 +51,18 @@ class RecordNews:
         self._node = node
         self._store = store
         self._loop = loop
+        self._tasks = TaskGroup(loop)
         self._names: dict[str, None] = {}  # records to look at, the first named first
         self._news = asyncio.Event()
         self._dropping: set[int] = set()  # uids of deleted topics that are being removed here
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Look at all records, and from now on at each that is named."""
         self.named(EVERYTHING)
-        self._task = self._loop.create_task(self.follow())
+        self._tasks.spawn(self.follow())
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._tasks.cancel()
 
     def named(self, name: str) -> None:
         """This record may have changed; EVERYTHING: any may."""

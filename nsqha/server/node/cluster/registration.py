@@ -36,7 +36,7 @@ class RegisteredNode(Protocol):
     on_fatal: Callable[[str], None]
 
     @property
-    def spawn(self) -> Callable[[Coroutine[Any, Any, None]], None]:
+    def spawn(self) -> Callable[[Coroutine[Any, Any, None]], object]:
         """Begins a task that no caller waits for."""
 
     def registered(self, registration: int) -> None:

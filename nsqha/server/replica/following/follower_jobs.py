@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from nsqha.errors import AppendFailed
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.file_jobs import Removals
+from nsqha.server.runtime.tasks import begin
 
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Place
@@ -49,7 +50,7 @@ class FollowerJobs:
         """Run a job that has the files to itself."""
         assert self.running is None, "the files are taken"
         self._interruptible = interruptible
-        self.running = self._loop.create_task(self._run(job))
+        self.running = begin(self._loop, self._run(job))
 
     async def _run(self, job: Awaitable[None]) -> None:
         try:

@@ -45,7 +45,7 @@ class LeadershipRuntime:
     clock: Clock
     links: FollowerStreams
     nodes: Callable[[], Mapping[int, NodeInfo]]  # those that are alive
-    spawn: Callable[[Coroutine[Any, Any, None]], None]  # begins a task that nothing waits for
+    spawn: Callable[[Coroutine[Any, Any, None]], object]  # begins a task that nothing waits for
     step_down: Callable[[Leadership, str], None]  # ends a leadership, and why
     limits: IsrLimits | None = None
 

@@ -68,7 +68,7 @@ class RecordRequests:
         records: RecordStore,
         *,
         partition: str,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         replied: Callable[[Outcome], None],
         found: Callable[[PartitionMeta | None], None],
         unreadable: Callable[[int], None],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from nsqha.errors import NotFound, OutcomeUnknown
 from nsqha.server.partition.partition import Partition
-from nsqha.server.runtime.tasks import Changes, StillUnderWay, Unfinished
+from nsqha.server.runtime.tasks import Changes, StillUnderWay, TaskGroup, Unfinished, beside, first_done
 from tests.unit.server.broker_rig import running, until
 
 LONG, SHORT = 10.0, 0.02
@@ -149,5 +150,77 @@ def test_a_topic_whose_log_takes_nothing_is_made_once_however_many_ask(tmp_path:
             held[0].hand_over(False)
             await until(lambda: not len(broker.changes))
             assert (await broker.topics.topic_for_client("t")).led == tuple(held)
+
+    asyncio.run(story())
+
+
+# ---- who owns a task
+
+
+def test_a_failed_task_of_a_group_is_reported_and_ends_no_other_one() -> None:
+    async def story() -> None:
+        failures: list[BaseException] = []
+        group = TaskGroup(failed=failures.append)
+        waiting = group.spawn(asyncio.Event().wait())
+        failing = group.spawn(raising(NotFound("gone")))
+        await asyncio.wait([failing])
+        await asyncio.sleep(0)
+        assert [str(error) for error in failures] == ["gone"]
+        assert len(group) == 1 and not waiting.done()
+        await group.close()
+        assert waiting.cancelled() and len(group) == 0 and len(failures) == 1
+
+    asyncio.run(story())
+
+
+def test_the_loop_reports_an_error_that_a_group_has_no_use_for() -> None:
+    async def story() -> None:
+        reported: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+        group = TaskGroup()
+        group.spawn(raising(NotFound("gone")))
+        await group.wait()
+        await asyncio.sleep(0)
+        gc.collect()
+        assert reported == ["gone"]
+
+    asyncio.run(story())
+
+
+async def raising(error: Exception) -> None:
+    raise error
+
+
+def test_work_beside_a_block_has_ended_when_the_block_is_left() -> None:
+    async def story() -> None:
+        ended: list[str] = []
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.append("work")
+
+        with pytest.raises(NotFound):
+            async with beside(work()):
+                await asyncio.sleep(0)
+                raise NotFound("the block fails")
+        assert ended == ["work"]
+
+    asyncio.run(story())
+
+
+def test_the_first_of_several_ends_the_waiting_and_spares_futures() -> None:
+    async def story() -> None:
+        future = asyncio.get_running_loop().create_future()
+        late, early = asyncio.Event(), asyncio.Event()
+        early.set()
+        await first_done(future, late.wait(), early.wait())
+        await asyncio.sleep(0)
+        assert not future.done()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        future.set_result(None)
+        await first_done(future, late.wait())
 
     asyncio.run(story())
