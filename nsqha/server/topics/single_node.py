@@ -1,4 +1,4 @@
-"""Topics of a node that is alone: it leads every partition, makes their logs and removes them.
+"""Topics of a single node: it leads every partition, makes their logs and removes them.
 
 A topic that could not be made is deleted again; while that does not succeed either, the next attempt begins with it.
 """
@@ -34,16 +34,8 @@ class SingleNodePlacement:
 
     def __init__(self, topics: Topics, context: TopicContext) -> None:
         self._topics = topics
-        self._node_uid = context.node_uid
-        self._rng = context.rng
-        self._metadata = context.metadata
+        self._context = context
         self._store = context.metadata.store
-        self._disk = context.disk
-        self._journal_writer = context.journal_writer
-        self._opener = context.opener
-        self._changes = context.changes
-        self._new_delivery = context.new_delivery
-        self._forget_targets = context.forget_targets
         self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
@@ -59,23 +51,25 @@ class SingleNodePlacement:
         return remarks_alone(settings)
 
     async def create(self, name: str, settings: TopicSettings) -> Topic:
-        async with self._changes.of(name):
+        async with self._context.changes.of(name):
             await self._bury_half_made(name)
-            log_uids = {n: ids.new_uid(self._rng) for n in range(settings.partitions)}
-            metas = {n: PartitionMeta().led_by(self._node_uid, uid) for n, uid in log_uids.items()}
-            versioned = await self._metadata.write(lambda: self._store.create_topic(name, settings, partitions=metas))
+            log_uids = {n: ids.new_uid(self._context.rng) for n in range(settings.partitions)}
+            metas = {n: PartitionMeta().led_by(self._context.node_uid, uid) for n, uid in log_uids.items()}
+            versioned = await self._context.metadata.write(
+                lambda: self._store.create_topic(name, settings, partitions=metas)
+            )
             record = versioned.record
             partitions: list[Partition] = []
             try:
-                logs = await self._disk.run(lambda: self._opener.create(record, log_uids))
-                partitions = self._opener.lead(record, logs)
+                logs = await self._context.disk.run(lambda: self._context.opener.create(record, log_uids))
+                partitions = self._context.opener.lead(record, logs)
                 if not ids.is_ephemeral(name):
-                    await self._journal_writer.promise()
-                topic = Topic(versioned, partitions, self._new_delivery)
+                    await self._context.journal_writer.promise()
+                topic = Topic(versioned, partitions, self._context.new_delivery)
                 for partition in partitions:
                     await partition.start_epoch()
                 for channel in await self._topics.announcer.known_channels(name):
-                    await add_channel(self._change_channels, self._rng, topic, channel)
+                    await add_channel(self._change_channels, self._context.rng, topic, channel)
                 await topic.reconcile()
             except (NsqhaError, OSError) as error:
                 self._half_made[name] = record
@@ -91,12 +85,12 @@ class SingleNodePlacement:
 
     async def _change_channels(self, topic: Topic, change: Change) -> None:
         """Of a topic that is only just being made."""
-        topic.versioned = await self._metadata.change_channels(topic.versioned, change)
+        topic.versioned = await self._context.metadata.change_channels(topic.versioned, change)
 
     async def _bury_half_made(self, name: str) -> None:
         record = self._half_made.get(name)
         if record is not None:
-            await self._metadata.write(lambda: self._store.delete_topic(name))
+            await self._context.metadata.write(lambda: self._store.delete_topic(name))
             del self._half_made[name]
             await self.remove_files(record)
 
@@ -104,9 +98,11 @@ class SingleNodePlacement:
         """What can not go now goes, by its tombstone, at the next start."""
         try:
             if not ids.is_ephemeral(record.name):
-                await self._disk.removed(lambda: self._opener.folders.remove(record.name, record.uid))
-            self._opener.forget(record)  # only now: whoever sees the tombstone later asks whether there is anything
-            await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
+                await self._context.disk.removed(lambda: self._context.opener.folders.remove(record.name, record.uid))
+            self._context.opener.forget(
+                record
+            )  # only now: whoever sees the tombstone later asks whether there is anything
+            await self._context.metadata.write(lambda: self._store.forget_tombstone(record.uid))
         except (StorageError, OSError) as error:
             files_remain(record.name, error)
 
@@ -116,7 +112,7 @@ class SingleNodePlacement:
         def changed(record: TopicRecord) -> TopicRecord:
             settings = changed_settings(record, changes)
             numbers = range(len(record.partitions), settings.partitions)
-            new = {n: PartitionMeta().led_by(self._node_uid, ids.new_uid(self._rng)) for n in numbers}
+            new = {n: PartitionMeta().led_by(self._context.node_uid, ids.new_uid(self._context.rng)) for n in numbers}
             return replace(record, settings=settings, partitions={**record.partitions, **new})
 
         versioned = await self._topics.settings.replace(topic, changed)
@@ -130,19 +126,19 @@ class SingleNodePlacement:
         record = topic.record
         partitions: list[Partition] = []
         try:
-            log_uids = {n: record.partitions[n].isr[self._node_uid] for n in numbers}
-            for key in [key for n in numbers if self._opener.knows(key := (record.uid, n))]:
-                self._opener.forget_partition(key)  # what an earlier attempt left was used by nobody
-            logs = await self._disk.run(lambda: self._create(record, log_uids))
-            partitions = self._opener.lead(record, logs)
+            log_uids = {n: record.partitions[n].isr[self._context.node_uid] for n in numbers}
+            for key in [key for n in numbers if self._context.opener.knows(key := (record.uid, n))]:
+                self._context.opener.forget_partition(key)  # what an earlier attempt left was used by nobody
+            logs = await self._context.disk.run(lambda: self._create(record, log_uids))
+            partitions = self._context.opener.lead(record, logs)
             if not topic.ephemeral:
-                await self._journal_writer.promise()
+                await self._context.journal_writer.promise()
             for started in [partition.start_epoch(record.channels) for partition in partitions]:
                 await started
             for partition in partitions:
                 for channel in topic.channel_names():
                     if ids.is_ephemeral(channel):
-                        partition.cursors.requests.create_ephemeral(channel, ids.new_uid(self._rng))
+                        partition.cursors.requests.create_ephemeral(channel, ids.new_uid(self._context.rng))
                 await partition.commit_events()
         except (NsqhaError, OSError) as error:
             for partition in partitions:
@@ -153,12 +149,12 @@ class SingleNodePlacement:
             ) from error
         for partition in partitions:
             topic.add_led(partition)
-        self._forget_targets()
+        self._context.forget_targets()
         settings_logger.info("partitions_added", "TOPIC(%s): partitions %s added", topic.name, numbers)
 
     def _create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Any:
         """On the disk thread, in empty folders."""
         for number in log_uids:
-            while self._opener.folders.remove_partition(record, number):
+            while self._context.opener.folders.remove_partition(record, number):
                 pass
-        return self._opener.create(record, log_uids)
+        return self._context.opener.create(record, log_uids)

@@ -35,16 +35,9 @@ class Topics(Mapping[str, Topic]):
         self.announcer: Announcer = NoLookupd()  # hears of topics and channels that come and go
         self.placement: Placement  # set by the broker, as they need each other
         self.settings = TopicChanges(context.metadata, context.opener)
-        self._options = context.options
-        self._node_uid = context.node_uid
-        self._metadata = context.metadata
+        self._context = context
         self._store = context.metadata.store
-        self._disk = context.disk
-        self._opener = context.opener
-        self._changes = context.changes
-        self._new_delivery = context.new_delivery
         self._ending = ending
-        self._forget_targets = context.forget_targets
         self._topics: dict[str, Topic] = {}
 
     def __getitem__(self, name: str) -> Topic:
@@ -62,21 +55,21 @@ class Topics(Mapping[str, Topic]):
         """Finish deletions, then recover everything that the metadata names; promises of its epochs are staged."""
         for tombstone in self._store.tombstones().values():
             try:
-                await self._disk.removed(lambda t=tombstone: self._opener.folders.remove(t.name, t.uid))  # type: ignore[misc]
+                await self._context.disk.removed(lambda t=tombstone: self._context.opener.folders.remove(t.name, t.uid))  # type: ignore[misc]
                 for number in range(tombstone.partitions):
-                    self._opener.forget_partition((tombstone.uid, number))
+                    self._context.opener.forget_partition((tombstone.uid, number))
                 self._store.forget_tombstone(tombstone.uid)
             except (AppendFailed, OSError) as error:
                 files_remain(tombstone.name, error)
         recovered = {}
         for name, versioned in self._store.topics().items():
-            recovered[name] = await self._disk.run(lambda r=versioned.record: self._opener.recover(r))  # type: ignore[misc]
-        raised = await self._metadata.write(lambda: self._store.raise_epochs(leader=self._node_uid))
+            recovered[name] = await self._context.disk.run(lambda r=versioned.record: self._context.opener.recover(r))  # type: ignore[misc]
+        raised = await self._context.metadata.write(lambda: self._store.raise_epochs(leader=self._context.node_uid))
         for name, versioned in raised.items():
             if name not in recovered:
                 continue
-            partitions = self._opener.lead(versioned.record, recovered[name])
-            self._topics[name] = Topic(versioned, partitions, self._new_delivery)
+            partitions = self._context.opener.lead(versioned.record, recovered[name])
+            self._topics[name] = Topic(versioned, partitions, self._context.new_delivery)
 
     async def start_epochs(self) -> None:
         """The promises are durable: begin the epochs, and bring every log in line with its record."""
@@ -98,7 +91,7 @@ class Topics(Mapping[str, Topic]):
                 topic.versioned = versioned
                 self.settings.apply(topic)
                 if grown:
-                    self._forget_targets()
+                    self._context.forget_targets()
                 for partition in topic.led:
                     if partition.serving and partition.cursors.requests.reconcile(record.channels):
                         partition.write_events()
@@ -106,7 +99,7 @@ class Topics(Mapping[str, Topic]):
             return topic
         if topic is not None:  # deleted and made anew; the tombstone takes care of the old one's files
             self._forget(topic)
-        topic = self._topics[name] = Topic(versioned, (), self._new_delivery)
+        topic = self._topics[name] = Topic(versioned, (), self._context.new_delivery)
         self.announce(name)
         return topic
 
@@ -126,20 +119,22 @@ class Topics(Mapping[str, Topic]):
         numbers = range(tombstone.partitions)
         # Also where the name has a new topic already, whose record took this one's place here.
         await self.placement.drop(tombstone.uid, numbers)
-        named = self._node_uid in tombstone.nodes  # a journal that was damaged may not know its files any more
-        if named or any(self._opener.knows((tombstone.uid, number)) for number in numbers):
-            await self._disk.removed(lambda: self._opener.folders.remove(tombstone.name, tombstone.uid))
+        named = self._context.node_uid in tombstone.nodes  # a journal that was damaged may not know its files any more
+        if named or any(self._context.opener.knows((tombstone.uid, number)) for number in numbers):
+            await self._context.disk.removed(lambda: self._context.opener.folders.remove(tombstone.name, tombstone.uid))
             for number in numbers:
-                self._opener.forget_partition((tombstone.uid, number))
+                self._context.opener.forget_partition((tombstone.uid, number))
         if named:
-            await self._metadata.write(lambda: self._store.forget_tombstone(tombstone.uid, node=self._node_uid))
+            await self._context.metadata.write(
+                lambda: self._store.forget_tombstone(tombstone.uid, node=self._context.node_uid)
+            )
 
     async def vanished(self, topic: Topic) -> None:
         """The record of the topic is gone. A change under way may wait for a commit, which will not come: it ends."""
         topic.deleting = True
         for partition in topic.led:
             partition.abandon("the topic was deleted")
-        async with self._changes.of(topic.name):
+        async with self._context.changes.of(topic.name):
             await self._end(topic)
 
     async def _end(self, topic: Topic) -> None:
@@ -156,7 +151,7 @@ class Topics(Mapping[str, Topic]):
     def _forget(self, topic: Topic) -> None:
         topic.deleting = True
         del self._topics[topic.name]
-        self._forget_targets()
+        self._context.forget_targets()
         for consumer in topic.consumers.all():
             consumer.wire.close()
 
@@ -194,7 +189,7 @@ class Topics(Mapping[str, Topic]):
 
     async def topic_for_client(self, name: str) -> Topic:
         """The topic that a PUB or SUB names; made if that is allowed."""
-        if not self._options.auto_create_topics and name not in self._topics:
+        if not self._context.options.auto_create_topics and name not in self._topics:
             raise Unavailable(f"topic {name} does not exist and --auto-create-topics is off")
         return await self.ensure_topic(name)
 
@@ -205,12 +200,12 @@ class Topics(Mapping[str, Topic]):
             if found is not None and not found.deleting:
                 return found
             if found is not None:
-                async with self._changes.of(name):
+                async with self._context.changes.of(name):
                     continue  # the deletion has ended
             if self._ending():
                 raise Unavailable("exiting")
-            default = TopicSettings(partitions=self._options.topic_partitions)
-            return await self._changes.once(name, partial(self.placement.create, name, settings or default))
+            default = TopicSettings(partitions=self._context.options.topic_partitions)
+            return await self._context.changes.once(name, partial(self.placement.create, name, settings or default))
 
     def add(self, topic: Topic) -> None:
         """A topic that was made here can take messages from now on."""
@@ -218,19 +213,19 @@ class Topics(Mapping[str, Topic]):
 
     async def delete_topic(self, name: str) -> None:
         self.topic(name)
-        await self._changes.whole(self._delete_topic(name))
+        await self._context.changes.whole(self._delete_topic(name))
 
     async def _delete_topic(self, name: str) -> None:
-        async with self._changes.of(name):
+        async with self._context.changes.of(name):
             await self.bury(self.topic(name))
 
     async def bury(self, topic: Topic) -> None:
         """Delete a topic whose lock is held."""
         name, record = topic.name, topic.record
         topic.deleting = True
-        self._forget_targets()
+        self._context.forget_targets()
         try:
-            await self._metadata.write(lambda: self._store.delete_topic(name))
+            await self._context.metadata.write(lambda: self._store.delete_topic(name))
         except BaseException:
             topic.deleting = False
             raise
@@ -241,10 +236,10 @@ class Topics(Mapping[str, Topic]):
     async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings that may change while a topic lives (`settings`). ValueError if they do not fit."""
         self.topic(name)
-        await self._changes.whole(self._change_settings(name, changes))
+        await self._context.changes.whole(self._change_settings(name, changes))
 
     async def _change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
-        async with self._changes.of(name):
+        async with self._context.changes.of(name):
             await self.placement.change(self.topic(name), changes)
 
 

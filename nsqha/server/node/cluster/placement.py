@@ -33,37 +33,34 @@ class ClusterPlacement:
         self._topics = topics
         self._cluster = cluster
         self._node = cluster.node
-        self._options = context.options
-        self._rng = context.rng
-        self._metadata = context.metadata
+        self._context = context
         self._store = context.metadata.store
-        self._changes = context.changes
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
         if ids.is_ephemeral(name):  # kept by this node only, and nowhere on a disk
             return replace(settings, partitions=1, replicas=1, min_isr=None)
-        if settings.replicas is None and self._options.topic_replicas:
-            return replace(settings, replicas=self._options.topic_replicas)
+        if settings.replicas is None and self._context.options.topic_replicas:
+            return replace(settings, replicas=self._context.options.topic_replicas)
         return settings
 
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
         cluster, topics, alone = self._cluster, self._topics, ids.is_ephemeral(name)
         settings = self.settings_for(name, settings)
-        async with self._changes.of(name):
+        async with self._context.changes.of(name):
             # In its first record: whoever leads a partition may take messages as soon as that is stored.
             channels = ChannelList()
             for channel in await topics.announcer.known_channels(name):
-                channels = channels.with_channel(channel, ids.new_uid(self._rng))
+                channels = channels.with_channel(channel, ids.new_uid(self._context.rng))
             log_uid = cluster.replicas.logs.draw_log_uid()
             try:
                 metas = self.placed(settings, {0: log_uid}, alone=alone)
-                versioned = await self._metadata.write(
+                versioned = await self._context.metadata.write(
                     lambda: self._store.create_topic(name, settings, partitions=metas, channels=channels)
                 )
             except Conflict:
                 cluster.replicas.logs.forget_log_uid(log_uid)
-                found = await self._metadata.read(lambda: self._store.topic(name))
+                found = await self._context.metadata.read(lambda: self._store.topic(name))
                 if found is None or self.has_seen_end_of(found):
                     raise Unavailable(f"topic {name} comes and goes") from None
                 return topics.adopt(found)
@@ -73,7 +70,7 @@ class ClusterPlacement:
             topic = topics.take(versioned)
             await cluster.replicas.settle(versioned)
             logger.info("topic_created", "TOPIC(%s): created", name)
-        await _begun(topic, self._options.publish_wait_ns / 1e9)
+        await _begun(topic, self._context.options.publish_wait_ns / 1e9)
         return topic
 
     async def change(self, topic: Topic, changes: Mapping[str, Any]) -> None:

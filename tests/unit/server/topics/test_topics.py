@@ -168,8 +168,8 @@ def test_a_tombstone_is_forgotten_only_when_it_was_seen_and_the_files_are_gone()
 
     async def scenario() -> None:
         rig = Rig()
-        rig.topics._disk = Disk()
-        rig.topics._opener = files = Files((7, 0))
+        files = Files((7, 0))
+        rig.topics._context = replace(rig.topics._context, disk=Disk(), opener=files)
         rig.topics.adopt(record(partitions={0: PartitionMeta()}))
         await rig.topics.delete_topic("t")
         assert "t" not in rig.topics and rig.metadata.tombstones
@@ -205,13 +205,12 @@ def test_a_deleted_topic_ends_although_a_change_of_it_waits_for_a_commit() -> No
 
     async def scenario() -> None:
         rig = Rig()
-        rig.topics._disk = Disk()
-        rig.topics._opener = Files()
+        rig.topics._context = replace(rig.topics._context, disk=Disk(), opener=Files())
         topic = rig.topics.adopt(record(partitions={0: PartitionMeta()}))
         topic.led = (cast(Any, led := Led()),)
 
         async def change() -> None:
-            async with rig.topics._changes.of("t"):
+            async with rig.topics._context.changes.of("t"):
                 await led.committed
 
         changing = asyncio.create_task(change())
