@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from nsqha import ids
 from nsqha.admin.peer_admins import PeerAdmins
 from nsqha.admin.replay import timestamp_of
+from nsqha.election.health import under_replicated
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
 from nsqha.election.session import called
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.pb.v1 import admin_pb2
-from nsqha.server.node.snapshot import under_replicated
 from nsqha.server.partition.holding import live_holds, log_time
 
 if TYPE_CHECKING:

@@ -89,3 +89,8 @@ def progress(node: int, metas: Mapping[PartitionName, PartitionMeta], names: Ite
         "leaderships": sum(1 for meta in metas.values() if meta.leader == node),
         "moving": len(set(mine) & set(names)),
     }
+
+
+def under_replicated(meta: PartitionMeta, alive: Container[int], wanted: int | None) -> bool:
+    """Whether a partition has fewer in-sync replicas than its record, or the topic's settings, say."""
+    return in_sync(meta, alive) < max(len(meta.replicas), wanted or 0)

@@ -90,9 +90,9 @@ class Broker:
             metadata=metadata,
             changes=self.changes,
         )
-        self._side = self._cluster_side(topic_context)
-        self.log_source = self._side.log_source
-        routes = self._side.route(self._routed())
+        self.side = self._cluster_side(topic_context)
+        self.log_source = self.side.log_source
+        routes = self.side.route(self._routed())
         self.publishing = Publishing(
             self.topics,
             options,
@@ -111,11 +111,11 @@ class Broker:
             now=self.now,
             spawn=self.spawn,
         )
-        self.scrub = NodeScrub(options, parts, self.topics, self._side, spawn=self.spawn, fail=self.fail)
+        self.scrub = NodeScrub(options, parts, self.topics, self.side, spawn=self.spawn, fail=self.fail)
         self.housekeeping = Housekeeping(
             parts,
             self.topics,
-            self._side,
+            self.side,
             self.availability,
             journal_writer=self.journal_writer,
             cache_writer=self._cache_writer,
@@ -177,11 +177,11 @@ class Broker:
     async def open_topics(self) -> None:
         """Recover everything that the metadata names; nothing listens yet."""
         journal = self.parts.journal
-        await self._side.recover()
+        await self.side.recover()
         journal.recovered()
         journal.clear_poison()  # every log was read from the disk and verified
         await self.journal_writer.promise()
-        await self._side.begin()
+        await self.side.begin()
         self.parts.opener.cursor_cache.sweep()
         self.housekeeping.start()
         self.spawn(self.scrub.scrubber.run())
@@ -197,13 +197,13 @@ class Broker:
         for topic in list(self.topics.values()):
             for partition in topic.led:
                 await self._close(topic, partition)
-        await self._side.drain()
+        await self.side.drain()
         self.connections.close()  # only now: publishes that were under way have had their answers
         self.changes.cancel()
         self.scrub.scrubber.close()
-        await self._side.close_routes()
+        await self.side.close_routes()
         await self._close_files()
-        await self._side.close()
+        await self.side.close()
         self.parts.disk.close()
 
     async def _close(self, topic: Topic, partition: Partition) -> None:
@@ -240,7 +240,7 @@ class Broker:
         for topic in self.topics.values():
             for partition in topic.led:
                 partition.abandon(f"the disk failed: {why}")
-        self._side.fail(why)
+        self.side.fail(why)
         self.on_failure(why)
 
     # ---- what others ask and set
@@ -298,4 +298,4 @@ class Broker:
     def checks(self) -> list[Check]:
         stopped = {f"{name}/{p.number}": p.life.stopped for name, topic in self.topics.items() for p in topic.led}
         shown = "; ".join(f"{partition} {why}" for partition, why in stopped.items() if why is not None)
-        return [*self.availability.checks(shown), *self._side.checks()]
+        return [*self.availability.checks(shown), *self.side.checks()]

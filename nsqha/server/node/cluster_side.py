@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.server.clients.publish import SingleNodePublishRoutes
 from nsqha.server.clients.subscribe import SingleNodeConsumerRoutes
@@ -13,8 +13,10 @@ from nsqha.server.topics.single_node import SingleNodePlacement
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.server.http.broker_api import Check
+    from nsqha.server.http.stats import ClusterStats
     from nsqha.server.node.parts import NodeParts, RoutedNode
     from nsqha.server.partition.scrub import ScrubbedReplica
+    from nsqha.server.partition.topic import Topic
     from nsqha.server.segments.log_source import LogSource
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
@@ -57,6 +59,16 @@ class ClusterSide(Protocol):
 
     def followed(self) -> list[ScrubbedReplica]:
         """The logs of partitions that other nodes lead."""
+
+    def stats(self) -> ClusterStats | None:
+        """Figures of the cluster; None: there is no cluster."""
+
+    def replication(self, topic: Topic, number: int) -> dict[str, Any]:
+        """The fields of `PartitionStats` about the replicas of a partition that is led here, where its defaults, which
+        are those of a single node, do not say it."""
+
+    async def leave(self, seconds: float) -> None:
+        """Before a stop: hand over what this node leads, within `seconds`."""
 
     def checks(self) -> Sequence[Check]:
         """What /readyz asks of a member beyond what it asks of every node."""
@@ -113,6 +125,15 @@ class NoCluster:
 
     def followed(self) -> list[ScrubbedReplica]:
         return []
+
+    def stats(self) -> None:
+        return None
+
+    def replication(self, topic: Topic, number: int) -> dict[str, Any]:
+        return {}
+
+    async def leave(self, seconds: float) -> None:
+        """No other node could lead."""
 
     def checks(self) -> tuple[()]:
         return ()

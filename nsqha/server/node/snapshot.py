@@ -1,29 +1,25 @@
 """One moment of the broker as the immutable records of `server.http.stats`.
 
-Taken only when somebody asks. Figures of a channel are the sums over the partitions this node leads.
+Taken only on request. Figures of a channel are the sums over the partitions this node leads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import TYPE_CHECKING, Any, Protocol
 
 import nsqha
 from nsqha import hot
 from nsqha.clock import Now
-from nsqha.election.health import below_min_isr, in_sync
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
 from nsqha.server.http.stats import (
     BrokerStats,
     ChannelStats,
     ClientStats,
-    ClusterStats,
     CursorStats,
     DamagedRangeStats,
     NodeStats,
     PartitionStats,
-    PushLag,
     ScrubStats,
     SegmentStats,
     TopicStats,
@@ -33,18 +29,16 @@ from nsqha.server.runtime.tls import describe
 
 if TYPE_CHECKING:
     from nsqha.cursor.channel import Channel
-    from nsqha.election.model import PartitionMeta
     from nsqha.options import Options
     from nsqha.server.clients.connection import Connection, Connections
     from nsqha.server.node.availability import Availability
-    from nsqha.server.node.cluster.membership import Membership
+    from nsqha.server.node.cluster_side import ClusterSide
     from nsqha.server.node.parts import Endpoints, NodeParts
     from nsqha.server.node.scrubbing import NodeScrub
     from nsqha.server.partition.delivery import Consumer
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.scrub import Scrubber
     from nsqha.server.partition.topic import Topic
-    from nsqha.server.replica.leading.leadership import Leadership
     from nsqha.server.topics.topics import Topics
 
 RANGES_MAX = 100  # damaged ranges that are shown one by one
@@ -56,7 +50,7 @@ class NodeFigures(Protocol):
     options: Options
     start_time_ns: int
     topics: Topics
-    cluster: Membership | None
+    side: ClusterSide
     connections: Connections
     availability: Availability
     parts: NodeParts
@@ -76,7 +70,7 @@ def broker_stats(node: NodeFigures, topic: str, clients: bool) -> BrokerStats:
     return BrokerStats(
         health=node.health(),
         start_time_ns=node.start_time_ns,
-        topics=tuple(topic_stats(t, now, clients, node.cluster) for t in topics),
+        topics=tuple(topic_stats(t, now, clients, node.side) for t in topics),
         producers=tuple(producers),
         node=node_stats(node),
     )
@@ -107,7 +101,7 @@ def node_stats(node: NodeFigures) -> NodeStats:
         publish_errors=tuple(sorted(measures.publish_errors.items())),
         log_events=tuple(sorted(measures.log_events.items())),
         scrub=scrub_stats(node.scrub.scrubber),
-        cluster=None if node.cluster is None else cluster_stats(node.cluster),
+        cluster=node.side.stats(),
     )
 
 
@@ -128,48 +122,7 @@ def scrub_stats(scrubber: Scrubber) -> ScrubStats:
     )
 
 
-def cluster_stats(cluster: Membership) -> ClusterStats:
-    replicas, nodes = cluster.replicas, cluster.nodes()
-    lags: dict[int, list[tuple[int, int]]] = {}
-    under = below = 0
-    for leadership in replicas.leading.values():
-        under += under_replicated(leadership.meta, nodes, _wanted(cluster, leadership))
-        below += below_min_isr(leadership.meta, nodes)
-        for node, entries, size in leadership.lags():
-            lags.setdefault(node, []).append((entries, size))
-    return ClusterStats(
-        node=cluster.node,
-        registered=cluster.registration.has_lease,
-        nodes=len(nodes),
-        leaders=len(replicas.leading),
-        followers=len(replicas.followers),
-        followers_behind=sum(f.behind or f.port is None for f in replicas.followers.values()),
-        under_replicated=under,
-        below_min_isr=below,
-        push_lag=tuple(
-            PushLag(
-                node=node,
-                name=nodes[node].name if node in nodes else "",
-                partitions=len(found),
-                entries=sum(entries for entries, _ in found),
-                bytes=sum(size for _, size in found),
-            )
-            for node, found in sorted(lags.items())
-        ),
-    )
-
-
-def _wanted(cluster: Membership, leadership: Leadership) -> int | None:
-    topic = cluster.view().topics.get(leadership.topic)
-    return None if topic is None else topic.record.settings.replicas
-
-
-def under_replicated(meta: PartitionMeta, alive: Container[int], wanted: int | None) -> bool:
-    """Whether a partition has fewer in-sync replicas than its record, or the topic's settings, say."""
-    return in_sync(meta, alive) < max(len(meta.replicas), wanted or 0)
-
-
-def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Membership | None = None) -> TopicStats:
+def topic_stats(topic: Topic, now: Now, clients: bool, side: ClusterSide) -> TopicStats:
     unhanded = sum(p.log.end.offset - p.cursors.state.pump for p in topic.led)
     channels = tuple(channel_stats(topic, name, now, clients) for name in topic.channel_names())
     windows = [w for p in topic.led for d in p.deliveries.values() if (w := d.latency) is not None]
@@ -182,23 +135,12 @@ def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Membership | Non
         message_bytes=sum(p.batches.publishes.message_bytes for p in topic.led) + topic.ended.topic["message_bytes"],
         paused=topic.record.channels.paused,
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
-        partitions=tuple(partition_stats(p, topic, cluster) for p in topic.led),
+        partitions=tuple(partition_stats(p, topic, side) for p in topic.led),
     )
 
 
-def partition_stats(partition: Partition, topic: Topic, cluster: Membership | None = None) -> PartitionStats:
+def partition_stats(partition: Partition, topic: Topic, side: ClusterSide) -> PartitionStats:
     log = partition.log
-    members: dict[str, Any] = {}
-    leadership = cluster and cluster.replicas.leading.get((topic.record.uid, partition.number))
-    if leadership:
-        meta, nodes = leadership.meta, cluster.nodes() if cluster else {}
-        members = {
-            "isr_size": len(meta.isr),
-            "replicas": len(meta.replicas),
-            "min_isr": meta.min_isr,
-            "under_replicated": under_replicated(meta, nodes, topic.record.settings.replicas),
-            "below_min_isr": below_min_isr(meta, nodes),
-        }
     return PartitionStats(
         partition=partition.number,
         leader_epoch=partition.leader.epoch,
@@ -212,7 +154,7 @@ def partition_stats(partition: Partition, topic: Topic, cluster: Membership | No
         waiting_bytes=partition.batches.publishes.queue.bytes_waiting,
         unsynced_messages=partition.batches.sync.unsynced_messages,
         holds=len(live_holds(partition)),
-        **members,
+        **side.replication(topic, partition.number),
     )
 
 

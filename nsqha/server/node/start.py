@@ -461,9 +461,9 @@ class Node:
         """Leave the lookup daemons, close listeners and clients, write what is left, sync, mark the stop clean."""
         broker = self.broker
         logger.info("stopping", "NSQ: stopping")
-        if hand_over and broker.cluster is not None and broker.availability.failure is None:
-            # Everything still runs: who publishes or consumes here notices a pause, and is served by others then.
-            await broker.cluster.leave(LEAVE_SECONDS_MAX)
+        if hand_over and broker.availability.failure is None:
+            # Everything still runs: clients of this node notice a pause, and are served by other nodes then.
+            await broker.side.leave(LEAVE_SECONDS_MAX)
         broker.availability.exiting = True
         if self._server is not None:
             self._server.close()

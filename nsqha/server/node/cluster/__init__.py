@@ -6,6 +6,7 @@ Downwards:
     member        membership, replicas and routes put together; whether the node may be sent clients
     placement     topics of a cluster, as one of its nodes makes and changes them
     logs          the logs of a member for the segment service
+    figures       what /stats and /metrics show of the cluster
     membership    how this node joins and leaves; its parts and its peers
     records       the news of the records, and what follows from them
     registration  the lease and the registration of this node

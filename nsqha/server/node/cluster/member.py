@@ -16,6 +16,7 @@ from nsqha.nsqlog import Logger
 from nsqha.replication.isr import IsrLimits
 from nsqha.server.http.broker_api import Check
 from nsqha.server.node.cluster.disk_watch import DiskWatch
+from nsqha.server.node.cluster.figures import cluster_stats, replication
 from nsqha.server.node.cluster.logs import ClusterLogs
 from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.node.cluster.routing import Routing
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.election.model import PartitionMeta
     from nsqha.options import Options
+    from nsqha.server.http.stats import ClusterStats
     from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.node.log_sources import SingleNodeLogs
     from nsqha.server.node.parts import NodeParts
     from nsqha.server.partition.scrub import ScrubbedReplica
+    from nsqha.server.partition.topic import Topic
     from nsqha.server.segments.log_source import LogSource
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
@@ -108,6 +111,15 @@ class ClusterMember:
 
     def followed(self) -> list[ScrubbedReplica]:
         return self._cluster.replicas.followed()
+
+    def stats(self) -> ClusterStats:
+        return cluster_stats(self._cluster)
+
+    def replication(self, topic: Topic, number: int) -> dict[str, Any]:
+        return replication(self._cluster, topic, number)
+
+    async def leave(self, seconds: float) -> None:
+        await self._cluster.leave(seconds)
 
     def checks(self) -> list[Check]:
         return cluster_checks(self._cluster)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -361,7 +362,8 @@ def test_counters_do_not_go_back_when_a_partition_moves():
 
     async def story(nodes: Any) -> None:
         def counted(node: int) -> tuple[int, int, int, int]:
-            stats = topic_stats(nodes[node].topic, nodes[node].clock.now(), False)
+            alone: Any = SimpleNamespace(replication=lambda topic, number: {})
+            stats = topic_stats(nodes[node].topic, nodes[node].clock.now(), False, alone)
             (channel,) = [c for c in stats.channels if c.channel_name == "c"]
             return stats.message_count, stats.message_bytes, channel.message_count, channel.finish_count
 

@@ -1,0 +1,64 @@
+"""Figures of the cluster as one of its nodes knows them, for /stats and /metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nsqha.election.health import below_min_isr, under_replicated
+from nsqha.server.http.stats import ClusterStats, PushLag
+
+if TYPE_CHECKING:
+    from nsqha.server.node.cluster.membership import Membership
+    from nsqha.server.partition.topic import Topic
+    from nsqha.server.replica.leading.leadership import Leadership
+
+
+def cluster_stats(cluster: Membership) -> ClusterStats:
+    replicas, nodes = cluster.replicas, cluster.nodes()
+    lags: dict[int, list[tuple[int, int]]] = {}
+    under = below = 0
+    for leadership in replicas.leading.values():
+        under += under_replicated(leadership.meta, nodes, _wanted(cluster, leadership))
+        below += below_min_isr(leadership.meta, nodes)
+        for node, entries, size in leadership.lags():
+            lags.setdefault(node, []).append((entries, size))
+    return ClusterStats(
+        node=cluster.node,
+        registered=cluster.registration.has_lease,
+        nodes=len(nodes),
+        leaders=len(replicas.leading),
+        followers=len(replicas.followers),
+        followers_behind=sum(f.behind or f.port is None for f in replicas.followers.values()),
+        under_replicated=under,
+        below_min_isr=below,
+        push_lag=tuple(
+            PushLag(
+                node=node,
+                name=nodes[node].name if node in nodes else "",
+                partitions=len(found),
+                entries=sum(entries for entries, _ in found),
+                bytes=sum(size for _, size in found),
+            )
+            for node, found in sorted(lags.items())
+        ),
+    )
+
+
+def _wanted(cluster: Membership, leadership: Leadership) -> int | None:
+    topic = cluster.view().topics.get(leadership.topic)
+    return None if topic is None else topic.record.settings.replicas
+
+
+def replication(cluster: Membership, topic: Topic, number: int) -> dict[str, Any]:
+    """Fields of `PartitionStats` about the replicas of a partition; none if this node does not lead it."""
+    leadership = cluster.replicas.leading.get((topic.record.uid, number))
+    if leadership is None:
+        return {}
+    meta, nodes = leadership.meta, cluster.nodes()
+    return {
+        "isr_size": len(meta.isr),
+        "replicas": len(meta.replicas),
+        "min_isr": meta.min_isr,
+        "under_replicated": under_replicated(meta, nodes, topic.record.settings.replicas),
+        "below_min_isr": below_min_isr(meta, nodes),
+    }
