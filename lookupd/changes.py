@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from nsqha.election import moves, rules
 from nsqha.election.model import ChannelList, TopicSettings
 from nsqha.election.placement import Move, PartitionName
-from nsqha.election.store import Intent, MetadataStore
+from nsqha.election.store import Intent, MetadataIntents, MetadataRecords
 from nsqha.errors import Conflict, NotFound, Unavailable
 from nsqha.ids import new_uid
 
@@ -27,24 +27,25 @@ T = TypeVar("T")
 class MetadataChanges:
     """Blocking; raises what the store raises, and Unavailable after too many lost races."""
 
-    def __init__(self, store: MetadataStore, rng: random.Random) -> None:
-        self._store = store
+    def __init__(self, records: MetadataRecords, intents: MetadataIntents, rng: random.Random) -> None:
+        self._records = records
+        self._intents = intents
         self._rng = rng
 
     def create_topic(self, name: str, settings: TopicSettings, channels: Iterable[str] = ()) -> None:
         """Create a topic with `channels`; the controller places it. Conflict if it exists with other settings."""
         try:
-            self._store.create_topic(name, settings, channels=self._listed(channels))
+            self._records.create_topic(name, settings, channels=self._listed(channels))
         except Conflict:
-            found = self._store.topic(name)
+            found = self._records.topic(name)
             if found is None or found.record.settings != settings:
                 raise
 
     def ensure_topic(self, name: str, channels: Iterable[str] = ()) -> None:
         """Create it with the defaults, and these channels, unless it is there."""
-        if self._store.topic(name) is None:
+        if self._records.topic(name) is None:
             try:
-                self._store.create_topic(name, TopicSettings(), channels=self._listed(channels))
+                self._records.create_topic(name, TopicSettings(), channels=self._listed(channels))
             except Conflict:
                 pass  # another caller was faster
 
@@ -52,14 +53,14 @@ class MetadataChanges:
         """Change settings; the controller places new replicas. False: the cluster has no such topic. ValueError if
         they do not fit each other or the topic."""
         for _ in range(RETRIES):
-            found = self._store.topic(name)
+            found = self._records.topic(name)
             if found is None:
                 return False
             changed = rules.with_settings(found.record, changes)
             if changed == found.record:
                 return True
             try:
-                self._store.replace(name, found.version, changed)
+                self._records.replace(name, found.version, changed)
             except Conflict:
                 continue
             return True
@@ -68,7 +69,7 @@ class MetadataChanges:
     def delete_topic(self, name: str) -> bool:
         """Delete a topic. False: the cluster has no such topic."""
         try:
-            self._store.delete_topic(name)
+            self._records.delete_topic(name)
         except NotFound:
             return False
         return True
@@ -99,14 +100,14 @@ class MetadataChanges:
 
     def _change_channels(self, topic: str, change: Callable[[ChannelList], ChannelList]) -> None:
         for _ in range(RETRIES):
-            found = self._store.topic(topic)
+            found = self._records.topic(topic)
             if found is None:
                 raise NotFound(f"there is no topic {topic}")
             channels = change(found.record.channels)
             if channels is found.record.channels:
                 return
             try:
-                self._store.replace(topic, found.version, replace(found.record, channels=channels))
+                self._records.replace(topic, found.version, replace(found.record, channels=channels))
             except Conflict:
                 continue
             return
@@ -116,11 +117,11 @@ class MetadataChanges:
 
     def put_intent(self, name: str, intent: Intent) -> None:
         for _ in range(RETRIES):
-            found = self._store.intents().get(name)
+            found = self._intents.all().get(name)
             if found is not None and found.record == intent:
                 return
             try:
-                self._store.put_intent(name, intent, expected_version=found.version if found else 0)
+                self._intents.put(name, intent, expected_version=found.version if found else 0)
             except Conflict:
                 continue
             return
@@ -128,10 +129,10 @@ class MetadataChanges:
 
     def remove_intent(self, name: str) -> bool:
         """Remove an intent. False: there is none."""
-        found = self._store.intents().get(name)
+        found = self._intents.all().get(name)
         if found is None:
             return False
-        self._store.remove_intent(name, found.version)
+        self._intents.remove(name, found.version)
         return True
 
     def decommission(self, node: int) -> None:

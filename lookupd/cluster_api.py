@@ -53,7 +53,7 @@ class LookupCluster:
 
     @property
     def view(self) -> View:
-        return self.shell.store.view()
+        return self.shell.store.watch.view()
 
     async def run(self, call: Callable[[], T]) -> T:
         """Call the store; its errors become HTTP answers."""
@@ -77,7 +77,7 @@ class LookupCluster:
         nodes = [node for node in self.view.nodes.values() if node.grpc_address]
         if topic in self.view.topics or not nodes:
             return set()
-        cluster_id = (await self.run(self.shell.store.cluster)).record.cluster_id
+        cluster_id = (await self.run(self.shell.store.records.cluster)).record.cluster_id
         request = KnownChannelsRequest(cluster_id=cluster_id, topic=topic)
         return {c for known in await asyncio.gather(*[self._known(n, request) for n in nodes]) for c in known}
 
@@ -191,7 +191,7 @@ class ClusterApi:
             raise ApiError(404, "NODE_NOT_FOUND")
 
     async def _intents(self) -> Intents:
-        intents = await self._cluster.run(self._cluster.shell.store.intents)
+        intents = await self._cluster.run(self._cluster.shell.store.intents.all)
         return read_intents({name: intent.record for name, intent in intents.items()})
 
 

@@ -138,7 +138,7 @@ class ControllerShell:
     async def start(self) -> None:
         """Begin to campaign."""
         loop = asyncio.get_running_loop()
-        self._unwatch = self.store.watch(lambda name: _tell(loop, self._hint, name))
+        self._unwatch = self.store.watch.on_change(lambda name: _tell(loop, self._hint, name))
         self._tasks.spawn(self._campaign_for_ever())
 
     async def stop(self) -> None:
@@ -171,7 +171,7 @@ class ControllerShell:
     async def _watch_controller(self, *, here: bool) -> None:
         if self._standby is not None:
             # A read, not the view: with a late view the wrong controller would be watched for a second.
-            self._standby.watch(None if here else await self.run(self.store.controller))
+            self._standby.watch(None if here else await self.run(self.store.records.controller))
 
     async def _campaign_for_ever(self) -> None:
         said = ""
@@ -212,7 +212,7 @@ class ControllerShell:
     async def _session(self) -> None:
         """Run from getting a lease to its loss."""
         loop, lost = asyncio.get_running_loop(), asyncio.Event()
-        session = await self.run(lambda: self.store.open_session(ttl_s=TTL_S, lost=lambda: _tell(loop, lost.set)))
+        session = await self.run(lambda: self.store.sessions.open(ttl_s=TTL_S, lost=lambda: _tell(loop, lost.set)))
         ticking = self._tasks.spawn(_tick(session))
         try:
             while not lost.is_set():
@@ -237,7 +237,7 @@ class ControllerShell:
             await asyncio.shield(self.run(session.close))
 
     async def _serve(self, epoch: int, lost: asyncio.Event) -> None:
-        cluster_id = (await self.run(self.store.cluster)).record.cluster_id
+        cluster_id = (await self.run(self.store.records.cluster)).record.cluster_id
         self.counts.terms += 1
         self.logger.info("controller_began", "this process is the controller, epoch %d", epoch, epoch=epoch)
         term = self.term = Term(self, epoch, cluster_id)
@@ -320,7 +320,7 @@ class Term:
         self._told = False
         if self._ended:
             return
-        view = self._shell.store.view()
+        view = self._shell.store.watch.view()
         if view.controller is not None and view.controller.epoch > self.epoch:
             self._stop(f"{view.controller.name or 'another process'} is the controller")
             return
@@ -388,7 +388,7 @@ class Term:
         meta: PartitionMeta | None = None
         try:
             meta = await self._shell.run(
-                lambda: store.replace_partition(
+                lambda: store.records.replace_partition(
                     name.topic, name.uid, name.number, put.meta, registered=put.registered, controller=self.epoch
                 )
             )
@@ -401,11 +401,11 @@ class Term:
         self.feed(PutDone(name, outcome, meta))
 
     async def _read_topic(self, name: str) -> None:
-        topic = await self._read(lambda: self._shell.store.topic(name))
+        topic = await self._read(lambda: self._shell.store.records.topic(name))
         self.feed(TopicRead(name, topic))
 
     async def _read_intents(self) -> None:
-        self.intents = await self._read(self._shell.store.intents)
+        self.intents = await self._read(self._shell.store.intents.all)
         self.hint("topics/")  # look again, now with them
 
     async def _change_intent(self, change: PutIntent | RemoveIntent) -> None:
@@ -413,16 +413,16 @@ class Term:
 
         def carry_out() -> None:
             if isinstance(change, PutIntent):
-                store.put_intent(
+                store.intents.put(
                     change.name, change.intent, expected_version=change.expected_version, controller=self.epoch
                 )
             else:
-                store.remove_intent(change.name, change.expected_version, controller=self.epoch)
+                store.intents.remove(change.name, change.expected_version, controller=self.epoch)
 
         with contextlib.suppress(Conflict, OutcomeUnknown, Unavailable):
             await self._shell.run(carry_out)
         # Its outcome is in the view before the machine may ask again.
-        self.intents = await self._read(store.intents)
+        self.intents = await self._read(store.intents.all)
         self.feed(IntentDone(change.name))
         self.hint("topics/")
 

@@ -69,9 +69,8 @@ class Lookupd:
             assert peers is not None, "a controller needs a way to reach nodes"
             name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
             self.controller = ControllerShell(store, peers, clock, name=name, gate=gate, gone=gone)
-            cluster = LookupCluster(
-                self.controller, LookupDirectory(lifetime_s), MetadataChanges(store, random.SystemRandom())
-            )
+            changes = MetadataChanges(store.records, store.intents, random.SystemRandom())
+            cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
         self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
         self._http = HttpServer(
             LookupdApi(self.registry, clock, cluster, describe=self._described).routes(), self._logger

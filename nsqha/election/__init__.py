@@ -8,7 +8,8 @@ Downwards:
     metadata_restore  metadata that were restored to an older state follow the nodes again
     elect       the choice of a partition's next leader
     embedded    the metadata of a single node, in one file
-    store       the contract of every metadata store, and the store in memory
+    memory      the metadata store in memory
+    store       the contract of every metadata store
     rules       which changes of the metadata are allowed
     moves       changes of replicas that take several steps
     session     a process's membership in its cluster

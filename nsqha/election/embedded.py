@@ -23,8 +23,9 @@ import msgspec
 
 from nsqha.commitlog.recordfile import RecordFile
 from nsqha.election.codec import FORMAT, from_plain, to_plain
+from nsqha.election.memory import Change, MemoryStore, StoreState
 from nsqha.election.model import FEATURE_LEVEL, ClusterRecord, Tombstone, TopicRecord, Versioned
-from nsqha.election.store import Change, Intent, MemoryStore, StoreState
+from nsqha.election.store import Intent
 from nsqha.errors import AppendFailed, ConfigError, LogCorrupt
 from nsqha.ids import is_ephemeral, new_uid
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 REWRITE_BYTES = 1 << 20
 
 
-class EmbeddedStore(MemoryStore):
+class EmbeddedStore:
     """One file, one process, one thread at a time."""
 
     def __init__(
@@ -54,18 +55,20 @@ class EmbeddedStore(MemoryStore):
             self._file = RecordFile.create(storage, path, whole)
         else:
             self._file, state, whole = _load(storage, path, cluster_id, revision_seen)
-        super().__init__(rng, state=state)
+        memory = MemoryStore(rng, state=state, save=self._save)
+        self.records, self.intents = memory.records, memory.intents
+        self.sessions, self.watch = memory.sessions, memory.watch
+        self.identity = memory.identity
         self._rewrite_at = _rewrite_at(len(whole))
 
     def close(self) -> None:
-        super().close()
+        self.watch.close()
         self._file.close()
 
-    def _save(self, change: Change) -> None:
+    def _save(self, state: StoreState, change: Change) -> None:
         stored = {name: topic for name, topic in change.topics.items() if not is_ephemeral(name)}
         payload = _encode(replace(change, topics=stored), cluster_version=change.revision)
         if self._file.end + len(payload) > self._rewrite_at:
-            state = self._state
             after = StoreState(state.cluster, 0, dict(state.topics), dict(state.tombstones), dict(state.intents))
             after.apply(change)
             whole = _encode(_everything(after), cluster_version=after.cluster.version)

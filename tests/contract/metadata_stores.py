@@ -16,9 +16,10 @@ from nsqha.commitlog.storage import MemStorage, OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.election.etcd.client import EtcdOptions
 from nsqha.election.etcd.store import EtcdStore
+from nsqha.election.memory import MemoryStore
 from nsqha.election.model import TopicRecord, Versioned
 from nsqha.election.session import ClusterSession
-from nsqha.election.store import MemoryStore, MetadataStore
+from nsqha.election.store import MetadataStore
 from tests.etcd_server import EtcdServer
 
 Opener = Callable[[], MetadataStore]
@@ -53,7 +54,7 @@ class EtcdOpener:
     def __call__(self) -> MetadataStore:
         store = EtcdStore(self._options, self._name, SystemClock(), random.Random(), cluster_id=CLUSTER)
         self._opened.append(store)
-        store.open_session(ttl_s=60, lost=lambda: None)  # ephemeral topics hang on it
+        store.sessions.open(ttl_s=60, lost=lambda: None)  # ephemeral topics hang on it
         return store
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ def changed(topic: Versioned[TopicRecord], channel: str, uid: int = 5) -> TopicR
 def open_session(store: MetadataStore) -> ClusterSession:
     if isinstance(store, EtcdStore):
         # One per process; the opener has made it.
-        assert store._session is not None
-        if not store._session.over:
-            return store._session
-    return store.open_session(ttl_s=60, lost=lambda: None)
+        assert store.sessions.last is not None
+        if not store.sessions.last.over:
+            return store.sessions.last
+    return store.sessions.open(ttl_s=60, lost=lambda: None)

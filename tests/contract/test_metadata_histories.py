@@ -53,38 +53,38 @@ def run_history(open_store: Opener, steps: list[tuple[str, str, int]]) -> None:
     leaders: dict[str, int] = {}
     buried: set[str] = set()
     for action, name, n in steps:
-        topic = store.topic(name)
+        topic = store.records.topic(name)
         assert (topic is not None) == (name in channels)
         match action:
             case "create" if topic is None:
-                store.create_topic(name, TopicSettings())
+                store.records.create_topic(name, TopicSettings())
                 channels[name], epochs[name], leaders[name] = {}, 1, 0
             case "delete" if topic is not None:
-                store.delete_topic(name)
+                store.records.delete_topic(name)
                 del channels[name]
                 if not name.endswith("#ephemeral"):
                     buried.add(name)
             case "channel" if topic is not None and f"c{n}" not in channels[name]:
-                store.replace(name, topic.version, changed(topic, f"c{n}"))
+                store.records.replace(name, topic.version, changed(topic, f"c{n}"))
                 channels[name][f"c{n}"] = False
             case "stale" if topic is not None:
                 with pytest.raises(Conflict):
-                    store.replace(name, topic.version - 1, topic.record)
+                    store.records.replace(name, topic.version - 1, topic.record)
             case "pause" if topic is not None and f"c{n}" in channels[name]:
                 paused = topic.record.channels.with_channel_paused(f"c{n}", True)
-                store.replace(name, topic.version, replace(topic.record, channels=paused))
+                store.records.replace(name, topic.version, replace(topic.record, channels=paused))
                 channels[name][f"c{n}"] = True
             case "leader" if topic is not None:
                 meta = replace(topic.record.partitions[0], leader=n)
-                store.replace_partition(name, topic.record.uid, 0, meta)
+                store.records.replace_partition(name, topic.record.uid, 0, meta)
                 leaders[name] = n
             case "epochs":
-                store.raise_epochs()
+                store.records.raise_epochs()
                 epochs = {known: epoch + 1 for known, epoch in epochs.items()}
             case "forget":
-                for uid, tombstone in store.tombstones().items():
+                for uid, tombstone in store.records.tombstones().items():
                     if tombstone.name == name:
-                        store.forget_tombstone(uid)
+                        store.records.forget_tombstone(uid)
                 buried.discard(name)
             case "restart":
                 before = store
@@ -98,7 +98,7 @@ def run_history(open_store: Opener, steps: list[tuple[str, str, int]]) -> None:
             topic.record.partitions[0].epoch,
             topic.record.partitions[0].leader,
         )
-        for name, topic in store.topics().items()
+        for name, topic in store.records.topics().items()
     }
     assert got == {name: (channels[name], epochs[name], leaders[name]) for name in channels}
-    assert {tombstone.name for tombstone in store.tombstones().values()} == buried
+    assert {tombstone.name for tombstone in store.records.tombstones().values()} == buried

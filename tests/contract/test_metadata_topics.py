@@ -7,210 +7,211 @@ from dataclasses import replace
 
 import pytest
 
+from nsqha.election.memory import MemoryStore
 from nsqha.election.model import ChannelInfo, ChannelList, PartitionMeta, Tombstone, TopicSettings
-from nsqha.election.store import MemoryStore, MetadataStore
+from nsqha.election.store import MetadataStore
 from nsqha.errors import Conflict, NotFound
 from tests.contract.metadata_stores import CLUSTER, Opener, changed
 
 
 def test_a_topic_may_be_made_with_channels(opener: Opener) -> None:
     channels = ChannelList().with_channel("archive", 5)
-    made = opener().create_topic("orders", TopicSettings(), channels=channels)
+    made = opener().records.create_topic("orders", TopicSettings(), channels=channels)
     assert made.record.channels == channels
-    again = opener().topic("orders")
+    again = opener().records.topic("orders")
     assert again is not None and again.record.channels == channels
 
 
 def test_a_new_topic_has_a_uid_a_salt_and_partitions_that_wait_for_a_leader(store: MetadataStore) -> None:
-    topic = store.create_topic("orders", TopicSettings(partitions=3, sync="interval"))
+    topic = store.records.create_topic("orders", TopicSettings(partitions=3, sync="interval"))
     assert topic.record.uid
     assert topic.record.settings == TopicSettings(partitions=3, sync="interval")
     assert topic.record.channels == ChannelList()
     assert sorted(topic.record.partitions) == [0, 1, 2]
     assert all((meta.leader, meta.epoch) == (0, 1) for meta in topic.record.partitions.values())
-    assert store.topic("orders") == topic
-    assert store.topics() == {"orders": topic}
+    assert store.records.topic("orders") == topic
+    assert store.records.topics() == {"orders": topic}
 
 
 def test_a_topic_can_be_created_with_its_leaders(store: MetadataStore) -> None:
     wanted = {n: PartitionMeta().led_by(7, log_uid=70 + n) for n in range(2)}
-    topic = store.create_topic("orders", TopicSettings(partitions=2), partitions=wanted)
+    topic = store.records.create_topic("orders", TopicSettings(partitions=2), partitions=wanted)
     assert {n: replace(m, version=0) for n, m in topic.record.partitions.items()} == wanted
     with pytest.raises(ValueError, match="say 2 partitions, given are"):
-        store.create_topic("other", TopicSettings(partitions=2), partitions={0: PartitionMeta()})
+        store.records.create_topic("other", TopicSettings(partitions=2), partitions={0: PartitionMeta()})
 
 
 def test_a_name_is_taken_once(store: MetadataStore) -> None:
-    store.create_topic("orders", TopicSettings())
+    store.records.create_topic("orders", TopicSettings())
     with pytest.raises(Conflict):
-        store.create_topic("orders", TopicSettings())
-    assert store.cluster().record.salt_counter == 1
+        store.records.create_topic("orders", TopicSettings())
+    assert store.records.cluster().record.salt_counter == 1
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 65, "a/../b", "a#other"])
 def test_a_bad_name_is_refused(store: MetadataStore, name: str) -> None:
     with pytest.raises(ValueError, match="not a topic name"):
-        store.create_topic(name, TopicSettings())
+        store.records.create_topic(name, TopicSettings())
 
 
 def test_uids_and_salts_are_never_given_twice(store: MetadataStore, opener: Opener) -> None:
     seen = set()
     for n in range(20):
-        topic = store.create_topic("orders", TopicSettings()).record
+        topic = store.records.create_topic("orders", TopicSettings()).record
         seen |= {("uid", topic.uid), ("salt", topic.salt)}
-        store.forget_tombstone(store.delete_topic("orders").uid)
+        store.records.forget_tombstone(store.records.delete_topic("orders").uid)
         if n % 7 == 0:
             store = opener()
     assert len(seen) == 40
 
 
 def test_a_change_needs_the_version_that_was_read(store: MetadataStore) -> None:
-    first = store.create_topic("orders", TopicSettings())
-    second = store.replace("orders", first.version, changed(first, "a"))
+    first = store.records.create_topic("orders", TopicSettings())
+    second = store.records.replace("orders", first.version, changed(first, "a"))
     assert second.version > first.version
     with pytest.raises(Conflict):
-        store.replace("orders", first.version, changed(first, "b"))
-    assert store.topic("orders") == second
+        store.records.replace("orders", first.version, changed(first, "b"))
+    assert store.records.topic("orders") == second
     assert second.record.channels == ChannelList(1, False, {"a": ChannelInfo(5)})
 
 
 def test_what_does_not_exist_can_not_be_changed(store: MetadataStore) -> None:
-    topic = store.create_topic("orders", TopicSettings())
-    store.delete_topic("orders")
+    topic = store.records.create_topic("orders", TopicSettings())
+    store.records.delete_topic("orders")
     with pytest.raises(NotFound):
-        store.replace("orders", topic.version, topic.record)
+        store.records.replace("orders", topic.version, topic.record)
     with pytest.raises(NotFound):
-        store.replace_partition("orders", topic.record.uid, 0, topic.record.partitions[0])
+        store.records.replace_partition("orders", topic.record.uid, 0, topic.record.partitions[0])
     with pytest.raises(NotFound):
-        store.delete_topic("orders")
-    assert store.topic("orders") is None
+        store.records.delete_topic("orders")
+    assert store.records.topic("orders") is None
 
 
 def test_a_topic_keeps_its_name_uid_and_salt(store: MetadataStore) -> None:
-    topic = store.create_topic("orders", TopicSettings())
+    topic = store.records.create_topic("orders", TopicSettings())
     for other in (
         replace(topic.record, name="other"),
         replace(topic.record, uid=topic.record.uid ^ 1),
         replace(topic.record, salt=topic.record.salt ^ 1),
     ):
         with pytest.raises(ValueError, match="cannot be changed"):
-            store.replace("orders", topic.version, other)
+            store.records.replace("orders", topic.version, other)
 
 
 def test_partitions_are_added_and_never_taken_away(store: MetadataStore) -> None:
-    topic = store.create_topic("orders", TopicSettings(partitions=2))
+    topic = store.records.create_topic("orders", TopicSettings(partitions=2))
     more = replace(
         topic.record,
         settings=replace(topic.record.settings, partitions=3),
         partitions={**topic.record.partitions, 2: PartitionMeta()},
     )
-    topic = store.replace("orders", topic.version, more)
+    topic = store.records.replace("orders", topic.version, more)
     assert sorted(topic.record.partitions) == [0, 1, 2]
     fewer = replace(topic.record, settings=TopicSettings(), partitions={0: topic.record.partitions[0]})
     with pytest.raises(ValueError, match="cannot be taken away"):
-        store.replace("orders", topic.version, fewer)
+        store.records.replace("orders", topic.version, fewer)
     with pytest.raises(ValueError, match="settings for 3 partitions"):
-        store.replace(
+        store.records.replace(
             "orders", topic.version, replace(topic.record, partitions={**more.partitions, 3: PartitionMeta()})
         )
 
 
 def test_a_partition_is_changed_without_disturbing_the_topic(store: MetadataStore) -> None:
-    topic = store.create_topic("orders", TopicSettings(partitions=2))
+    topic = store.records.create_topic("orders", TopicSettings(partitions=2))
     meta = topic.record.partitions[1]
-    new = store.replace_partition("orders", topic.record.uid, 1, replace(meta, leader=7, isr={7: 70}))
+    new = store.records.replace_partition("orders", topic.record.uid, 1, replace(meta, leader=7, isr={7: 70}))
     assert new.version > meta.version
     with pytest.raises(Conflict):
-        store.replace_partition("orders", topic.record.uid, 1, replace(meta, leader=8))
+        store.records.replace_partition("orders", topic.record.uid, 1, replace(meta, leader=8))
     # The channel list was read before, and is changed after, the partition.
-    after = store.replace("orders", topic.version, changed(store.topic("orders") or topic, "a"))
+    after = store.records.replace("orders", topic.version, changed(store.records.topic("orders") or topic, "a"))
     assert after.record.partitions == {0: topic.record.partitions[0], 1: new}
 
 
 def test_a_topic_is_not_changed_with_an_old_view_of_a_partition(store: MetadataStore) -> None:
-    topic = store.create_topic("orders", TopicSettings())
-    store.replace_partition("orders", topic.record.uid, 0, replace(topic.record.partitions[0], leader=7))
+    topic = store.records.create_topic("orders", TopicSettings())
+    store.records.replace_partition("orders", topic.record.uid, 0, replace(topic.record.partitions[0], leader=7))
     with pytest.raises(Conflict):
-        store.replace("orders", topic.version, changed(topic, "a"))
+        store.records.replace("orders", topic.version, changed(topic, "a"))
 
 
 def test_a_partition_of_another_life_of_the_topic_is_not_changed(store: MetadataStore) -> None:
-    old = store.create_topic("orders", TopicSettings()).record
-    store.delete_topic("orders")
-    store.create_topic("orders", TopicSettings())
+    old = store.records.create_topic("orders", TopicSettings()).record
+    store.records.delete_topic("orders")
+    store.records.create_topic("orders", TopicSettings())
     with pytest.raises(NotFound):
-        store.replace_partition("orders", old.uid, 0, old.partitions[0])
+        store.records.replace_partition("orders", old.uid, 0, old.partitions[0])
 
 
 def test_all_epochs_are_raised_at_once(store: MetadataStore, opener: Opener) -> None:
-    a = store.create_topic("a", TopicSettings(partitions=2))
-    store.create_topic("b", TopicSettings())
+    a = store.records.create_topic("a", TopicSettings(partitions=2))
+    store.records.create_topic("b", TopicSettings())
     for number, meta in a.record.partitions.items():
-        store.replace_partition("a", a.record.uid, number, replace(meta, leader=7, isr={7: 70, 8: 80}, epoch=5))
-    before = store.revision
-    raised = store.raise_epochs(leader=7)
-    assert store.revision > before
-    assert raised == store.topics() == opener().topics()
+        store.records.replace_partition("a", a.record.uid, number, replace(meta, leader=7, isr={7: 70, 8: 80}, epoch=5))
+    before = store.records.revision
+    raised = store.records.raise_epochs(leader=7)
+    assert store.records.revision > before
+    assert raised == store.records.topics() == opener().records.topics()
     partitions = raised["a"].record.partitions
     assert [(m.epoch, m.leader, m.isr, m.replicas) for m in partitions.values()] == [(6, 7, {7: 70}, (7,))] * 2
     assert raised["b"].record.partitions[0].epoch == 2
     with pytest.raises(Conflict):
-        store.replace_partition("a", a.record.uid, 1, replace(partitions[1], version=before))
-    assert store.replace("a", a.version, changed(raised["a"], "c")).record.partitions == partitions
+        store.records.replace_partition("a", a.record.uid, 1, replace(partitions[1], version=before))
+    assert store.records.replace("a", a.version, changed(raised["a"], "c")).record.partitions == partitions
 
 
 def test_a_deleted_topic_leaves_a_tombstone_until_its_files_are_gone(store: MetadataStore, opener: Opener) -> None:
     metas = {n: replace(PartitionMeta().led_by(7 + n), replicas=(7 + n, 7)) for n in range(2)}
-    uid = store.create_topic("orders", TopicSettings(partitions=2), partitions=metas).record.uid
-    tombstone = store.delete_topic("orders")
+    uid = store.records.create_topic("orders", TopicSettings(partitions=2), partitions=metas).record.uid
+    tombstone = store.records.delete_topic("orders")
     assert tombstone == Tombstone("orders", uid, 2, (7, 8))
-    again = store.create_topic("orders", TopicSettings())
+    again = store.records.create_topic("orders", TopicSettings())
     assert again.record.uid != uid
-    assert opener().tombstones() == store.tombstones() == {uid: tombstone}
-    store.forget_tombstone(uid)
-    store.forget_tombstone(uid)
-    assert opener().tombstones() == store.tombstones() == {}
-    assert store.topic("orders") == again
+    assert opener().records.tombstones() == store.records.tombstones() == {uid: tombstone}
+    store.records.forget_tombstone(uid)
+    store.records.forget_tombstone(uid)
+    assert opener().records.tombstones() == store.records.tombstones() == {}
+    assert store.records.topic("orders") == again
 
 
 def test_a_tombstone_goes_when_no_node_has_files_any_more(store: MetadataStore, opener: Opener) -> None:
     metas = {0: PartitionMeta(replicas=(1, 2)), 1: PartitionMeta(replicas=(2,), moved_from=(3,))}
-    uid = store.create_topic("orders", TopicSettings(partitions=2), partitions=metas).record.uid
-    assert store.delete_topic("orders").nodes == (1, 2, 3)
+    uid = store.records.create_topic("orders", TopicSettings(partitions=2), partitions=metas).record.uid
+    assert store.records.delete_topic("orders").nodes == (1, 2, 3)
     for node, left in ((2, (1, 3)), (9, (1, 3)), (2, (1, 3)), (3, (1,))):
-        store.forget_tombstone(uid, node=node)
-        assert opener().tombstones()[uid].nodes == store.tombstones()[uid].nodes == left
-    store.forget_tombstone(uid, node=1)
-    store.forget_tombstone(uid, node=1)
-    assert opener().tombstones() == store.tombstones() == {}
+        store.records.forget_tombstone(uid, node=node)
+        assert opener().records.tombstones()[uid].nodes == store.records.tombstones()[uid].nodes == left
+    store.records.forget_tombstone(uid, node=1)
+    store.records.forget_tombstone(uid, node=1)
+    assert opener().records.tombstones() == store.records.tombstones() == {}
 
 
 def test_a_deletion_can_name_the_version_it_read(store: MetadataStore) -> None:
-    topic = store.create_topic("orders", TopicSettings())
-    newer = store.replace("orders", topic.version, changed(topic, "a"))
+    topic = store.records.create_topic("orders", TopicSettings())
+    newer = store.records.replace("orders", topic.version, changed(topic, "a"))
     with pytest.raises(Conflict):
-        store.delete_topic("orders", expected_version=topic.version)
-    store.delete_topic("orders", expected_version=newer.version)
+        store.records.delete_topic("orders", expected_version=topic.version)
+    store.records.delete_topic("orders", expected_version=newer.version)
 
 
 def test_a_recovered_topic_keeps_uid_and_salt_and_its_salt_is_not_given_again(store: MetadataStore) -> None:
     lost = MemoryStore(random.Random(2), cluster_id=CLUSTER)
-    records = [lost.create_topic(f"t{n}", TopicSettings()).record for n in range(5)]
+    records = [lost.records.create_topic(f"t{n}", TopicSettings()).record for n in range(5)]
     recovered = replace(records[3], channels=records[3].channels.with_channel("a", 9).above(40))
-    assert store.put_recovered(recovered).record == replace(
-        recovered, partitions={0: replace(recovered.partitions[0], version=store.revision)}
+    assert store.records.put_recovered(recovered).record == replace(
+        recovered, partitions={0: replace(recovered.partitions[0], version=store.records.revision)}
     )
-    assert store.topics()["t3"].record.channels.version == 41
-    new = [store.create_topic(f"n{n}", TopicSettings()).record.salt for n in range(5)]
+    assert store.records.topics()["t3"].record.channels.version == 41
+    new = [store.records.create_topic(f"n{n}", TopicSettings()).record.salt for n in range(5)]
     assert not set(new) & {record.salt for record in records[:4]}
 
 
 def test_a_recovered_topic_takes_no_name_no_uid_and_does_not_come_back(store: MetadataStore) -> None:
-    old = store.create_topic("orders", TopicSettings()).record
+    old = store.records.create_topic("orders", TopicSettings()).record
     with pytest.raises(Conflict, match="exists already"):
-        store.put_recovered(replace(old, uid=99))
+        store.records.put_recovered(replace(old, uid=99))
     with pytest.raises(Conflict, match="belongs to another"):
-        store.put_recovered(replace(old, name="copy"))
-    store.delete_topic("orders")
+        store.records.put_recovered(replace(old, name="copy"))
+    store.records.delete_topic("orders")
     with pytest.raises(Conflict, match="was deleted"):
-        store.put_recovered(old)
+        store.records.put_recovered(old)

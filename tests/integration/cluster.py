@@ -298,21 +298,21 @@ class Cluster:
 
     @property
     def cluster_id(self) -> int:
-        return self.store.cluster().record.cluster_id
+        return self.store.records.cluster().record.cluster_id
 
     def meta(self, topic: str, number: int = 0) -> PartitionMeta | None:
         """The partition's record, read linearizably; None: there is no such topic."""
-        found = self.store.topic(topic)
+        found = self.store.records.topic(topic)
         return None if found is None else found.record.partitions[number]
 
     def member(self, uid: int) -> Member | None:
         """The member with this node uid, if it is registered."""
-        info = self.store.view().nodes.get(uid)
+        info = self.store.watch.view().nodes.get(uid)
         return next((node for node in self.nodes if info is not None and node.name == info.name), None)
 
     def uid(self, member: Member) -> int:
         """The node uid by which a member is registered; 0: it is not."""
-        return next((uid for uid, info in self.store.view().nodes.items() if info.name == member.name), 0)
+        return next((uid for uid, info in self.store.watch.view().nodes.items() if info.name == member.name), 0)
 
     def producers(self, topic: str) -> list[int]:
         """TCP ports that /lookup names for the topic."""
@@ -348,12 +348,12 @@ class Cluster:
 
     def all_in_sync(self) -> bool:
         """Whether every ISR is full, under a leader that is registered."""
-        metas = [meta for topic in self.store.topics().values() for meta in topic.record.partitions.values()]
+        metas = [meta for topic in self.store.records.topics().values() for meta in topic.record.partitions.values()]
         return all(len(meta.isr) == len(meta.replicas) and self.member(meta.leader) for meta in metas)
 
     def named_in_records(self) -> set[int]:
         """Node uids that have, or should have, a replica."""
-        metas = [meta for topic in self.store.topics().values() for meta in topic.record.partitions.values()]
+        metas = [meta for topic in self.store.records.topics().values() for meta in topic.record.partitions.values()]
         return {uid for meta in metas for uid in (*meta.replicas, *meta.isr)}
 
     def create(self, topic: str, *channels: str, at: Member | None = None, isr: int | None = None) -> None:
@@ -371,7 +371,7 @@ class Cluster:
 
     def ends(self, topic: str, number: int = 0) -> dict[str, tuple[int, int, int]]:
         """(end, chain, committed) of every replica that answers."""
-        found = self.store.topic(topic)
+        found = self.store.records.topic(topic)
         assert found is not None, f"there is no topic {topic}"
         ends = {}
         for node in self.nodes:
@@ -385,7 +385,7 @@ class Cluster:
 
     def believing_leaders(self, topic: str, number: int = 0) -> list[str]:
         """Who says that it leads."""
-        found = self.store.topic(topic)
+        found = self.store.records.topic(topic)
         assert found is not None, f"there is no topic {topic}"
         key = (found.record.uid, number)
         names = []
@@ -411,7 +411,7 @@ class Cluster:
 
     def check_replicas(self) -> None:
         """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards."""
-        topics = wait_until(lambda: (self.store.topics(),), "etcd answers")[0]
+        topics = wait_until(lambda: (self.store.records.topics(),), "etcd answers")[0]
         found = {name: topic.record for name, topic in topics.items()}
         ends = {
             (name, number): self.wait_level(name, replicas=len(meta.replicas), number=number)

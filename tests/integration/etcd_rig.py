@@ -16,7 +16,7 @@ Open = Callable[..., EtcdStore]
 
 def put_intents(store: EtcdStore, names: range) -> None:
     for n in names:
-        store.put_intent(f"n{n}", {"n": n})
+        store.intents.put(f"n{n}", {"n": n})
 
 
 class Seen:
@@ -24,14 +24,14 @@ class Seen:
 
     def __init__(self, store: EtcdStore) -> None:
         self.names: list[str] = []
-        store.watch(self.names.append)
+        store.watch.on_change(self.names.append)
 
     def told(self, names: range) -> Callable[[], bool]:
         return lambda: {f"intents/n{n}" for n in names} <= set(self.names)
 
 
 def answers(store: EtcdStore) -> bool:
-    return not raises(Unavailable, store.topics)
+    return not raises(Unavailable, store.records.topics)
 
 
 def raises(kind: type[Exception], call: Callable[[], object]) -> bool:

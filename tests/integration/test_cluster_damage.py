@@ -45,7 +45,7 @@ def nsqha(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def status(cluster: Cluster, node: Member) -> Any:
-    found = cluster.store.topic("orders")
+    found = cluster.store.records.topic("orders")
     assert found is not None
     return node.status((found.record.uid, 0), cluster_id=cluster.cluster_id).replicas[0]
 

@@ -129,8 +129,8 @@ def make(store: EtcdStore, topic: str) -> None:
 
     def done() -> bool:
         with contextlib.suppress(Unavailable, OutcomeUnknown):
-            if topic not in store.topics():
-                store.create_topic(topic, TopicSettings(partitions=3))
+            if topic not in store.records.topics():
+                store.records.create_topic(topic, TopicSettings(partitions=3))
             return True
         return False
 
@@ -196,11 +196,11 @@ def test_a_watch_goes_on_over_a_change_of_leader_and_a_compaction(access: Certif
         relays = [stack.enter_context(Relay.to(member.client_port)) for member in etcd.members]
         writer = stack.enter_context(contextlib.closing(made(etcd.endpoints)))
         store = stack.enter_context(contextlib.closing(made(tuple(relay.endpoint for relay in relays))))
-        writer.create_topic("deleted", TopicSettings())
-        eventually(lambda: "deleted" in store.view().topics)
+        writer.records.create_topic("deleted", TopicSettings())
+        eventually(lambda: "deleted" in store.watch.view().topics)
         for relay in relays:
             relay.cut()
-        writer.delete_topic("deleted")
+        writer.records.delete_topic("deleted")
         old = etcd.leader()
         old.kill()
         for n in range(5):
@@ -212,10 +212,10 @@ def test_a_watch_goes_on_over_a_change_of_leader_and_a_compaction(access: Certif
             )
         )  # fmt: skip
         stack.callback(root.close)
-        root.change(lambda stubs: stubs.kv.Compact, rpc.CompactionRequest(revision=writer.revision))
+        root.change(lambda stubs: stubs.kv.Compact, rpc.CompactionRequest(revision=writer.records.revision))
         old.start()
         for relay in relays:
             relay.release()
-        eventually(lambda: store.view().topics == writer.topics())
+        eventually(lambda: store.watch.view().topics == writer.records.topics())
         make(writer, "later")
-        eventually(lambda: "later" in store.view().topics)
+        eventually(lambda: "later" in store.watch.view().topics)

@@ -104,7 +104,7 @@ def others(cluster: HostsCluster, member: Member) -> list[str]:
 
 
 def test_everybody_is_told_addresses_that_other_hosts_can_reach(cluster: HostsCluster, topic: str) -> None:
-    nodes = cluster.store.view().nodes.values()
+    nodes = cluster.store.watch.view().nodes.values()
     assert {node.grpc_address for node in nodes} == {node.grpc for node in cluster.nodes}
     assert {node.tcp_address for node in nodes} == {node.tcp for node in cluster.nodes}
     found = cluster.lookupd.json(f"/lookup?topic={topic}")["producers"]

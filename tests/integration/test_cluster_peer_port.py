@@ -36,7 +36,7 @@ def hello(cluster: Cluster) -> list[pb.PushMessage]:
 
 
 def test_any_grpc_client_may_open_a_stream(cluster: Cluster) -> None:
-    topic = cluster.store.topic("orders")
+    topic = cluster.store.records.topic("orders")
     assert topic is not None
     key = pb.PartitionKey(topic_uid=topic.record.uid, partition=0)
     past = pb.PushMessage(opens=[pb.Open(key=key, topic="orders", epoch=0)])
@@ -61,7 +61,7 @@ def test_a_call_at_the_peer_port_and_a_stream_at_the_other_are_unimplemented(clu
 def test_the_peer_port_is_next_to_the_other_unless_a_flag_says_otherwise(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster.running(tmp_path, nodes=1))
-        infos = cluster.store.view().nodes
+        infos = cluster.store.watch.view().nodes
         [info] = infos.values()
         assert (info.grpc_address, info.peer_address) == (cluster.nodes[0].grpc, cluster.nodes[0].peer)
         node = cluster.nodes[0]
@@ -70,5 +70,5 @@ def test_the_peer_port_is_next_to_the_other_unless_a_flag_says_otherwise(tmp_pat
         node.flags[-2:] = [f"--grpc-address=0.0.0.0:{port}"]
         node.start()
         wait_until(lambda: cluster.uid(node), "registered")
-        [info] = cluster.store.view().nodes.values()
+        [info] = cluster.store.watch.view().nodes.values()
         assert info.peer_address == f"{node.host.ip}:{port + 1}"

@@ -28,9 +28,7 @@ def test_one_after_the_other_is_restarted(cluster: Cluster, topic: str) -> None:
     assert gap < 10
 
 
-def test_a_stopped_leader_repeats_nothing_finished_and_attempts_go_on(
-    cluster: Cluster, topic: str
-) -> None:
+def test_a_stopped_leader_repeats_nothing_finished_and_attempts_go_on(cluster: Cluster, topic: str) -> None:
     leader, follower = cluster.leader(topic), cluster.followers(topic)[0]
     publisher = V2Publisher(follower.tcp, 20)
     reader = Subscriber(follower.tcp, 20, topic, "steady", window=200)

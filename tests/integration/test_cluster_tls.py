@@ -267,7 +267,7 @@ def administrate(target: Target, tls: ClusterTls | None) -> str:
 
 
 def target_of(cluster: TlsCluster, topic: str, node: Member) -> Target:
-    found = cluster.store.topic(topic)
+    found = cluster.store.records.topic(topic)
     assert found is not None and isinstance(node, TlsMember)
     meta = found.record.partitions[0]
     return Target(topic, found.record.uid, meta.epoch, cluster.cluster_id, node, cluster.uid(node), meta.leader)

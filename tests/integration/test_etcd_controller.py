@@ -11,6 +11,7 @@ import uvloop
 
 from lookupd.controller import SECONDS
 from nsqha.election import moves
+from nsqha.election.etcd.calls import transact
 from nsqha.election.etcd.keys import put
 from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.placement import PartitionName
@@ -69,7 +70,7 @@ def test_topics_are_placed_led_and_led_by_others_when_a_node_dies(etcd: EtcdServ
             print("elections by seconds", dict(zip([*data.bounds, "more"], data.counts, strict=True)))
         finally:
             await shell.stop()
-        assert world.store.controller() is None
+        assert world.store.records.controller() is None
 
     run(etcd, open_store, story)
 
@@ -80,10 +81,10 @@ def test_records_that_nobody_can_read_cost_no_other_partition_its_leader(etcd: E
         shell = world.shell()
         world.create()
         world.create("spoilt")
-        spoilt = await asyncio.to_thread(lambda: store.topic("spoilt"))
+        spoilt = await asyncio.to_thread(lambda: store.records.topic("spoilt"))
         assert spoilt is not None
         keys, moved = store._keys, moves.move_name(PartitionName("t", 5, 0))
-        await asyncio.to_thread(lambda: store._txn([], [put(keys.intent(moved), b"?")]))
+        await asyncio.to_thread(lambda: transact(store._client, [], [put(keys.intent(moved), b"?")]))
         await shell.start()
         try:
             await world.led()
@@ -91,27 +92,29 @@ def test_records_that_nobody_can_read_cost_no_other_partition_its_leader(etcd: E
             for topic in ("t", "spoilt"):
                 world.join_all(topic)
                 await world.until(lambda topic=topic: len(world.meta(topic).isr) == 3)
-            await asyncio.to_thread(lambda: store._txn([], [put(keys.partition(spoilt.record.uid, 0), b"{")]))
+            await asyncio.to_thread(
+                lambda: transact(store._client, [], [put(keys.partition(spoilt.record.uid, 0), b"{")])
+            )
             asked: list[str] = []
-            read = store.topic
+            read = store.records.topic
 
             def reading(name: str) -> Any:
                 asked.append(name)
                 return read(name)
 
-            store.topic = reading  # type: ignore[method-assign]
+            store.records.topic = reading  # type: ignore[method-assign]
             world.nodes[world.meta("spoilt").leader].kill()
             await world.until(lambda: asked.count("spoilt") > 1)
             if (leader := world.nodes[world.meta().leader]).up:
                 leader.kill()
             await world.until(lambda: world.nodes[world.meta().leader].up)
             assert shell.counts.terms == 1
-            unreadable = sorted(store.view().unreadable)
+            unreadable = sorted(store.watch.view().unreadable)
             assert unreadable == [f"intents/{moved}", f"partitions/{spoilt.record.uid:016x}/0"]
-            found = (await asyncio.to_thread(store.intents))[moved]
+            found = (await asyncio.to_thread(store.intents.all))[moved]
             assert found.record == {}
-            await asyncio.to_thread(lambda: store.put_intent(moved, {"a": 1}, expected_version=found.version))
-            assert (await asyncio.to_thread(store.intents))[moved].record == {"a": 1}
+            await asyncio.to_thread(lambda: store.intents.put(moved, {"a": 1}, expected_version=found.version))
+            assert (await asyncio.to_thread(store.intents.all))[moved].record == {"a": 1}
         finally:
             await shell.stop()
 
@@ -133,7 +136,7 @@ def test_two_daemons_never_lead_one_term_and_the_second_goes_on(etcd: EtcdServer
             assert second.term is not None and second.term.epoch > epoch
             world.create()
             await world.led()
-            topic = world.store.topic("t")
+            topic = world.store.records.topic("t")
             assert topic is not None
         finally:
             await second.stop()
@@ -149,10 +152,10 @@ def test_a_deleted_topic_is_forgotten_by_the_controller(etcd: EtcdServer, open_s
             await world.until(lambda: shell.term is not None)
             world.create()
             await world.led()
-            world.store.delete_topic("t")
+            world.store.records.delete_topic("t")
             await world.until(lambda: shell.term is not None and not shell.term.machine.parts)
             try:
-                world.store.delete_topic("t")
+                world.store.records.delete_topic("t")
             except NotFound:
                 pass
             else:

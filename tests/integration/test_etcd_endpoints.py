@@ -87,7 +87,7 @@ def test_who_notices_late_that_a_member_died_does_not_leave_the_next_one(relays:
     store = EtcdStore(to(relays), "endpoints", SystemClock(), random.Random(), trouble=trouble.append)
     used: list[int] = []
     store._client.on_rotate(lambda: used.append(store._client.endpoint))
-    session = store.open_session(ttl_s=3, lost=lambda: None)
+    session = store.sessions.open(ttl_s=3, lost=lambda: None)
 
     def renewed_after(number: int) -> bool:
         session.ticked()
@@ -97,9 +97,9 @@ def test_who_notices_late_that_a_member_died_does_not_leave_the_next_one(relays:
     eventually(lambda: renewed_after(0))  # its stream is open
     relays[0].cut()
     before = SystemClock().monotonic()
-    store.create_topic("orders", TopicSettings())
+    store.records.create_topic("orders", TopicSettings())
     eventually(lambda: renewed_after(1))
-    eventually(lambda: "orders" in store.view().topics)
+    eventually(lambda: "orders" in store.watch.view().topics)
     assert any("watch on etcd broke" in line for line in trouble)
     assert len(used) == 1
     store.close()

@@ -28,38 +28,38 @@ def test_a_change_whose_answer_was_lost_is_in_doubt_until_it_is_fenced(
     shared_etcd: EtcdServer, relay: Relay, open_store: Open
 ) -> None:
     store = open_store(relay.endpoint)
-    topic = store.create_topic("orders", TopicSettings())
+    topic = store.records.create_topic("orders", TopicSettings())
     uid, meta = topic.record.uid, topic.record.partitions[0]
     relay.drop_replies = True
     with pytest.raises(OutcomeUnknown):
-        store.replace_partition("orders", uid, 0, replace(meta, leader=7))
+        store.records.replace_partition("orders", uid, 0, replace(meta, leader=7))
     with pytest.raises(Unavailable):
-        store.fence_partition("orders", uid, 0, meta.version)
+        store.records.fence_partition("orders", uid, 0, meta.version)
     relay.release()
     relay.cut()  # HTTP/2 does not go on behind lost bytes
     relay.release()
-    after = store.fence_partition("orders", uid, 0, meta.version)
+    after = store.records.fence_partition("orders", uid, 0, meta.version)
     assert (after.leader, after.version > meta.version) == (7, True), "it had been carried out"
-    assert store.replace_partition("orders", uid, 0, replace(after, leader=8)).leader == 8
+    assert store.records.replace_partition("orders", uid, 0, replace(after, leader=8)).leader == 8
 
 
 def test_a_change_that_arrives_after_the_fence_does_nothing(
     shared_etcd: EtcdServer, relay: Relay, open_store: Open
 ) -> None:
     store, fencing = open_store(relay.endpoint), open_store(shared_etcd.endpoint)
-    topic = store.create_topic("orders", TopicSettings())
+    topic = store.records.create_topic("orders", TopicSettings())
     uid, meta = topic.record.uid, topic.record.partitions[0]
     relay.hold_requests()
     with pytest.raises(OutcomeUnknown):
-        store.replace_partition("orders", uid, 0, replace(meta, leader=7))
-    fenced = fencing.fence_partition("orders", uid, 0, meta.version)
+        store.records.replace_partition("orders", uid, 0, replace(meta, leader=7))
+    fenced = fencing.records.fence_partition("orders", uid, 0, meta.version)
     assert (fenced.leader, fenced.version > meta.version) == (0, True)
     relay.release()
     eventually(lambda: answers(store))
-    read = store.topic("orders")
+    read = store.records.topic("orders")
     assert read is not None and read.record.partitions[0] == fenced
     with pytest.raises(Conflict):
-        store.replace_partition("orders", uid, 0, replace(meta, leader=7))
+        store.records.replace_partition("orders", uid, 0, replace(meta, leader=7))
 
 
 def test_what_a_full_etcd_did_not_do_it_has_not_done(tmp_path: Path) -> None:
@@ -94,17 +94,17 @@ def test_what_a_full_etcd_did_not_do_it_has_not_done(tmp_path: Path) -> None:
 
 def test_another_etcd_in_the_same_place_is_not_believed(etcd: EtcdServer, open_store: Open) -> None:
     store = open_store(etcd.endpoint)
-    store.create_topic("orders", TopicSettings())
-    eventually(lambda: "orders" in store.view().topics)
+    store.records.create_topic("orders", TopicSettings())
+    eventually(lambda: "orders" in store.watch.view().topics)
     known = store.identity()
     etcd.kill()
     shutil.rmtree(etcd.folder / "data")
     etcd.extra = ("--initial-cluster-token", "another")
     etcd.start()
-    eventually(lambda: raises(StaleMetadata, store.topics))
+    eventually(lambda: raises(StaleMetadata, store.records.topics))
     with pytest.raises(StaleMetadata, match="accept-metadata"):
-        store.create_topic("later", TopicSettings())
-    assert store.view().topics.keys() == {"orders"}
+        store.records.create_topic("later", TopicSettings())
+    assert store.watch.view().topics.keys() == {"orders"}
     with pytest.raises(StaleMetadata, match="belongs to"):
         open_store(etcd.endpoint, seen=known)
 
@@ -120,7 +120,7 @@ def test_an_older_state_is_not_believed(shared_etcd: EtcdServer, open_store: Ope
 
 def test_a_cluster_that_vanished_is_not_begun_again(shared_etcd: EtcdServer, open_store: Open) -> None:
     store = open_store(shared_etcd.endpoint)
-    cluster_id = store.cluster().record.cluster_id
+    cluster_id = store.records.cluster().record.cluster_id
     with pytest.raises(ConfigError, match="no cluster under /nsqha/other/"):
         open_store(shared_etcd.endpoint, name="other", cluster_id=cluster_id, seen=store.identity())
     with pytest.raises(ConfigError, match="this data directory belongs to"):
@@ -133,16 +133,16 @@ def test_a_cluster_that_vanished_is_not_begun_again(shared_etcd: EtcdServer, ope
 @pytest.mark.parametrize("partitions", [200, 1023])
 def test_a_topic_of_many_partitions_is_one_change(shared_etcd: EtcdServer, open_store: Open, partitions: int) -> None:
     store = open_store(shared_etcd.endpoint)
-    topic = store.create_topic("orders", TopicSettings(partitions=partitions))
+    topic = store.records.create_topic("orders", TopicSettings(partitions=partitions))
     assert {meta.version for meta in topic.record.partitions.values()} == {topic.version}
-    assert store.topic("orders") == topic
+    assert store.records.topic("orders") == topic
     all_led = {n: replace(meta, leader=7) for n, meta in topic.record.partitions.items()}
-    topic = store.replace("orders", topic.version, replace(topic.record, partitions=all_led))
-    assert store.topic("orders") == topic == store.topics()["orders"]
+    topic = store.records.replace("orders", topic.version, replace(topic.record, partitions=all_led))
+    assert store.records.topic("orders") == topic == store.records.topics()["orders"]
     stale = replace(topic.record, partitions={n: replace(m, version=1, leader=8) for n, m in all_led.items()})
     with pytest.raises(Conflict):
-        store.replace("orders", topic.version, stale)
-    raised = store.raise_epochs(leader=9)["orders"].record.partitions
+        store.records.replace("orders", topic.version, stale)
+    raised = store.records.raise_epochs(leader=9)["orders"].record.partitions
     assert {(meta.leader, meta.epoch) for meta in raised.values()} == {(9, 2)}
-    assert store.delete_topic("orders").partitions == partitions
-    assert store.topics() == {}
+    assert store.records.delete_topic("orders").partitions == partitions
+    assert store.records.topics() == {}

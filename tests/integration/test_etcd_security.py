@@ -58,9 +58,9 @@ def test_tls_with_a_client_certificate(tls_etcd: EtcdServer, certificates: Path,
         key=str(certificates / "client.key"),
     )
     store = store_on(options)
-    session = store.open_session(ttl_s=5, lost=lambda: None)
+    session = store.sessions.open(ttl_s=5, lost=lambda: None)
     session.register(NodeInfo(7))
-    eventually(lambda: 7 in store.view().nodes)
+    eventually(lambda: 7 in store.watch.view().nodes)
     store.close()
 
 
@@ -127,17 +127,17 @@ def test_a_store_takes_new_certificates_and_keeps_old_ones_while_they_are_broken
         """Calls and the watch."""
         name = f"t{next(topics)}"
         try:
-            store.create_topic(name, TopicSettings())
+            store.records.create_topic(name, TopicSettings())
         except (Unavailable, OutcomeUnknown):
             return False
-        eventually(lambda: name in store.view().topics)
+        eventually(lambda: name in store.watch.view().topics)
         return True
 
     assert works()
     replaced.write("mine.key", b"half a key")
     tls_etcd.kill()
     with pytest.raises(Unavailable, match=r"mine\.key for the connection to etcd cannot be used"):
-        store.topics()
+        store.records.topics()
     tls_etcd.start()
     eventually(works)
     replaced.use("ca", "newer")
@@ -174,20 +174,20 @@ def test_a_login_is_renewed_when_its_token_has_expired(
     trouble: list[str] = []
     options = EtcdOptions((guarded_etcd.endpoint,), user="nsqha", password=PASSWORD)
     calling, watching = store_on(options, trouble), store_on(options, trouble)
-    session = calling.open_session(ttl_s=5, lost=lambda: None)
+    session = calling.sessions.open(ttl_s=5, lost=lambda: None)
     session.register(NodeInfo(7))
-    eventually(lambda: 7 in watching.view().nodes)
+    eventually(lambda: 7 in watching.watch.view().nodes)
     tokens = [store._client._token for store in (calling, watching)]
     assert all(tokens)
     threading.Event().wait(2 * TOKEN_TTL_S)  # nothing asks, so etcd forgets the tokens
     monkeypatch.setattr(watching._client, "confirm", lambda key: None)
-    watching._watch.reconnect()
-    calling.create_topic("orders", TopicSettings())
+    watching._thread.reconnect()
+    calling.records.create_topic("orders", TopicSettings())
     assert calling._client._token != tokens[0]
-    eventually(lambda: "orders" in watching.view().topics)
+    eventually(lambda: "orders" in watching.watch.view().topics)
     assert watching._client._token != tokens[1]
     for store in (calling, watching):
-        eventually(lambda store=store: "orders" in store.view().topics)
+        eventually(lambda store=store: "orders" in store.watch.view().topics)
         assert PASSWORD not in repr(store._client.options) + "".join(trouble)
         store.close()
 

@@ -17,16 +17,16 @@ from tests.integration.etcd_rig import Open, Seen
 def test_only_who_ticks_stays_alive(shared_etcd: EtcdServer, open_store: Open) -> None:
     alive, silent = open_store(shared_etcd.endpoint), open_store(shared_etcd.endpoint)
     lost = threading.Event()
-    ticking = alive.open_session(ttl_s=2, lost=lambda: pytest.fail("lost, though it ticked"))
-    hanging = silent.open_session(ttl_s=2, lost=lost.set)
+    ticking = alive.sessions.open(ttl_s=2, lost=lambda: pytest.fail("lost, though it ticked"))
+    hanging = silent.sessions.open(ttl_s=2, lost=lost.set)
     ticking.register(NodeInfo(7))
     first = hanging.register(NodeInfo(8))
-    eventually(lambda: alive.view().nodes.keys() == {7, 8})
+    eventually(lambda: alive.watch.view().nodes.keys() == {7, 8})
     seen = Seen(alive)
 
     def gone() -> bool:
         ticking.ticked()
-        return 8 not in alive.view().nodes
+        return 8 not in alive.watch.view().nodes
 
     eventually(gone)
     assert f"nodes/{8:016x}" in seen.names
@@ -34,31 +34,31 @@ def test_only_who_ticks_stays_alive(shared_etcd: EtcdServer, open_store: Open) -
     assert not hanging.fresh(SystemClock().monotonic())
     hanging.ticked()  # the loop runs again: the next renewal learns the truth
     assert lost.wait(10)
-    again = silent.open_session(ttl_s=2, lost=lambda: None)
+    again = silent.sessions.open(ttl_s=2, lost=lambda: None)
     assert again.register(NodeInfo(8)).registration > first.registration
 
 
 def test_a_node_waits_for_its_earlier_life_to_end(shared_etcd: EtcdServer, open_store: Open) -> None:
     killed, restarted = open_store(shared_etcd.endpoint), open_store(shared_etcd.endpoint)
-    earlier = killed.open_session(ttl_s=2, lost=lambda: None)
+    earlier = killed.sessions.open(ttl_s=2, lost=lambda: None)
     first = earlier.register(NodeInfo(7))
     earlier._lease.stop(revoke=False)  # kill -9
-    session = restarted.open_session(ttl_s=2, lost=lambda: None)
+    session = restarted.sessions.open(ttl_s=2, lost=lambda: None)
     with Ticking(session.ticked):
         second = session.register(NodeInfo(7))
     assert second.registration > first.registration
-    assert restarted.nodes() == {7: second}
+    assert restarted.records.nodes() == {7: second}
 
 
 def test_a_copied_data_directory_is_refused(shared_etcd: EtcdServer, open_store: Open) -> None:
     original, copy = open_store(shared_etcd.endpoint), open_store(shared_etcd.endpoint)
-    session = original.open_session(ttl_s=2, lost=lambda: None)
-    clone = copy.open_session(ttl_s=2, lost=lambda: None)
+    session = original.sessions.open(ttl_s=2, lost=lambda: None)
+    clone = copy.sessions.open(ttl_s=2, lost=lambda: None)
     with Ticking(session.ticked, clone.ticked):
         first = session.register(NodeInfo(7, name="a", host="h1"))
         with pytest.raises(ConfigError, match=r"\(a on h1, \).*is a copy"):
             clone.register(NodeInfo(7, name="b"))
-        assert original.nodes() == {7: first}
+        assert original.records.nodes() == {7: first}
 
 
 class Ticking:

@@ -47,36 +47,36 @@ def test_when_etcd_has_compacted_what_was_missed_everything_is_read_again(
     shared_etcd: EtcdServer, relay: Relay, open_store: Open
 ) -> None:
     writer, store = open_store(shared_etcd.endpoint), open_store(relay.endpoint)
-    writer.create_topic("deleted", TopicSettings())
-    eventually(lambda: "deleted" in store.view().topics)
+    writer.records.create_topic("deleted", TopicSettings())
+    eventually(lambda: "deleted" in store.watch.view().topics)
     seen = Seen(store)
     relay.cut()
-    writer.delete_topic("deleted")
-    writer.create_topic("orders", TopicSettings(partitions=3))
+    writer.records.delete_topic("deleted")
+    writer.records.create_topic("orders", TopicSettings(partitions=3))
     client = EtcdClient(EtcdOptions((shared_etcd.endpoint,)))
-    client.change(lambda stubs: stubs.kv.Compact, rpc.CompactionRequest(revision=writer.revision))
+    client.change(lambda stubs: stubs.kv.Compact, rpc.CompactionRequest(revision=writer.records.revision))
     client.close()
     relay.release()
     eventually(lambda: "" in seen.names)
-    assert store.view().topics == writer.topics()
-    writer.create_topic("later", TopicSettings())
+    assert store.watch.view().topics == writer.records.topics()
+    writer.records.create_topic("later", TopicSettings())
     eventually(lambda: "topics/later" in seen.names)
 
 
 def test_a_frozen_etcd_makes_calls_fail_and_comes_back(etcd: EtcdServer, open_store: Open) -> None:
     store = open_store(etcd.endpoint, call_s=0.2)
-    topic = store.create_topic("orders", TopicSettings())
-    eventually(lambda: "orders" in store.view().topics)
+    topic = store.records.create_topic("orders", TopicSettings())
+    eventually(lambda: "orders" in store.watch.view().topics)
     seen = Seen(store)
     etcd.freeze()
     with pytest.raises(Unavailable):
-        store.topic("orders")
+        store.records.topic("orders")
     with pytest.raises(OutcomeUnknown):
-        store.replace_partition("orders", topic.record.uid, 0, replace(topic.record.partitions[0], leader=7))
-    assert store.view().topics.keys() == {"orders"}
+        store.records.replace_partition("orders", topic.record.uid, 0, replace(topic.record.partitions[0], leader=7))
+    assert store.watch.view().topics.keys() == {"orders"}
     etcd.thaw()
     eventually(lambda: answers(store))
-    store.create_topic("later", TopicSettings())
+    store.records.create_topic("later", TopicSettings())
     eventually(lambda: "topics/later" in seen.names)
 
 
@@ -84,25 +84,25 @@ def test_a_frozen_member_is_left_for_another_also_by_the_streams(
     shared_etcd: EtcdServer, relay: Relay, open_store: Open
 ) -> None:
     store = open_store(relay.endpoint, shared_etcd.endpoint, call_s=0.2)
-    session = store.open_session(ttl_s=2, lost=lambda: None)
+    session = store.sessions.open(ttl_s=2, lost=lambda: None)
     session.register(NodeInfo(7))
     seen = Seen(store)
     relay.hold_requests()
     relay.drop_replies = True
-    store.create_topic("orders", TopicSettings())  # begins with a read, which finds the way
+    store.records.create_topic("orders", TopicSettings())  # begins with a read, which finds the way
     eventually(lambda: "topics/orders" in seen.names)
     relay.close()
     for _ in range(30):
         session.ticked()
         threading.Event().wait(0.1)
-    assert store.nodes().keys() == {7}
+    assert store.records.nodes().keys() == {7}
 
 
 def test_an_etcd_that_is_not_there_did_nothing(etcd: EtcdServer, open_store: Open) -> None:
     store = open_store(etcd.endpoint)
     etcd.kill()
-    eventually(lambda: raises(Unavailable, lambda: store.put_intent("a", {})))
+    eventually(lambda: raises(Unavailable, lambda: store.intents.put("a", {})))
     with pytest.raises(Unavailable):
-        store.topics()
+        store.records.topics()
     with pytest.raises(Unavailable):
         open_store(etcd.endpoint)

@@ -126,7 +126,7 @@ def test_each_replica_of_a_cluster_serves_the_same(tmp_path: Path) -> None:
         for n in range(20):
             publisher.publish("orders", [f"{n} {i} ".ljust(300, "x").encode() for i in range(50)])
         publisher.close()
-        infos = {info.name: info for info in cluster.store.view().nodes.values()}
+        infos = {info.name: info for info in cluster.store.watch.view().nodes.values()}
         log = log_in(leader.data, "orders")
         split = split_of(log)
         wanted = in_files(log, split)

@@ -164,8 +164,8 @@ class Breaker:
             cluster.etcd.kill()
 
     def _led_anew(self, epoch: int) -> bool:
-        meta = self._cluster.store.view().topics[TOPIC].record.partitions[0]
-        return meta.epoch > epoch and meta.leader in self._cluster.store.view().nodes
+        meta = self._cluster.store.watch.view().topics[TOPIC].record.partitions[0]
+        return meta.epoch > epoch and meta.leader in self._cluster.store.watch.view().nodes
 
     def _heal(self, kind: str, victims: Sequence[Daemon]) -> None:
         cluster = self._cluster

@@ -22,8 +22,8 @@ from typing import Any
 
 from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
+from nsqha.election.memory import MemoryStore
 from nsqha.election.model import TopicSettings
-from nsqha.election.store import Change, MemoryStore
 from nsqha.errors import NsqhaError
 from nsqha.options import Options
 from nsqha.pb.v1 import admin_pb2, replication_pb2, routing_pb2
@@ -61,15 +61,6 @@ SCRUB_SECONDS = 3
 REQUEUE_SECONDS = 0.5
 
 
-class ObservedStore(MemoryStore):
-    """Tells what is about to change."""
-
-    observer: Callable[[Any, Change], None] = lambda state, change: None  # type: ignore[assignment]
-
-    def _save(self, change: Change) -> None:
-        self.observer(self._state, change)
-
-
 class SimCluster:
     """One cluster and its clients."""
 
@@ -81,7 +72,7 @@ class SimCluster:
         self.scheduler.on_error = self._raised
         self.world: NodeLoop = self.scheduler.loop("world")
         self.metadata = SimMetadata(self.scheduler, self.new_rng())
-        store = ObservedStore(self.new_rng())
+        store = MemoryStore(self.new_rng(), save=lambda state, change: self.oracle.recorded(state, change))
         self.net = Network(self.world, self.new_rng(), SERVICES, loop_of=self._loop_of)
         for call in ("Seek", "UndoSeek", "SkipDamage"):
             self.net.methods[call] = Method(ADMIN, ADMIN.methods_by_name[call])
@@ -100,7 +91,6 @@ class SimCluster:
         ]
         self.machines = {machine.name: machine for machine in (*self.nodes, *self.controllers)}
         self.oracle = Oracle(self)
-        store.observer = self.oracle.recorded
         self.publishers: list[Publisher] = []
         self.readers: list[Reader] = []
         self.topics = [f"t{n}" for n in range(plan.topics)]
@@ -238,7 +228,7 @@ class SimCluster:
 
     def _serves(self, topic: str) -> bool:
         """Every partition has a leader that has the channels."""
-        found = self.metadata.store.topic(topic)
+        found = self.metadata.store.records.topic(topic)
         assert found is not None
         led = {
             key[1]: leadership
@@ -387,7 +377,7 @@ class SimCluster:
         return True
 
     def named_metas(self) -> list[tuple[str, tuple[int, int], Any]]:
-        topics = self.metadata.store.topics().values()
+        topics = self.metadata.store.records.topics().values()
         return [(t.record.name, (t.record.uid, n), meta) for t in topics for n, meta in t.record.partitions.items()]
 
     def metas(self) -> list[tuple[tuple[int, int], Any]]:

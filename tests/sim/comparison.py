@@ -35,7 +35,7 @@ class Comparison:
 
     def in_sync(self) -> bool:
         cluster = self.cluster
-        if any(name.startswith("moves/") for name in cluster.metadata.store.intents()):
+        if any(name.startswith("moves/") for name in cluster.metadata.store.intents.all()):
             return False
         for key, meta in cluster.metas():
             leaders = [n for n in cluster.nodes if n.joined and n.replicas is not None and key in n.replicas.leading]
@@ -198,5 +198,5 @@ class Comparison:
             for topic, channel, stored in islice(self.missing(), 5)
         ]
         lines += [f"\n  {n.name} up={n.up} joined={n.joined} {n.refused}" for n in cluster.nodes if not n.joined]
-        lines += [f"\n  intent {name} {intent.record}" for name, intent in cluster.metadata.store.intents().items()]
+        lines += [f"\n  intent {name} {intent.record}" for name, intent in cluster.metadata.store.intents.all().items()]
         return "".join(lines)

@@ -32,7 +32,7 @@ from tests.sim.storage import Crashed
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.election.store import Change, StoreState
+    from nsqha.election.memory import Change, StoreState
     from tests.sim.cluster import SimCluster
     from tests.sim.node import SimNode
 
@@ -194,7 +194,7 @@ class Oracle:
         """I4, for the partitions whose commit point or record changed, or that a node came back with."""
         again, self._look_again = self._look_again, set()
         store = self.cluster.metadata.store
-        for topic in store.topics().values():
+        for topic in store.records.topics().values():
             for number, meta in topic.record.partitions.items():
                 key = (topic.record.uid, number)
                 if key in again:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from nsqha.election.memory import MemorySession, MemoryStore
 from nsqha.election.model import (
     ChannelList,
     ClusterRecord,
@@ -33,7 +34,7 @@ from nsqha.election.model import (
     Versioned,
 )
 from nsqha.election.session import ClusterSession, Lost, StoreIdentity, View
-from nsqha.election.store import Hint, Intent, MemorySession, MemoryStore
+from nsqha.election.store import Hint, Intent
 from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, Unavailable
 from tests.sim.loop import Again, NodeLoop, Scheduler
 
@@ -75,7 +76,7 @@ class SimMetadata:
     def use(self, store: MemoryStore) -> None:
         """Keep the records there; before anybody has a handle."""
         self.store = store
-        store.watch(self._changed)
+        store.watch.on_change(self._changed)
 
     def handle(self, loop: NodeLoop) -> Handle:
         """The way of one process."""
@@ -101,7 +102,7 @@ class SimMetadata:
         if not away:
             for handle in self.handles:
                 handle.hint_lost()
-                for session in handle.sessions:
+                for session in handle.sessions.opened:
                     session.granted_anew()
 
     def heal(self) -> None:
@@ -129,10 +130,12 @@ class Handle:
     _hint_at: float = 0.0  # hints keep their order
     _lost: bool = False
     _closed: bool = False
-    sessions: list[SimSession] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._view = self.metadata.store.view()
+        self._view = self.store.watch.view()
+        self.records = SimRecords(self)
+        self.intents = SimIntents(self)
+        self.sessions = SimSessions(self)
 
     @property
     def store(self) -> MemoryStore:
@@ -226,7 +229,7 @@ class Handle:
         metadata = self.metadata
         seconds = metadata.rng.uniform(0.0, 2 * metadata.trouble.hint_seconds)
         self._hint_at = max(self._hint_at, metadata.scheduler.now + seconds)
-        view = self.store.view()
+        view = self.store.watch.view()
         metadata.loop.call_later(self._hint_at - metadata.scheduler.now, self.loop.call_soon, self._told, name, view)
 
     def _told(self, name: str, view: View) -> None:
@@ -238,8 +241,8 @@ class Handle:
     # ---- MetadataStore
 
     @property
-    def revision(self) -> int:
-        return self._view.revision
+    def watch(self) -> Handle:
+        return self
 
     def identity(self) -> StoreIdentity:
         return StoreIdentity(STORE_UID, self._view.revision)
@@ -247,7 +250,7 @@ class Handle:
     def view(self) -> View:
         return self._view
 
-    def watch(self, hint: Hint) -> Callable[[], None]:
+    def on_change(self, hint: Hint) -> Callable[[], None]:
         self._hints.append(hint)
         return lambda: self._hints.remove(hint) if hint in self._hints else None
 
@@ -255,26 +258,35 @@ class Handle:
         self._closed = True
         self._hints.clear()
 
+
+class SimRecords:
+    """One process's `MetadataRecords`."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._store = handle.store.records
+
+    @property
+    def revision(self) -> int:
+        return self._handle.view().revision
+
     def cluster(self) -> Versioned[ClusterRecord]:
-        return self.read(self.store.cluster)
+        return self._handle.read(self._store.cluster)
 
     def topics(self) -> dict[str, Versioned[TopicRecord]]:
-        return self.read(self.store.topics)
+        return self._handle.read(self._store.topics)
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
-        return self.read(lambda: self.store.topic(name))
+        return self._handle.read(lambda: self._store.topic(name))
 
     def tombstones(self) -> dict[int, Tombstone]:
-        return self.read(self.store.tombstones)
+        return self._handle.read(self._store.tombstones)
 
     def nodes(self) -> dict[int, NodeInfo]:
-        return self.read(self.store.nodes)
+        return self._handle.read(self._store.nodes)
 
     def controller(self) -> Controller | None:
-        return self.read(self.store.controller)
-
-    def intents(self) -> dict[str, Versioned[Intent]]:
-        return self.read(self.store.intents)
+        return self._handle.read(self._store.controller)
 
     def create_topic(
         self,
@@ -284,12 +296,14 @@ class Handle:
         partitions: Mapping[int, PartitionMeta] | None = None,
         channels: ChannelList | None = None,
     ) -> Versioned[TopicRecord]:
-        return self.write(lambda: self.store.create_topic(name, settings, partitions=partitions, channels=channels))
+        return self._handle.write(
+            lambda: self._store.create_topic(name, settings, partitions=partitions, channels=channels)
+        )
 
     def replace(
         self, name: str, expected_version: int, record: TopicRecord, *, controller: int | None = None
     ) -> Versioned[TopicRecord]:
-        return self.write(lambda: self.store.replace(name, expected_version, record, controller=controller))
+        return self._handle.write(lambda: self._store.replace(name, expected_version, record, controller=controller))
 
     def replace_partition(
         self,
@@ -301,40 +315,59 @@ class Handle:
         registered: Mapping[int, int] | None = None,
         controller: int | None = None,
     ) -> PartitionMeta:
-        return self.change(
-            lambda: self.store.replace_partition(name, uid, number, meta, registered=registered, controller=controller)
+        return self._handle.change(
+            lambda: self._store.replace_partition(name, uid, number, meta, registered=registered, controller=controller)
         )
 
     def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
         try:
-            return self.write(lambda: self.store.fence_partition(name, uid, number, version))
+            return self._handle.write(lambda: self._store.fence_partition(name, uid, number, version))
         except OutcomeUnknown as error:
             raise Unavailable(str(error)) from error
 
     def delete_topic(self, name: str, *, expected_version: int | None = None) -> Tombstone:
-        return self.write(lambda: self.store.delete_topic(name, expected_version=expected_version))
+        return self._handle.write(lambda: self._store.delete_topic(name, expected_version=expected_version))
 
     def forget_tombstone(self, uid: int, *, node: int | None = None) -> None:
-        self.write(lambda: self.store.forget_tombstone(uid, node=node))
+        self._handle.write(lambda: self._store.forget_tombstone(uid, node=node))
 
     def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:
-        return self.write(lambda: self.store.put_recovered(record))
+        return self._handle.write(lambda: self._store.put_recovered(record))
 
     def raise_epochs(self, *, leader: int | None = None) -> dict[str, Versioned[TopicRecord]]:
-        return self.write(lambda: self.store.raise_epochs(leader=leader))
+        return self._handle.write(lambda: self._store.raise_epochs(leader=leader))
 
-    def put_intent(
+
+class SimIntents:
+    """One process's `MetadataIntents`."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._store = handle.store.intents
+
+    def all(self) -> dict[str, Versioned[Intent]]:
+        return self._handle.read(self._store.all)
+
+    def put(
         self, name: str, intent: Intent, *, expected_version: int = 0, controller: int | None = None
     ) -> Versioned[Intent]:
-        return self.write(
-            lambda: self.store.put_intent(name, intent, expected_version=expected_version, controller=controller)
+        return self._handle.write(
+            lambda: self._store.put(name, intent, expected_version=expected_version, controller=controller)
         )
 
-    def remove_intent(self, name: str, expected_version: int, *, controller: int | None = None) -> None:
-        self.write(lambda: self.store.remove_intent(name, expected_version, controller=controller))
+    def remove(self, name: str, expected_version: int, *, controller: int | None = None) -> None:
+        self._handle.write(lambda: self._store.remove(name, expected_version, controller=controller))
 
-    def open_session(self, *, ttl_s: float, lost: Lost) -> ClusterSession:
-        return self.read(lambda: SimSession(self, ttl_s, lost))
+
+class SimSessions:
+    """One process's `MetadataSessions`."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self.opened: list[SimSession] = []
+
+    def open(self, *, ttl_s: float, lost: Lost) -> ClusterSession:
+        return self._handle.read(lambda: SimSession(self._handle, ttl_s, lost))
 
 
 class SimSession:
@@ -349,9 +382,9 @@ class SimSession:
         self._over = False
         self._waited = 0.0
         self._scheduler = handle.metadata.scheduler
-        self._inner: MemorySession = handle.store.open_session(ttl_s=ttl_s, lost=self._at_end)
+        self._inner: MemorySession = handle.store.sessions.open(ttl_s=ttl_s, lost=self._at_end)
         self._granted = self._renewed = self._ticked = self._scheduler.now
-        handle.sessions.append(self)
+        handle.sessions.opened.append(self)
         self._keep_alive()
 
     def _keep_alive(self) -> None:
@@ -398,7 +431,7 @@ class SimSession:
         handle, inner = self._handle, self._inner
         if inner._node is not None:
             return inner._node  # done, and the reply was lost
-        if node.node_uid in handle.store._nodes and handle.reachable:
+        if node.node_uid in handle.store.watch.nodes and handle.reachable:
             if self._waited > 2 * self._ttl_s + 1.0:
                 raise ConfigError(f"another process is node {node.node_uid:016x}; a data directory must not be copied")
             self._waited += 0.2

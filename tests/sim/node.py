@@ -173,7 +173,7 @@ class SimNode(Machine):
         self.journal = journal
         handle = self.metadata.handle(loop)
         workers = SimPool(loop, "metadata")
-        record = (await loop.run_in_executor(workers, handle.cluster)).record
+        record = (await loop.run_in_executor(workers, handle.records.cluster)).record
         identity = handle.identity()
         journal.join(record.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
         journal.stage_revision(identity.revision)

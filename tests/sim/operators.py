@@ -84,7 +84,7 @@ class Operators:
         self._rng = rng
         self._over = False
         self._ledger = cluster.oracle.ledger
-        self._changes = MetadataChanges(cluster.metadata.store, rng)
+        self._changes = MetadataChanges(cluster.metadata.store.records, cluster.metadata.store.intents, rng)
         for kind, rate in sorted(cluster.plan.operations.items()):
             self._next(kind, rate)
 
@@ -116,7 +116,7 @@ class Operators:
 
     def _numbers(self, topic: str) -> range:
         """Of its partitions, and of one that may be added before the node is asked."""
-        found, grows = self.cluster.metadata.store.topic(topic), "settings" in self.cluster.plan.operations
+        found, grows = self.cluster.metadata.store.records.topic(topic), "settings" in self.cluster.plan.operations
         return range(0 if found is None else len(found.record.partitions) + grows)
 
     def _channel(self) -> str:
@@ -393,14 +393,14 @@ class Operators:
         for node in self.cluster.nodes:
             if node.joined and (report := _report(node, key)) is not None:
                 reports[node.uid] = report
-        found = store.topic(name)
+        found = store.records.topic(name)
         assert found is not None
-        chosen = elect_unclean(found.record.partitions[key[1]], reports, store.nodes(), wanted.uid)
+        chosen = elect_unclean(found.record.partitions[key[1]], reports, store.records.nodes(), wanted.uid)
         if isinstance(chosen, str):
             return chosen
         self.cluster.oracle.operators_elections.add((key, chosen.meta.epoch))
         registered = {chosen.meta.leader: chosen.meta.registration}
-        store.replace_partition(name, key[0], key[1], chosen.meta, registered=registered)
+        store.records.replace_partition(name, key[0], key[1], chosen.meta, registered=registered)
         self.cluster.count("unclean elections")
         self.cluster.note(f"unclean election of {wanted.name} for {name}/{key[1]}, epoch {chosen.meta.epoch}")
         return ""

@@ -111,7 +111,7 @@ def _run_seed(seed: int, tell: bool, longer: float) -> Life:
             sum(sum(came.values()) for came in history.delivered.values()),
             tuple(sorted(cluster.oracle.committed.values())),
             cluster.oracle.digest(),
-            cluster.metadata.store.revision,
+            cluster.metadata.store.records.revision,
         )
     return life
 

@@ -86,7 +86,7 @@ class KnownLog:
 
     @property
     def record(self) -> Any:
-        found = self.cluster.store.topic(self.topic)
+        found = self.cluster.store.records.topic(self.topic)
         assert found is not None, f"there is no topic {self.topic}"
         return found.record
 

@@ -140,7 +140,7 @@ def bytes_of(cluster: TlsCluster, log: KnownLog, node: Member) -> None:
     tls = Tls(str(at / "reader.crt"), str(at / "reader.key"), str(at / "trusted.crt"))
     asked = SnapshotRequest(topics=(log.topic,), ranges=((log.topic, 0, 0, len(log.digests)),))
     [pin] = Segments(ConnectOptions((log.leader().grpc,), tls)).snapshot(asked).pins
-    address = cluster.store.view().nodes[cluster.uid(node)].segments_address
+    address = cluster.store.watch.view().nodes[cluster.uid(node)].segments_address
     [(part,)] = plan([PlannedRange(pin, 0, len(log.digests))], split_bytes=64 << 20)
     for _ in runs(replace(part.split, replicas=(ReplicaAddress(address),)), tls=tls, retries=0):
         pass

@@ -29,7 +29,7 @@ from nsqha.election.metadata_restore import (
     plan,
 )
 from nsqha.election.model import NodeInfo
-from nsqha.election.store import MetadataStore
+from nsqha.election.store import MetadataRecords, MetadataStore
 from nsqha.errors import Conflict, NotFound, StaleMetadata
 
 LOOK_SECONDS = 0.3
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     acceptance = EtcdAcceptance(etcd_options(flags), flags.cluster_name, SystemClock(), lambda text: None)
     try:
         with _store(args, flags, acceptance.look()) as store:
-            shown = _accept(args, store, acceptance)
+            shown = _accept(args, store.records, acceptance)
     except StaleMetadata as error:
         raise exits.Exit(exits.CONFLICT, f"etcd was restored once more meanwhile ({error}); run this again") from None
     finally:
@@ -78,12 +78,12 @@ def _store(args: argparse.Namespace, flags: EtcdArguments, look: EtcdSnapshot) -
         begun.close()
 
 
-def _accept(args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcceptance) -> dict[str, Any]:
-    cluster_id = store.cluster().record.cluster_id
+def _accept(args: argparse.Namespace, records: MetadataRecords, acceptance: EtcdAcceptance) -> dict[str, Any]:
+    cluster_id = records.cluster().record.cluster_id
     look = acceptance.look()
     if not look.waiting and look.hold is None:
         return _shown(None, {}, done=False)
-    look, found, planned = _gather(args, store, acceptance, cluster_id)
+    look, found, planned = _gather(args, records, acceptance, cluster_id)
     if not args.json:
         _print(planned, found)
     for line in _costs(planned, found):
@@ -91,8 +91,8 @@ def _accept(args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcce
     confirm(_question(planned, look), yes=args.yes)
     if planned.hold:
         acceptance.hold(Hold(by="nsqha cluster accept-metadata"))
-        look, found = _held(store, acceptance, set(_heard(found)), cluster_id, args)
-        before, planned = planned, _plan(store, look, found)
+        look, found = _held(records, acceptance, set(_heard(found)), cluster_id, args)
+        before, planned = planned, _plan(records, look, found)
         _refuse_if_unheard(planned, found, args)
         worse = {d.name for d in planned.losses} - {d.name for d in before.losses}
         if worse:
@@ -101,22 +101,22 @@ def _accept(args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcce
                 exits.CONFLICT,
                 f"more would be lost than was shown ({names}); nothing was changed, and the nodes wait: run this again",
             )
-        _carry_out(store, planned)
+        _carry_out(records, planned)
     nodes = tuple(uid for uid in planned.nodes if uid in look.waiting)
     acceptance.accept(look.accepted, AcceptedMetadata(planned.generation, nodes))
     return _shown(planned, found, done=True)
 
 
 def _gather(
-    args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcceptance, cluster_id: int
+    args: argparse.Namespace, records: MetadataRecords, acceptance: EtcdAcceptance, cluster_id: int
 ) -> tuple[EtcdSnapshot, dict[int, NodeInventory | str], RestorePlan]:
     """Ask every node, and wait for those that do not answer yet: nodes notice an older etcd after seconds."""
     deadline = time.monotonic() + ANSWER_SECONDS
     said = ""
     while True:
         look = acceptance.look()
-        found = _ask(look.waiting, store.nodes(), cluster_id, args)
-        planned = _plan(store, look, found)
+        found = _ask(look.waiting, records.nodes(), cluster_id, args)
+        planned = _plan(records, look, found)
         late = sorted(set(planned.unheard) - _given_up(planned.unheard, args))
         if not late or time.monotonic() > deadline:
             _refuse_if_unheard(planned, found, args)
@@ -173,19 +173,19 @@ def _heard(found: Mapping[int, NodeInventory | str]) -> dict[int, NodeInventory]
     return {uid: answer for uid, answer in found.items() if isinstance(answer, NodeInventory)}
 
 
-def _plan(store: MetadataStore, look: EtcdSnapshot, found: Mapping[int, NodeInventory | str]) -> RestorePlan:
+def _plan(records: MetadataRecords, look: EtcdSnapshot, found: Mapping[int, NodeInventory | str]) -> RestorePlan:
     return plan(
-        store.topics(),
-        store.tombstones(),
+        records.topics(),
+        records.tombstones(),
         look.accepted.record.generation,
         _heard(found),
-        salt_constant=store.cluster().record.salt_constant,
+        salt_constant=records.cluster().record.salt_constant,
         also_named=found,
     )
 
 
 def _held(
-    store: MetadataStore, acceptance: EtcdAcceptance, expected: set[int], cluster_id: int, args: argparse.Namespace
+    records: MetadataRecords, acceptance: EtcdAcceptance, expected: set[int], cluster_id: int, args: argparse.Namespace
 ) -> tuple[EtcdSnapshot, dict[int, NodeInventory | str]]:
     """Wait until every node that answered is held and no other runs; then ask again."""
     deadline = time.monotonic() + HELD_SECONDS
@@ -193,9 +193,9 @@ def _held(
     while True:
         look = acceptance.look()
         held = {uid for uid, node in look.waiting.items() if node.held}
-        run = set(store.nodes()) | (set(look.waiting) - held)
+        run = set(records.nodes()) | (set(look.waiting) - held)
         late = sorted((expected - held) | run)
-        if not late and store.controller() is None:
+        if not late and records.controller() is None:
             return look, _ask(look.waiting, {}, cluster_id, args)
         if time.monotonic() > deadline:
             names = ", ".join(f"{uid:016x}" for uid in late) or "the controller"
@@ -235,20 +235,20 @@ def _given_up(uids: Iterable[int], args: argparse.Namespace) -> set[int]:
 # ---- what is done
 
 
-def _carry_out(store: MetadataStore, planned: RestorePlan) -> None:
+def _carry_out(records: MetadataRecords, planned: RestorePlan) -> None:
     """Write every record by compare-and-set; the next run repeats this if it is interrupted. Raises Exit."""
     try:
         for name, topic in planned.delete.items():
             try:
-                store.delete_topic(name, expected_version=topic.version)
+                records.delete_topic(name, expected_version=topic.version)
             except NotFound:
                 pass
         for topic_plan in planned.topics:
             record = topic_plan.record
             if topic_plan.restored:
-                store.put_recovered(record)
+                records.put_recovered(record)
             else:
-                store.replace(record.name, topic_plan.version, record)
+                records.replace(record.name, topic_plan.version, record)
     except Conflict as error:
         raise exits.Exit(exits.CONFLICT, f"{error}; the nodes wait and nothing is lost: run this again") from None
 

@@ -151,22 +151,22 @@ def look(store: MetadataStore, args: argparse.Namespace, *, forgiving: bool = Fa
     topics: Mapping[str, Versioned[TopicRecord]]
     nodes: Mapping[int, NodeInfo]
     try:
-        topics, nodes = store.topics(), store.nodes()
+        topics, nodes = store.records.topics(), store.records.nodes()
     except (ConfigError, LogCorrupt):
         if not forgiving:
             raise
-        topics, nodes = store.view().topics, store.view().nodes
-    intents = {name: intent.record for name, intent in store.intents().items()}
+        topics, nodes = store.watch.view().topics, store.watch.view().nodes
+    intents = {name: intent.record for name, intent in store.intents.all().items()}
     return Picture(
         flags.cluster_name,
-        store.cluster().record.cluster_id,
+        store.records.cluster().record.cluster_id,
         ", ".join(flags.etcd_endpoints),
-        store.revision,
+        store.records.revision,
         {name: topic.record for name, topic in topics.items()},
         nodes,
         read_intents(intents),
-        store.controller(),
-        tuple(sorted(store.view().unreadable.values())),
+        store.records.controller(),
+        tuple(sorted(store.watch.view().unreadable.values())),
     )
 
 

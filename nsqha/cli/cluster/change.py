@@ -190,7 +190,7 @@ def _hand_over(
             raise exits.Exit(
                 exits.NOT_ALLOWED, f"{show.place(name)} has no leader to hand over; the controller elects one if it can"
             )
-        store.replace_partition(name.topic, name.uid, name.number, replace(meta, successor=wanted))
+        store.records.replace_partition(name.topic, name.uid, name.number, replace(meta, successor=wanted))
         _warn(picture)
 
     def left(now: Picture) -> str:
@@ -236,7 +236,7 @@ def _unclean(
     leader = picture.name(found.meta.leader)
     confirm(f"make {leader} the leader of {show.place(name)} with what it has?", yes=args.yes)
     registered = {found.meta.leader: found.meta.registration}
-    put = store.replace_partition(name.topic, name.uid, name.number, found.meta, registered=registered)
+    put = store.records.replace_partition(name.topic, name.uid, name.number, found.meta, registered=registered)
     return {
         "topic": name.topic,
         "partition": name.number,
@@ -322,7 +322,7 @@ def _damage(leader: str, chosen: ReplicaReport) -> list[str]:
 
 
 def _changes(store: MetadataStore) -> MetadataChanges:
-    return MetadataChanges(store, random.SystemRandom())
+    return MetadataChanges(store.records, store.intents, random.SystemRandom())
 
 
 def _warn(picture: Picture) -> None:

@@ -71,9 +71,9 @@ def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single:
 
     if journal.poisoned:
         raise exits.Exit(exits.FAILED, f"{folder} was closed after a disk failure: {journal.poisoned}; repair it first")
-    if single.tombstones():
+    if single.records.tombstones():
         raise exits.Exit(exits.FAILED, "some deletions are not finished; start the node once without etcd, and stop it")
-    topics = {name: topic.record for name, topic in single.topics().items() if not is_ephemeral(name)}
+    topics = {name: topic.record for name, topic in single.records.topics().items() if not is_ephemeral(name)}
     records = {name: imported(record, journal) for name, record in topics.items()}
     flags = EtcdArguments.of(args)
     question = f"move {len(records):,} topics of {folder} into cluster {flags.cluster_name}?"
@@ -82,7 +82,7 @@ def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single:
     try:
         put_all(store, records)
         identity = store.identity()
-        cluster_id = store.cluster().record.cluster_id
+        cluster_id = store.records.cluster().record.cluster_id
         journal.accept_metadata(
             cluster_id=cluster_id, etcd_cluster_id=identity.etcd_cluster_id, revision_seen=identity.revision
         )
@@ -99,13 +99,13 @@ def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single:
 
 def put_all(store: EtcdStore, records: Mapping[str, TopicRecord]) -> None:
     """Store all records, or none if one is refused; what an interrupted import has stored stays. Exit, Conflict."""
-    there = store.topics()
+    there = store.records.topics()
     for name, record in records.items():
         if name in there and there[name].record.uid != record.uid:
             raise exits.Exit(exits.CONFLICT, f"the cluster has a topic {name} already; rename or delete one of the two")
     for name, record in records.items():
         if name not in there:
-            store.put_recovered(record)
+            store.records.put_recovered(record)
 
 
 def imported(record: TopicRecord, journal: NodeJournal) -> TopicRecord:

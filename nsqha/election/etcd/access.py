@@ -107,7 +107,7 @@ def stored_topics(flags: EtcdFlags, clock: Clock) -> dict[str, Versioned[TopicRe
     except NotFound:
         return {}
     try:
-        return store.topics()
+        return store.records.topics()
     finally:
         store.close()
 

@@ -181,25 +181,6 @@ class EtcdClient:
         """A linearizable read, repeated until it succeeds or ATTEMPTS are used up. Unavailable, StaleMetadata."""
         return self._checked(method, request, repeatable=True)
 
-    def ranges(self, *requests: Any) -> tuple[list[Any], Any]:
-        """The keys of each RangeRequest, all at one revision, and a header with it. Unavailable, StaleMetadata.
-
-        It is not one transaction: etcd 3.5.1 panics if a client disconnects during one that only reads.
-        """
-        while True:
-            first = self.read(lambda stubs: stubs.kv.Range, requests[0])
-            revision = first.header.revision
-            try:
-                return [first.kvs, *(self._range_at(revision, request) for request in requests[1:])], first.header
-            except Compacted:
-                continue  # there were changes, and a compaction, meanwhile
-
-    def _range_at(self, revision: int, request: Any) -> Any:
-        then = rpc.RangeRequest()
-        then.CopyFrom(request)
-        then.revision = revision
-        return self.read(lambda stubs: stubs.kv.Range, then).kvs
-
     def change(self, method: Callable[[Stubs], Any], request: Any) -> Any:
         """Send a change at most once. OutcomeUnknown, Unavailable (nothing was done), StaleMetadata (likewise, if
         `check` raised it first; if an answer from a foreign etcd did, that etcd was changed)."""

@@ -12,6 +12,7 @@ from typing import Any
 from nsqha.clock import Clock
 from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
+from nsqha.election.etcd.calls import read_ranges
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.election.etcd.keys import delete, get, put, txn, unchanged
 from nsqha.election.etcd.lease import EtcdLease
@@ -94,7 +95,7 @@ class EtcdAcceptance:
 def look(client: EtcdClient, keys: etcd_keys.Keys) -> EtcdSnapshot:
     """Read once what nodes and operators wrote about these metadata."""
     wanted = [get(keys.waiting, prefix=True), get(keys.hold), get(keys.accepted), get(keys.cluster)]
-    (waiting, hold, accepted, cluster), header = client.ranges(*(op.request_range for op in wanted))
+    (waiting, hold, accepted, cluster), header = read_ranges(client, *wanted)
     nodes = [etcd_keys.record_of(WaitingNode, kv) for kv in waiting]
     return EtcdSnapshot(
         header.cluster_id,

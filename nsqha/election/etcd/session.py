@@ -20,11 +20,41 @@ from nsqha.election.etcd.lease import EtcdLease
 from nsqha.election.etcd.view import Trouble
 from nsqha.election.model import Controller, NodeInfo
 from nsqha.election.session import Lost
-from nsqha.errors import ConfigError, Conflict, NotFound, OutcomeUnknown
+from nsqha.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, Unavailable
+from nsqha.ids import is_ephemeral
 
 WAIT_S = 0.25  # between two reads of a key that must go
 CLONE_TTLS = 2
 LESSOR_S = 1.0  # etcd checks for ended leases every half second
+
+
+class EtcdSessions:
+    """The sessions of this process, one at a time."""
+
+    def __init__(self, client: EtcdClient, keys: etcd_keys.Keys, clock: Clock, trouble: Trouble) -> None:
+        self._client = client
+        self._keys = keys
+        self._clock = clock
+        self._trouble = trouble
+        self.last: EtcdSession | None = None
+
+    def open(self, *, ttl_s: float, lost: Lost) -> EtcdSession:
+        if self.last is not None and not self.last.over:
+            raise Conflict("this store has a session already")
+        self.last = EtcdSession(self._client, self._keys, self._clock, ttl_s=ttl_s, lost=lost, trouble=self._trouble)
+        return self.last
+
+    def lease_for(self, topic: str) -> int:
+        """The lease on which a topic's records are put; 0: they stay. Unavailable."""
+        if not is_ephemeral(topic):
+            return 0
+        if self.last is None or self.last.over:
+            raise Unavailable(f"topic {topic} would end with this process's session, and there is none now")
+        return self.last.lease_id
+
+    def close(self) -> None:
+        if self.last is not None:
+            self.last.close()
 
 
 class EtcdSession:

@@ -14,9 +14,41 @@ from typing import Any
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, Tombstone, TopicRecord, Versioned
 from nsqha.election.session import View
+from nsqha.election.store import Hint
 from nsqha.errors import ConfigError, LogCorrupt
 
 Trouble = Callable[[str], None]
+
+
+class WatchedView:
+    """The newest view, and who hears of changes."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        self._trouble = trouble
+        self._hints: list[Hint] = []
+        self._view = View()
+
+    def view(self) -> View:
+        return self._view
+
+    def on_change(self, hint: Hint) -> Callable[[], None]:
+        self._hints.append(hint)
+        return lambda: self._hints.remove(hint) if hint in self._hints else None
+
+    def publish(self, view: View, names: list[str]) -> None:
+        """Show this view from now on; called by the thread that watches."""
+        self._view = view
+        for hint in tuple(self._hints):
+            for name in names:
+                try:
+                    hint(name)
+                except Exception as error:
+                    # The caller's fault (a loop that is closed), which must not cost all others their hints.
+                    self._trouble(f"a hint about {name or 'anything'} was not taken: {error!r}")
+
+    def close(self) -> None:
+        """Call no hint any more."""
+        self._hints.clear()
 
 
 @dataclass

@@ -23,6 +23,7 @@ import grpc
 
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.calls import list_keys
 from nsqha.election.etcd.client import Compacted, EtcdClient, reason
 from nsqha.election.etcd.view import KeyedRecords, Trouble
 from nsqha.election.session import View
@@ -30,7 +31,6 @@ from nsqha.errors import NsqhaError, StaleMetadata
 
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
-PAGE = 500  # records per answer of a list
 STOP_WAIT_S = 2.0
 
 Publish = Callable[[View, list[str]], None]
@@ -167,27 +167,3 @@ class EtcdWatch:
             self._publish(self._view, hints)
         elif not response.created:
             self._next = max(self._next, response.header.revision + 1)
-
-
-def list_keys(client: EtcdClient, prefix: bytes, *, revision: int = 0) -> tuple[list[Any], int]:
-    """All keys with a prefix, at one revision (0: now), page by page. Unavailable, StaleMetadata."""
-    while True:
-        try:
-            return _list_at(client, prefix, revision)
-        except Compacted:
-            if revision:
-                raise
-            # There were changes, and a compaction, during the listing; begin again.
-
-
-def _list_at(client: EtcdClient, prefix: bytes, revision: int) -> tuple[list[Any], int]:
-    kvs: list[Any] = []
-    start, end = prefix, etcd_keys.prefix_end(prefix)
-    while True:
-        request = rpc.RangeRequest(key=start, range_end=end, limit=PAGE, revision=revision)
-        answer = client.read(lambda stubs: stubs.kv.Range, request)
-        kvs += answer.kvs
-        revision = revision or answer.header.revision
-        if not answer.more:
-            return kvs, revision
-        start = answer.kvs[-1].key + b"\0"

@@ -79,7 +79,7 @@ class Broker:
         self.journal_writer = JournalWriter(journal, parts.disk, self.fail)
         self._cache_writer = CacheWriter(opener.cursor_cache, loop, parts.disk)
         run = parts.disk.run if cluster is None else cluster.registration.run
-        metadata = NodeMetadata(parts.store, run, journal, self.fail)
+        metadata = NodeMetadata(parts.store.records, run, journal, self.fail)
         topic_context = self._topic_context(metadata)
         self.topics = Topics(topic_context, ending=lambda: self.availability.ending)
         self.channels = Channels(

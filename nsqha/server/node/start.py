@@ -197,7 +197,7 @@ class Node:
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()
             for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
-                store.put_recovered(record)
+                store.records.put_recovered(record)
         await broker.open_topics()
         context = broker.client_context(limits_of(options), self._auth(broker), self._tls_context())
         self._announce(broker)
@@ -296,7 +296,7 @@ class Node:
             cluster_id=journal.identity.cluster_id,
             revision_seen=journal.identity.revision_seen,
         )
-        journal.join(store.cluster().record.cluster_id)
+        journal.join(store.records.cluster().record.cluster_id)
         return store
 
     def _listen(self) -> dict[str, socket.socket]:

@@ -325,7 +325,7 @@ class ReplicaRemoval:
         key = (record.uid, number)
         if key not in self._table.leading and key not in self._table.followers and key not in self.strays:
             return
-        fresh = await self._runtime.metadata.read(lambda: self._runtime.metadata.store.topic(record.name))
+        fresh = await self._runtime.metadata.read(lambda: self._runtime.metadata.records.topic(record.name))
         meta = fresh.record.partitions.get(number) if fresh is not None and fresh.record.uid == record.uid else None
         if meta is None or self._runtime.node in meta.replicas or self._runtime.node in meta.isr:
             return

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.model import ChannelList, TopicRecord, Versioned
-from nsqha.election.store import MetadataStore
+from nsqha.election.store import MetadataRecords
 from nsqha.errors import Conflict, NotFound, Poisoned, Unavailable
 
 CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
@@ -30,13 +30,13 @@ class RunBlocking(Protocol):
 
 
 class NodeMetadata:
-    """Reads and writes the metadata store for one node."""
+    """Reads and writes the metadata store's records for one node."""
 
     def __init__(
-        self, store: MetadataStore, run: RunBlocking, journal: NodeJournal, fail: Callable[[BaseException], None]
+        self, records: MetadataRecords, run: RunBlocking, journal: NodeJournal, fail: Callable[[BaseException], None]
     ) -> None:
         """`run` executes a blocking call in a worker thread; for an embedded store it is the disk thread."""
-        self.store = store
+        self.records = records
         self._run = run
         self._journal = journal
         self._fail = fail
@@ -48,13 +48,13 @@ class NodeMetadata:
         except Poisoned as error:
             self._fail(error)
             raise
-        self._journal.stage_revision(self.store.revision)
+        self._journal.stage_revision(self.records.revision)
         return result
 
     async def read(self, read: Callable[[], T]) -> T:
         """Read the store once, linearizably, and stage the revision that was seen in the journal."""
         result = await self._run(read)
-        self._journal.stage_revision(self.store.revision)
+        self._journal.stage_revision(self.records.revision)
         return result
 
     async def change_channels(
@@ -71,10 +71,10 @@ class NodeMetadata:
             if channels is not known.record.channels:
                 record = replace(known.record, channels=channels)
                 with contextlib.suppress(Conflict):
-                    return await self.write(lambda v=known, r=record: self.store.replace(name, v.version, r))  # type: ignore[misc]
+                    return await self.write(lambda v=known, r=record: self.records.replace(name, v.version, r))  # type: ignore[misc]
             elif fresh:
                 return known  # not fresh: another node may have changed it back, and this node has not seen that yet
-            current = await self.read(lambda: self.store.topic(name))
+            current = await self.read(lambda: self.records.topic(name))
             if current is None or current.record.uid != uid:
                 raise NotFound(f"there is no topic {name}")
             known, fresh = current, True

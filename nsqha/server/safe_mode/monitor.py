@@ -78,7 +78,7 @@ class StaleMetadataMonitor:
         """Watch the metadata until the node has to start again."""
         loop = asyncio.get_running_loop()
         acceptance = open_acceptance(self._node.options, self._node.clock)
-        self._unwatch = self._store.watch(lambda name: self._hint(loop, name))
+        self._unwatch = self._store.watch.on_change(lambda name: self._hint(loop, name))
         self._look.set()
         try:
             while True:
@@ -126,7 +126,7 @@ class StaleMetadataMonitor:
     async def _begin(self) -> None:
         """Record the doubt, so that it also holds at the next start of this node."""
         node = self._node
-        seen = inventory.seen_of(self._store.view())
+        seen = inventory.seen_of(self._store.watch.view())
         await node.disk.run(lambda: inventory.write_seen(node.options.data_path, seen))
         identity = self._store.identity()
         node.journal.stage_revision(identity.revision)
@@ -145,7 +145,7 @@ class StaleMetadataMonitor:
         check_cluster(request, self._cluster_id)
         status = await self._status(peer, pb.StatusRequest(cluster_id=request.cluster_id))
         # A node without doubt has seen nothing that the metadata do not contain.
-        seen = inventory.seen_of(self._store.view()) if self.why else inventory.Seen()
+        seen = inventory.seen_of(self._store.watch.view()) if self.why else inventory.Seen()
         return inventory.reply(
             status,
             self._node.options.node_name,

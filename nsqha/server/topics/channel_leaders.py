@@ -64,7 +64,7 @@ class LedChannels:
 
     async def read_again(self, name: str, uid: int) -> Topic:
         """The topic with its record as it is now. NotFound."""
-        fresh = await self._metadata.read(lambda: self._metadata.store.topic(name))
+        fresh = await self._metadata.read(lambda: self._metadata.records.topic(name))
         if fresh is None or fresh.record.uid != uid:
             raise NotFound(f"there is no topic {name} any more")
         return self._topics.take(fresh)
@@ -72,8 +72,8 @@ class LedChannels:
     async def led_elsewhere(self, name: str, uid: int) -> dict[int, str]:
         """Who leads partitions of a topic on other nodes, by a linearizable read: number -> address, without those
         whose leader has no lease. NotFound, Unavailable."""
-        store = self._metadata.store
-        found, nodes = await self._metadata.read(lambda: (store.topic(name), store.nodes()))
+        records = self._metadata.records
+        found, nodes = await self._metadata.read(lambda: (records.topic(name), records.nodes()))
         if found is None or found.record.uid != uid:
             raise NotFound(f"there is no topic {name} any more")
         leaders = {number: meta.leader for number, meta in found.record.partitions.items()}

@@ -35,21 +35,21 @@ class TopicChanges:
 
     def __init__(self, metadata: NodeMetadata, opener: PartitionOpener) -> None:
         self._metadata = metadata
-        self._store = metadata.store
+        self._records = metadata.records
         self._opener = opener
 
     async def replace(self, topic: Topic, changed: Callable[[TopicRecord], TopicRecord]) -> Versioned[TopicRecord]:
         """Compare-and-set on what the record is now, tried again when somebody else was faster."""
         name, uid = topic.name, topic.record.uid
         for _ in range(CHANGE_RETRIES):
-            known = await self._metadata.read(lambda: self._store.topic(name))
+            known = await self._metadata.read(lambda: self._records.topic(name))
             if known is None or known.record.uid != uid:
                 raise NotFound(f"there is no topic {name} any more")
             record = changed(known.record)
             if record == known.record:
                 return known
             try:
-                return await self._metadata.write(lambda v=known.version, r=record: self._store.replace(name, v, r))  # type: ignore[misc]
+                return await self._metadata.write(lambda v=known.version, r=record: self._records.replace(name, v, r))  # type: ignore[misc]
             except Conflict:
                 continue
         raise Unavailable(f"topic {name} is being changed by too many at once")

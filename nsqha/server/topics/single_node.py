@@ -35,7 +35,7 @@ class SingleNodePlacement:
     def __init__(self, topics: Topics, context: TopicContext) -> None:
         self._topics = topics
         self._context = context
-        self._store = context.metadata.store
+        self._records = context.metadata.records
         self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
@@ -56,7 +56,7 @@ class SingleNodePlacement:
             log_uids = {n: ids.new_uid(self._context.rng) for n in range(settings.partitions)}
             metas = {n: PartitionMeta().led_by(self._context.node_uid, uid) for n, uid in log_uids.items()}
             versioned = await self._context.metadata.write(
-                lambda: self._store.create_topic(name, settings, partitions=metas)
+                lambda: self._records.create_topic(name, settings, partitions=metas)
             )
             record = versioned.record
             partitions: list[Partition] = []
@@ -90,7 +90,7 @@ class SingleNodePlacement:
     async def _bury_half_made(self, name: str) -> None:
         record = self._half_made.get(name)
         if record is not None:
-            await self._context.metadata.write(lambda: self._store.delete_topic(name))
+            await self._context.metadata.write(lambda: self._records.delete_topic(name))
             del self._half_made[name]
             await self.remove_files(record)
 
@@ -102,7 +102,7 @@ class SingleNodePlacement:
             self._context.opener.forget(
                 record
             )  # only now: whoever sees the tombstone later asks whether there is anything
-            await self._context.metadata.write(lambda: self._store.forget_tombstone(record.uid))
+            await self._context.metadata.write(lambda: self._records.forget_tombstone(record.uid))
         except (StorageError, OSError) as error:
             files_remain(record.name, error)
 

@@ -36,7 +36,7 @@ class Topics(Mapping[str, Topic]):
         self.placement: Placement  # set by the broker, as they need each other
         self.settings = TopicChanges(context.metadata, context.opener)
         self._context = context
-        self._store = context.metadata.store
+        self._records = context.metadata.records
         self._ending = ending
         self._topics: dict[str, Topic] = {}
 
@@ -53,18 +53,18 @@ class Topics(Mapping[str, Topic]):
 
     async def recover(self) -> None:
         """Finish deletions, then recover everything that the metadata names; promises of its epochs are staged."""
-        for tombstone in self._store.tombstones().values():
+        for tombstone in self._records.tombstones().values():
             try:
                 await self._context.disk.removed(lambda t=tombstone: self._context.opener.folders.remove(t.name, t.uid))  # type: ignore[misc]
                 for number in range(tombstone.partitions):
                     self._context.opener.forget_partition((tombstone.uid, number))
-                self._store.forget_tombstone(tombstone.uid)
+                self._records.forget_tombstone(tombstone.uid)
             except (AppendFailed, OSError) as error:
                 files_remain(tombstone.name, error)
         recovered = {}
-        for name, versioned in self._store.topics().items():
+        for name, versioned in self._records.topics().items():
             recovered[name] = await self._context.disk.run(lambda r=versioned.record: self._context.opener.recover(r))  # type: ignore[misc]
-        raised = await self._context.metadata.write(lambda: self._store.raise_epochs(leader=self._context.node_uid))
+        raised = await self._context.metadata.write(lambda: self._records.raise_epochs(leader=self._context.node_uid))
         for name, versioned in raised.items():
             if name not in recovered:
                 continue
@@ -126,7 +126,7 @@ class Topics(Mapping[str, Topic]):
                 self._context.opener.forget_partition((tombstone.uid, number))
         if named:
             await self._context.metadata.write(
-                lambda: self._store.forget_tombstone(tombstone.uid, node=self._context.node_uid)
+                lambda: self._records.forget_tombstone(tombstone.uid, node=self._context.node_uid)
             )
 
     async def vanished(self, topic: Topic) -> None:
@@ -225,7 +225,7 @@ class Topics(Mapping[str, Topic]):
         topic.deleting = True
         self._context.forget_targets()
         try:
-            await self._context.metadata.write(lambda: self._store.delete_topic(name))
+            await self._context.metadata.write(lambda: self._records.delete_topic(name))
         except BaseException:
             topic.deleting = False
             raise

@@ -18,11 +18,10 @@ from nsqha.cli.cluster.import_topics import partition as imported_partition
 from nsqha.cli.terminal import exits
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.election.elect import ReplicaReport
+from nsqha.election.memory import MemoryStore
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import Intents
 from nsqha.election.placement import PartitionName
-from nsqha.election.session import View
-from nsqha.election.store import MemoryStore
 from nsqha.election.unclean import Unclean, elect_unclean
 from nsqha.errors import LogCorrupt
 
@@ -64,18 +63,19 @@ def test_a_cluster_is_well_when_everything_can_be_acknowledged() -> None:
     assert not show.status(picture(meta()), "nodes wait for nsqha cluster accept-metadata: node-a")["healthy"]
 
 
-def test_records_that_can_not_be_read_are_shown_and_refuse_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_that_can_not_be_read_are_shown_and_refuse_a_change(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     why = "etcd key /nsqha/c/topics/bad: this is not a TopicRecord"
 
-    class Store(MemoryStore):
-        def topics(self) -> dict[str, Versioned[TopicRecord]]:
-            raise LogCorrupt(why)
+    def topics() -> dict[str, Versioned[TopicRecord]]:
+        raise LogCorrupt(why)
 
-        def view(self) -> View:
-            return replace(super().view(), unreadable={"topics/bad": why})
-
-    store, args = Store(random.Random(1)), build_parser().parse_args(["cluster", "status"])
-    store.create_topic("orders", TopicSettings())
+    store, args = MemoryStore(random.Random(1)), build_parser().parse_args(["cluster", "status"])
+    store.records.create_topic("orders", TopicSettings())
+    view = replace(store.watch.view(), unreadable={"topics/bad": why})
+    monkeypatch.setattr(store.records, "topics", topics)
+    monkeypatch.setattr(store.watch, "view", lambda: view)
     shown = show.status(look(store, args, forgiving=True))
     assert shown["unreadable"] == [why] and shown["partitions"] == 1 and not shown["healthy"]
     show.print_status(shown, "e:1")

@@ -20,8 +20,8 @@ from nsqha.commitlog.journal import Key, NodeJournal, NodeState, PartitionRecord
 from nsqha.commitlog.recordfile import HEADER_BYTES, SECTOR, RecordFile
 from nsqha.election import embedded as embedded_module
 from nsqha.election.embedded import EmbeddedStore
+from nsqha.election.memory import Change, StoreState
 from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
-from nsqha.election.store import Change, StoreState
 from nsqha.errors import AppendFailed, ConfigError, LogCorrupt
 from nsqha.ids import new_uid
 from tests.sim.images import Image, crash_images, named
@@ -190,31 +190,31 @@ class Watched(EmbeddedStore):
     def __init__(self, user: MetadataUser) -> None:
         super().__init__(user.storage, "d/metadata", user.rng, cluster_id=77)
         self.user = user
-        user.sure = user.perhaps = content(self._state)
+        user.sure = user.perhaps = content(self.watch.state)
 
-    def _save(self, change: Change) -> None:
-        after = StoreState(self._state.cluster, 0, self.topics(), self.tombstones())
+    def _save(self, state: StoreState, change: Change) -> None:
+        after = StoreState(state.cluster, 0, dict(state.topics), dict(state.tombstones))
         after.apply(change)
         self.user.perhaps = content(after)
-        super()._save(change)
+        super()._save(state, change)
         self.user.sure = self.user.perhaps
 
 
 def change_metadata(store: EmbeddedStore, rng: random.Random) -> None:
-    names = sorted(store.topics())
+    names = sorted(store.records.topics())
     choice = rng.randrange(7)
     if choice == 0 or not names:
-        store.create_topic(f"topic-{rng.randrange(1 << 30)}", TopicSettings(partitions=rng.randrange(1, 6)))
+        store.records.create_topic(f"topic-{rng.randrange(1 << 30)}", TopicSettings(partitions=rng.randrange(1, 6)))
     elif choice == 1:
-        store.delete_topic(rng.choice(names))
+        store.records.delete_topic(rng.choice(names))
     elif choice == 2:
-        store.raise_epochs(leader=5)
-    elif choice == 3 and store.tombstones():
-        store.forget_tombstone(rng.choice(sorted(store.tombstones())))
+        store.records.raise_epochs(leader=5)
+    elif choice == 3 and store.records.tombstones():
+        store.records.forget_tombstone(rng.choice(sorted(store.records.tombstones())))
     else:
-        topic = store.topics()[rng.choice(names)]
+        topic = store.records.topics()[rng.choice(names)]
         channels = topic.record.channels.with_channel(f"c{rng.randrange(1 << 30)}", new_uid(rng))
-        store.replace(topic.record.name, topic.version, replace(topic.record, channels=channels))
+        store.records.replace(topic.record.name, topic.version, replace(topic.record, channels=channels))
 
 
 def check_metadata(image: Image[MetadataUser]) -> str:
@@ -227,16 +227,16 @@ def check_metadata(image: Image[MetadataUser]) -> str:
         assert flipped, error
         assert "\n" not in str(error)
         return "refused"
-    found = content(store._state)
+    found = content(store.watch.state)
     assert user.sure is None or found in (user.sure, user.perhaps)
     # Whatever was found can be built on, also through another crash.
-    more = store.create_topic("one-more", TopicSettings())
-    assert content(EmbeddedStore(storage, "d/metadata", image.rng)._state) == content(store._state)
+    more = store.records.create_topic("one-more", TopicSettings())
+    assert content(EmbeddedStore(storage, "d/metadata", image.rng).watch.state) == content(store.watch.state)
     storage.crash_after(image.rng.randrange(1, 4))
     with pytest.raises(Crashed):
         while True:
-            store.raise_epochs()
-    after = EmbeddedStore(storage.crash(image.rng), "d/metadata", image.rng).topics()
+            store.records.raise_epochs()
+    after = EmbeddedStore(storage.crash(image.rng), "d/metadata", image.rng).records.topics()
     assert after.keys() == found[0].keys() | {"one-more"}
     assert after["one-more"].record.uid == more.record.uid
     return "kept" if found == user.perhaps else "lost"

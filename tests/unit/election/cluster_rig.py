@@ -31,9 +31,9 @@ from nsqha.election.controller.events import (
 )
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.elect import ReplicaReport
+from nsqha.election.memory import MemorySession, MemoryStore
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import PartitionName
-from nsqha.election.store import MemorySession, MemoryStore
 from nsqha.errors import Conflict, NotFound, OutcomeUnknown
 from nsqha.ids import PartitionKey
 
@@ -81,7 +81,7 @@ class Cluster:
         self._limits = limits
         self._told = False
         self.term: MemorySession | None = None
-        self.store.watch(lambda name: self._hint())
+        self.store.watch.on_change(lambda name: self._hint())
         for uid in range(1, nodes + 1):
             self.nodes[uid] = Node(uid, NodeInfo(uid, f"n{uid}", zone=f"z{uid % zones}" if zones else ""))
             self.start(uid)
@@ -117,7 +117,7 @@ class Cluster:
     def new_controller(self) -> None:
         if self.term is not None:
             self.term.close()
-        self.term = self.store.open_session(ttl_s=LEASE_S, lost=lambda: None)
+        self.term = self.store.sessions.open(ttl_s=LEASE_S, lost=lambda: None)
         won = self.term.campaign(Controller("test"))
         assert won is not None
         self.epoch = won.epoch
@@ -136,8 +136,8 @@ class Cluster:
 
     def _metadata(self) -> None:
         self._told = False
-        view = self.store.view()
-        self.feed(Metadata(view.topics, view.nodes, self.store.intents()))
+        view = self.store.watch.view()
+        self.feed(Metadata(view.topics, view.nodes, self.store.intents.all()))
         for node in self.nodes.values():
             self.at(0.002, lambda node=node: self._reconcile(node))  # type: ignore[misc]
 
@@ -160,12 +160,12 @@ class Cluster:
                 self.puts.append(action)
                 later(self.rng.uniform(0.001, 0.01), lambda: self._put(action))
             case ReadTopic(topic):
-                later(0.005, lambda: TopicRead(topic, self.store.topic(topic)))
+                later(0.005, lambda: TopicRead(topic, self.store.records.topic(topic)))
             case PutIntent(intent, record, version):
-                self.store.put_intent(intent, record, expected_version=version)
+                self.store.intents.put(intent, record, expected_version=version)
                 later(0.005, lambda: IntentDone(intent))
             case RemoveIntent(intent, version):
-                self.store.remove_intent(intent, version)
+                self.store.intents.remove(intent, version)
                 later(0.005, lambda: IntentDone(intent))
 
     def _put(self, action: PutPartition) -> Event:
@@ -173,7 +173,7 @@ class Cluster:
         if lost and self.rng.random() < 0.5:
             return PutDone(name, "unknown")
         try:
-            meta = self.store.replace_partition(
+            meta = self.store.records.replace_partition(
                 name.topic, name.uid, name.number, action.meta, registered=action.registered, controller=self.epoch
             )
         except (Conflict, NotFound):
@@ -204,7 +204,7 @@ class Cluster:
 
     def start(self, uid: int) -> None:
         node = self.nodes[uid]
-        node.session = self.store.open_session(ttl_s=LEASE_S, lost=lambda: None)
+        node.session = self.store.sessions.open(ttl_s=LEASE_S, lost=lambda: None)
         node.info = node.session.register(replace(node.info, leaving=False))
         node.up = True
         self.at(0.005, lambda: self._reconcile(node))
@@ -223,7 +223,7 @@ class Cluster:
     def restart(self, uid: int, *, lost_log: bool = False) -> None:
         """Once its old lease is over."""
         node = self.nodes[uid]
-        if node.up or uid in self.store.nodes():
+        if node.up or uid in self.store.records.nodes():
             return
         if lost_log:
             for log in node.logs.values():
@@ -233,7 +233,7 @@ class Cluster:
     def parts(self) -> dict[PartitionName, PartitionMeta]:
         return {
             PartitionName(topic.record.name, topic.record.uid, number): meta
-            for topic in self.store.topics().values()
+            for topic in self.store.records.topics().values()
             for number, meta in topic.record.partitions.items()
         }
 
@@ -279,7 +279,7 @@ class Cluster:
             registered = {uid: self.nodes[uid].info.registration for uid in joined if uid not in meta.isr}
             try:
                 new = replace(meta, isr=joined)
-                self.store.replace_partition(name.topic, name.uid, name.number, new, registered=registered)
+                self.store.records.replace_partition(name.topic, name.uid, name.number, new, registered=registered)
             except Conflict:
                 self.at(0.05, lambda: self._reconcile(node))
             return
@@ -303,10 +303,10 @@ class Cluster:
     # ---- what tests ask
 
     def create(self, topic: str, **settings: Any) -> None:
-        self.store.create_topic(topic, TopicSettings(**settings))
+        self.store.records.create_topic(topic, TopicSettings(**settings))
 
     def meta(self, topic: str, number: int = 0) -> PartitionMeta:
-        found = self.store.topic(topic)
+        found = self.store.records.topic(topic)
         assert found is not None
         return found.record.partitions[number]
 

@@ -21,7 +21,7 @@ def cluster(*, nodes: int = 3, **settings: int) -> Cluster:
 
 
 def change(c: Cluster, partitions: int = 1, **settings: Any) -> None:
-    topic = c.store.topic("t")
+    topic = c.store.records.topic("t")
     assert topic is not None
     record = topic.record
     new = {n: PartitionMeta() for n in range(len(record.partitions), partitions)}
@@ -30,7 +30,7 @@ def change(c: Cluster, partitions: int = 1, **settings: Any) -> None:
         settings=replace(record.settings, partitions=partitions, **settings),
         partitions={**record.partitions, **new},
     )
-    c.store.replace("t", topic.version, record)
+    c.store.records.replace("t", topic.version, record)
 
 
 def test_more_replicas_then_fewer() -> None:

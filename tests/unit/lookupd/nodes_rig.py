@@ -14,9 +14,10 @@ from lookupd.standby import Gone
 from nsqha.clock import SystemClock
 from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
+from nsqha.election.memory import MemoryStore
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.session import ClusterSession
-from nsqha.election.store import MemoryStore, MetadataStore
+from nsqha.election.store import MetadataStore
 from nsqha.errors import Unavailable
 from nsqha.pb.v1.replication_pb2 import (
     ROLE_FOLLOWER,
@@ -43,7 +44,7 @@ class FakeNode:
         self.streams: list[FakeStream] = []
         self.statuses = 0
         self.known_channels: list[str] = []  # of any topic, what its other lookup daemons say
-        self.session: ClusterSession = store.open_session(ttl_s=3, lost=lambda: None)
+        self.session: ClusterSession = store.sessions.open(ttl_s=3, lost=lambda: None)
         info = NodeInfo(
             uid,
             f"n{uid}",
@@ -60,7 +61,7 @@ class FakeNode:
     def status(self, request: StatusRequest) -> StatusReply:
         self.statuses += 1
         reply = StatusReply(node_uid=self.uid, registration=self.info.registration)
-        for topic in self.store.view().topics.values():
+        for topic in self.store.watch.view().topics.values():
             for number, meta in topic.record.partitions.items():
                 key = PartitionKey(topic_uid=topic.record.uid, partition=number)
                 if self.uid in meta.replicas and key in request.keys:
@@ -147,20 +148,20 @@ class World:
 
     def meta(self, topic: str = "t", number: int = 0) -> PartitionMeta:
         """As the view has it: a call to etcd would hold up the loop that is being tested."""
-        found = self.store.view().topics.get(topic)
+        found = self.store.watch.view().topics.get(topic)
         meta = None if found is None else found.record.partitions.get(number)
         return meta or PartitionMeta()
 
     def create(self, topic: str = "t", partitions: int = 1, replicas: int | None = None) -> None:
-        self.store.create_topic(topic, TopicSettings(partitions=partitions, replicas=replicas))
+        self.store.records.create_topic(topic, TopicSettings(partitions=partitions, replicas=replicas))
 
     def join_all(self, topic: str = "t") -> None:
         """What leaders do once their followers have caught up."""
-        found = self.store.topic(topic)
+        found = self.store.records.topic(topic)
         assert found is not None
         for number, meta in found.record.partitions.items():
             isr = {uid: 100 + uid for uid in meta.replicas}
-            self.store.replace_partition(topic, found.record.uid, number, replace(meta, isr=isr))
+            self.store.records.replace_partition(topic, found.record.uid, number, replace(meta, isr=isr))
 
     async def until(self, true: Any) -> None:
         for _ in range(500):

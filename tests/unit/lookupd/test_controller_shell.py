@@ -11,7 +11,7 @@ import uvloop
 
 from lookupd import controller
 from lookupd.controller import ControllerShell
-from nsqha.election.store import MemorySession
+from nsqha.election.memory import MemorySession
 from nsqha.errors import StaleMetadata, Unavailable
 from nsqha.pb.v1.replication_pb2 import LiveMessage
 from tests.unit.lookupd.nodes_rig import World, controlled
@@ -114,7 +114,7 @@ def test_another_daemon_goes_on_when_the_controller_stops() -> None:
             await world.led()
         finally:
             await second.stop()
-        assert world.store.controller() is None, "the key is given back"
+        assert world.store.records.controller() is None, "the key is given back"
 
     uvloop.run(main())
 
@@ -122,8 +122,8 @@ def test_another_daemon_goes_on_when_the_controller_stops() -> None:
 def test_a_lost_lease_ends_the_term_and_a_new_one_begins() -> None:
     async def story(world: World, shell: ControllerShell) -> None:
         sessions = []
-        open_session = world.store.open_session
-        world.store.open_session = lambda **kw: sessions.append(open_session(**kw)) or sessions[-1]  # type: ignore
+        open_session = world.store.sessions.open
+        world.store.sessions.open = lambda **kw: sessions.append(open_session(**kw)) or sessions[-1]  # type: ignore
         second = world.shell("l2")
         await shell.stop()
         await second.start()
@@ -146,7 +146,7 @@ def test_metadata_that_is_not_to_be_trusted_ends_the_term() -> None:
         def refuse(*_: object, **__: object) -> None:
             raise StaleMetadata("an older etcd")
 
-        world.store.replace_partition = refuse
+        world.store.records.replace_partition = refuse
         term = shell.term
         assert term is not None
         world.create()
@@ -160,14 +160,14 @@ def test_a_campaign_that_breaks_off_begins_again() -> None:
     async def main() -> None:
         world = World(1)
         shell = world.shell()
-        open_session, broken = world.store.open_session, [ValueError("a bug"), Unavailable("etcd is away")]
+        open_session, broken = world.store.sessions.open, [ValueError("a bug"), Unavailable("etcd is away")]
 
         def flaky(**options: Any) -> MemorySession:
             if broken:
                 raise broken.pop()
             return open_session(**options)  # type: ignore[no-any-return]
 
-        world.store.open_session = flaky
+        world.store.sessions.open = flaky
         await shell.start()
         try:
             await world.until(lambda: shell.term is not None)
@@ -226,14 +226,14 @@ def test_nobody_is_controller_while_nodes_do_not_believe_the_metadata() -> None:
         try:
             world.create()
             await asyncio.sleep(0.2)
-            assert shell.term is None and world.store.controller() is None
+            assert shell.term is None and world.store.records.controller() is None
             gate.why = ""
             await world.until(lambda: shell.term is not None)
             await world.led()
             gate.why = "nodes wait"
-            world.store._tell(["waiting/0000000000000001"])
+            world.store.watch.tell(["waiting/0000000000000001"])
             await world.until(lambda: shell.term is None)
-            assert world.store.controller() is None
+            assert world.store.records.controller() is None
         finally:
             await shell.stop()
 
@@ -244,14 +244,14 @@ def test_a_store_that_is_not_to_be_trusted_is_asked_again_when_it_was_accepted()
     async def main() -> None:
         world, gate = World(1), SomeGate()
         shell = world.shell(gate=gate)
-        open_session = world.store.open_session
+        open_session = world.store.sessions.open
 
         def refuse(**options: Any) -> MemorySession:
             if not gate.accepted:
                 raise StaleMetadata("an older etcd")
             return open_session(**options)
 
-        world.store.open_session = refuse  # type: ignore[method-assign]
+        world.store.sessions.open = refuse  # type: ignore[method-assign]
         await shell.start()
         try:
             await asyncio.sleep(0.1)

@@ -169,7 +169,7 @@ def test_the_parameters_of_the_fork() -> None:
         assert await s.post(target) == 200, "again is fine"
         assert await s.post("/topic/create?topic=t") == 200
         assert await s.post("/topic/create?topic=t&partition_num=3") == 409
-        found = s.world.store.topic("t")
+        found = s.world.store.records.topic("t")
         assert found is not None
         wanted = TopicSettings(sync="always", retention_ms=2 * 86_400_000, ordered=True, partitions=2, replicas=3)
         assert found.record.settings == wanted
@@ -203,7 +203,7 @@ def test_the_parameters_of_the_fork() -> None:
 def test_settings_that_can_not_be_are_refused(bad: str) -> None:
     async def story(s: Site) -> None:
         assert await s.post(f"/topic/create?topic=t&{bad}") == 400
-        assert s.world.store.topic("t") is None
+        assert s.world.store.records.topic("t") is None
 
     run(story)
 
@@ -213,18 +213,18 @@ def test_channels_and_topics_are_changed_in_the_metadata() -> None:
         assert await s.post("/channel/create?topic=t&channel=c") == 200
         assert await s.post("/channel/create?topic=t&channel=c") == 200
         assert await s.post("/channel/create?topic=t&channel=e%23ephemeral") == 200
-        found = s.world.store.topic("t")
+        found = s.world.store.records.topic("t")
         assert found is not None and list(found.record.channels.channels) == ["c"]
         assert (await s.get("/channels?topic=t"))["channels"] == ["c", "e#ephemeral"]
-        found = s.world.store.topic("t")  # a controller may have led a partition meanwhile
+        found = s.world.store.records.topic("t")  # a controller may have led a partition meanwhile
         assert found is not None
         with_reader = replace(found.record, channels=found.record.channels.with_channel("r", 9, reader=True))
-        s.world.store.replace("t", found.version, with_reader)
+        s.world.store.records.replace("t", found.version, with_reader)
         assert (await s.get("/channels?topic=t"))["channels"] == ["c", "e#ephemeral"], "nobody makes it from hearsay"
         assert await s.post("/channel/delete?topic=t&channel=c") == 200
         assert await s.post("/channel/delete?topic=t&channel=c") == 404
         assert await s.post("/topic/delete?topic=t") == 200
-        assert s.world.store.topic("t") is None and len(s.world.store.tombstones()) == 1
+        assert s.world.store.records.topic("t") is None and len(s.world.store.records.tombstones()) == 1
         assert (await s.get("/topics"))["topics"] == []
 
     run(story)
@@ -242,12 +242,12 @@ def test_a_topic_begins_with_the_channels_that_other_lookup_daemons_know(target:
             s.world.nodes[uid].known_channels = known
         s.world.nodes[3].up = False
         assert await s.post(target) == 200
-        found = s.world.store.topic("t")
+        found = s.world.store.records.topic("t")
         assert found is not None
         assert {"archive", "here", "metrics"} == found.record.channels.channels.keys() - {"mine"}
         s.world.nodes[1].known_channels = ["late"]
         assert await s.post(target) == 200
-        again = s.world.store.topic("t")
+        again = s.world.store.records.topic("t")
         assert again is not None and again.record.channels == found.record.channels
         for writer in writers:
             writer.close()
@@ -260,7 +260,7 @@ def test_a_store_that_is_away_is_said_so() -> None:
         def refuse(*_: object, **__: object) -> None:
             raise Unavailable("etcd is away")
 
-        s.world.store.topic = refuse
+        s.world.store.records.topic = refuse
         status, answer = await s.ask("POST", "/topic/create?topic=t")
         assert status == 503 and answer["message"] == "METADATA_UNAVAILABLE" and "etcd" in answer["why"]
 
@@ -290,7 +290,7 @@ def test_the_controller_shows_itself_and_takes_intents() -> None:
 
 def test_a_move_is_carried_out() -> None:
     async def story(s: Site) -> None:
-        s.world.store.create_topic("t", TopicSettings(replicas=1))
+        s.world.store.records.create_topic("t", TopicSettings(replicas=1))
         await s.world.led()
         leader = s.world.meta().leader
         other = leader % 3 + 1
@@ -302,7 +302,7 @@ def test_a_move_is_carried_out() -> None:
         await s.world.until(lambda: s.world.meta().leader == other and s.world.meta().replicas == (other,))
         meta = s.world.meta()
         assert meta.isr == {other: 100 + other} and meta.min_isr == 1
-        await s.world.until(lambda: not [name for name in s.world.store.intents() if name.startswith("moves/")])
+        await s.world.until(lambda: not [name for name in s.world.store.intents.all() if name.startswith("moves/")])
 
     run(story)
 
@@ -364,7 +364,7 @@ def test_a_node_that_leaves_is_shown() -> None:
 
 def test_a_move_by_the_url_of_the_fork_is_carried_out() -> None:
     async def story(s: Site) -> None:
-        s.world.store.create_topic("t", TopicSettings(replicas=1))
+        s.world.store.records.create_topic("t", TopicSettings(replicas=1))
         await s.world.led()
         leader = s.world.meta().leader
         other = leader % 3 + 1
@@ -427,12 +427,12 @@ def test_a_topic_grows_and_changes_by_the_urls_of_the_fork() -> None:
         assert await s.post("/topic/partition/expand?topic=t&partition_num=2") == 400, "only more"
         update = "/topic/meta/update?topic=t&replicator=3&syncdisk=2500&retention=2&upgradeext=false"
         assert await s.ask("POST", update) == (200, b"")
-        found = s.world.store.topic("t")
+        found = s.world.store.records.topic("t")
         assert found is not None
         wanted = TopicSettings(sync="interval", retention_ms=2 * 86_400_000, partitions=3, replicas=3)
         assert found.record.settings == wanted
         assert await s.post("/topic/meta/update?topic=t&syncdisk=0&retention=0") == 200
-        found = s.world.store.topic("t")
+        found = s.world.store.records.topic("t")
         assert found is not None and found.record.settings == TopicSettings(partitions=3, replicas=3)
 
     run(story)
@@ -456,10 +456,10 @@ def test_a_topic_grows_and_changes_by_the_urls_of_the_fork() -> None:
 def test_changes_by_the_urls_of_the_fork_that_can_not_be(target: str, status: int, code: str) -> None:
     async def story(s: Site) -> None:
         for name in ("t", "e#ephemeral"):
-            s.world.store.create_topic(name, TopicSettings())
+            s.world.store.records.create_topic(name, TopicSettings())
         got, answer = await s.ask("POST", target)
         assert (got, answer["message"]) == (status, code)
-        found = s.world.store.topic("t")
+        found = s.world.store.records.topic("t")
         assert found is not None and found.record.settings == TopicSettings()
 
     run(story)

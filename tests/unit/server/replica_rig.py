@@ -125,8 +125,8 @@ class Store:
 
 
 class FakeMetadata:
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, records: Store) -> None:
+        self.records = records
 
     async def read(self, read: Callable[[], Any]) -> Any:
         await asyncio.sleep(0.001)

@@ -49,8 +49,8 @@ async def open_cluster(
             trouble=lambda text: logger.warning("etcd", "%s", text),
         ),
     )
-    cluster = store.cluster().record
-    if why := held.broken_promise(journal, store.view().topics):
+    cluster = store.records.cluster().record
+    if why := held.broken_promise(journal, store.watch.view().topics):
         await loop.run_in_executor(None, store.close)
         held.remember_doubt(journal)
         raise StaleMetadata(why)
@@ -59,7 +59,7 @@ async def open_cluster(
     journal.stage_revision(identity.revision)
     journal.follow_generation(generation)
     await loop.run_in_executor(None, inventory.forget_seen, options.data_path)
-    await loop.run_in_executor(None, held.warn_of_unknown, options.data_path, store.view())
+    await loop.run_in_executor(None, held.warn_of_unknown, options.data_path, store.watch.view())
     return Membership(
         store,
         loop=loop,

@@ -11,7 +11,7 @@ from nsqha.server.routing.hints import Hints
 from nsqha.server.routing.leaders import LeaderAt
 
 if TYPE_CHECKING:
-    from nsqha.election.store import MetadataStore
+    from nsqha.election.store import MetadataWatch
     from nsqha.server.peers.api import Peers
 
 logger = Logger("cluster")
@@ -22,7 +22,7 @@ class ClusterLeaders:
 
     def __init__(
         self,
-        store: MetadataStore,
+        watch: MetadataWatch,
         *,
         node: int,
         cluster_id: int,
@@ -33,14 +33,14 @@ class ClusterLeaders:
         """`cut_off`: whether this node can not know what the records are."""
         self.node = node
         self.cluster_id = cluster_id
-        self.members = Members(lambda: store.view())
-        self._store = store
+        self.members = Members(lambda: watch.view())
+        self._watch = watch
         self._watchers: list[Callable[[str], None]] = []
         self.hints = Hints(
             self,
             peers,
             epoch_of=self._epoch_of,
-            addresses=lambda: {uid: info.grpc_address for uid, info in store.view().nodes.items()},
+            addresses=lambda: {uid: info.grpc_address for uid, info in watch.view().nodes.items()},
             cut_off=cut_off,
             spawn=spawn,
         )
@@ -51,16 +51,16 @@ class ClusterLeaders:
 
     def alive(self, node: int) -> bool:
         """Whether a node is registered, as far as is known."""
-        return node in self._store.view().nodes or self.hints.names(node)
+        return node in self._watch.view().nodes or self.hints.names(node)
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0: it is not known."""
-        found = self._store.view().topics.get(topic)
+        found = self._watch.view().topics.get(topic)
         return 0 if found is None else len(found.record.partitions)
 
     def leader(self, topic: str, number: int) -> LeaderAt | None:
         """Who leads a partition; None: no node at the moment."""
-        found = self._store.view().topics.get(topic)
+        found = self._watch.view().topics.get(topic)
         meta = None if found is None else found.record.partitions.get(number)
         if found is None or meta is None:
             return None
@@ -68,7 +68,7 @@ class ClusterLeaders:
 
     def recorded(self, topic: str, number: int) -> LeaderAt | None:
         """Who leads a partition, by the record alone."""
-        view = self._store.view()
+        view = self._watch.view()
         found = view.topics.get(topic)
         meta = None if found is None else found.record.partitions.get(number)
         info = None if meta is None else view.nodes.get(meta.leader)
@@ -78,11 +78,11 @@ class ClusterLeaders:
 
     def not_led(self, topic: str, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> bool:
         """A node takes nothing for a partition: it does not lead, and says perhaps who does, or it is not there."""
-        found = self._store.view().topics.get(topic)
+        found = self._watch.view().topics.get(topic)
         return found is not None and self.hints.not_led(topic, (found.record.uid, number), by, hint)
 
     def _epoch_of(self, topic: str, key: tuple[int, int]) -> int | None:
-        found = self._store.view().topics.get(topic)
+        found = self._watch.view().topics.get(topic)
         meta = None if found is None or found.record.uid != key[0] else found.record.partitions.get(key[1])
         return None if meta is None else meta.epoch
 
@@ -102,5 +102,5 @@ class ClusterLeaders:
 
     def all_changed(self) -> None:
         """So may those of every topic."""
-        for topic in self._store.view().topics:
+        for topic in self._watch.view().topics:
             self.changed(topic)

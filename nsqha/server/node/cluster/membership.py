@@ -64,16 +64,16 @@ class Membership:
         self.links = FollowerStreams(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
         self.spawn = TaskGroup(loop, log_failure).spawn  # what is begun here is never cancelled
         self.registration = NodeRegistration(self, store, loop=loop, clock=clock, ttl_s=ttl_s)
-        self.suspects = Suspects(store, node=node, cluster_id=cluster_id)
+        self.suspects = Suspects(store.watch, node=node, cluster_id=cluster_id)
         self.leaders = ClusterLeaders(
-            store,
+            store.watch,
             node=node,
             cluster_id=cluster_id,
             peers=routing_peers,
             cut_off=lambda: not (self.registration.has_lease or self._closing),
             spawn=self.spawn,
         )
-        self.news = RecordNews(self, store, loop)
+        self.news = RecordNews(self, store.watch, loop)
         self._loop = loop
         self._unwatch: Callable[[], None] = lambda: None
         self._leaving = False  # for good
@@ -82,11 +82,11 @@ class Membership:
 
     def view(self) -> View:
         """All records, as the watch last brought them."""
-        return self.store.view()
+        return self.store.watch.view()
 
     def nodes(self) -> Mapping[int, NodeInfo]:
         """The nodes that are alive, as far as is known."""
-        return self.store.view().nodes
+        return self.store.watch.view().nodes
 
     # ---- joining
 
@@ -111,7 +111,7 @@ class Membership:
         """Announce this node and take the roles that the records give it. ConfigError: another process is this node."""
         self.registration.info = info
         self._tick()
-        self._unwatch = self.store.watch(lambda name: self.registration.call_soon(self.news.named, name))
+        self._unwatch = self.store.watch.on_change(lambda name: self.registration.call_soon(self.news.named, name))
         await self.registration.register()
         self.news.start()
 

@@ -34,7 +34,7 @@ class ClusterPlacement:
         self._cluster = cluster
         self._node = cluster.node
         self._context = context
-        self._store = context.metadata.store
+        self._records = context.metadata.records
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
         if ids.is_ephemeral(name):  # kept by this node only, and nowhere on a disk
@@ -56,11 +56,11 @@ class ClusterPlacement:
             try:
                 metas = self.placed(settings, {0: log_uid}, alone=alone)
                 versioned = await self._context.metadata.write(
-                    lambda: self._store.create_topic(name, settings, partitions=metas, channels=channels)
+                    lambda: self._records.create_topic(name, settings, partitions=metas, channels=channels)
                 )
             except Conflict:
                 cluster.replicas.logs.forget_log_uid(log_uid)
-                found = await self._context.metadata.read(lambda: self._store.topic(name))
+                found = await self._context.metadata.read(lambda: self._records.topic(name))
                 if found is None or self.has_seen_end_of(found):
                     raise Unavailable(f"topic {name} comes and goes") from None
                 return topics.adopt(found)

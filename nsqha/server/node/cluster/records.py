@@ -19,7 +19,7 @@ from nsqha.server.runtime.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from nsqha.election.model import Tombstone
-    from nsqha.election.store import MetadataStore
+    from nsqha.election.store import MetadataWatch
     from nsqha.server.node.cluster.leaders import ClusterLeaders
     from nsqha.server.node.cluster.suspects import Suspects
     from nsqha.server.replica.roles import Replicas
@@ -47,9 +47,9 @@ class RecordFollower(Protocol):
 class RecordNews:
     """What one node has to do for the records that changed."""
 
-    def __init__(self, node: RecordFollower, store: MetadataStore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, node: RecordFollower, watch: MetadataWatch, loop: asyncio.AbstractEventLoop) -> None:
         self._node = node
-        self._store = store
+        self._watch = watch
         self._loop = loop
         self._tasks = TaskGroup(loop)
         self._names: dict[str, None] = {}  # records to look at, the first named first
@@ -87,7 +87,7 @@ class RecordNews:
 
     def look_at(self, names: Collection[str]) -> None:
         """Have everything done that follows from these records; waits for none of it."""
-        node, view = self._node, self._store.view()
+        node, view = self._node, self._watch.view()
         node.leaders.hints.prune()
         everything = EVERYTHING in names
         if everything or any(name.startswith("nodes/") for name in names):

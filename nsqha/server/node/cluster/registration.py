@@ -101,7 +101,7 @@ class NodeRegistration:
         lost = lambda: self.call_soon(self._session_lost, life)  # noqa: E731
         self._registering = True
         try:
-            session = self._session = await self.run(lambda: self._store.open_session(ttl_s=self._ttl_s, lost=lost))
+            session = self._session = await self.run(lambda: self._store.sessions.open(ttl_s=self._ttl_s, lost=lost))
             info = self.info
             try:
                 self.info = await self.run(lambda: session.register(info))

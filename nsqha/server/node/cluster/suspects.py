@@ -12,7 +12,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
     from nsqha.election.session import View
-    from nsqha.election.store import MetadataStore
+    from nsqha.election.store import MetadataWatch
     from nsqha.server.peers.api import PeerStream
 
 
@@ -33,8 +33,8 @@ class LiveStream:
 class Suspects:
     """The nodes that one node suspects to be gone, and the controllers that it informs."""
 
-    def __init__(self, store: MetadataStore, *, node: int, cluster_id: int) -> None:
-        self._store = store
+    def __init__(self, watch: MetadataWatch, *, node: int, cluster_id: int) -> None:
+        self._watch = watch
         self._node = node
         self._cluster_id = cluster_id
         self._registration = 0  # of this node; 0: not registered yet
@@ -60,7 +60,7 @@ class Suspects:
     def lost(self, node: int) -> None:
         """A leader's stream to this node ended; 0: the leader is not known."""
         if not self._closed and node:
-            info = self._store.view().nodes.get(node)
+            info = self._watch.view().nodes.get(node)
             self._lost[node] = info.registration if info is not None else 0
             self._inform_all()
 

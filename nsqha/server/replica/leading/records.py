@@ -46,17 +46,17 @@ class PartitionRecords:
         self._number = number
 
     async def propose(self, meta: PartitionMeta, registered: Mapping[int, int]) -> PartitionMeta:
-        store = self._metadata.store
+        records = self._metadata.records
         return await self._metadata.write(
-            lambda: store.replace_partition(self._name, self._uid, self._number, meta, registered=registered)
+            lambda: records.replace_partition(self._name, self._uid, self._number, meta, registered=registered)
         )
 
     async def fence(self, version: int) -> PartitionMeta:
-        store = self._metadata.store
-        return await self._metadata.write(lambda: store.fence_partition(self._name, self._uid, self._number, version))
+        records = self._metadata.records
+        return await self._metadata.write(lambda: records.fence_partition(self._name, self._uid, self._number, version))
 
     async def read(self) -> PartitionMeta | None:
-        topic = await self._metadata.read(lambda: self._metadata.store.topic(self._name))
+        topic = await self._metadata.read(lambda: self._metadata.records.topic(self._name))
         return None if topic is None or topic.record.uid != self._uid else topic.record.partitions.get(self._number)
 
 

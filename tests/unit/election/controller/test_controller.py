@@ -117,12 +117,12 @@ def test_a_node_that_leaves_and_does_not_hand_over_by_itself_is_relieved() -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_a_decommissioned_node_is_emptied(seed: int) -> None:
     c = cluster(seed, nodes=4, partitions=6)
-    c.store.put_intent(decommission_name(2), {"node": 2})
+    c.store.intents.put(decommission_name(2), {"node": 2})
     c.run(60.0)
     metas = c.parts()
     assert all(2 not in meta.replicas and 2 not in meta.isr for meta in metas.values())
     assert all(len(meta.replicas) == 3 and c.healthy(name, meta) for name, meta in metas.items())
-    assert not [name for name in c.store.intents() if name.startswith("moves/")]
+    assert not [name for name in c.store.intents.all() if name.startswith("moves/")]
 
 
 def test_the_name_of_a_node_is_kept_while_it_is_away_and_holds_something() -> None:
@@ -131,7 +131,7 @@ def test_the_name_of_a_node_is_kept_while_it_is_away_and_holds_something() -> No
     holders = set(c.meta("t").replicas)
 
     def names() -> dict[int, str]:
-        return dict(read_intents({name: found.record for name, found in c.store.intents().items()}).names)
+        return dict(read_intents({name: found.record for name, found in c.store.intents.all().items()}).names)
 
     assert names() == {uid: c.nodes[uid].info.name for uid in holders}, "of nodes that hold something"
     node = c.nodes[gone]
@@ -170,7 +170,7 @@ def test_a_topic_of_a_small_cluster_grows_with_it() -> None:
 
 def test_a_record_that_is_missing_ends_the_work_and_nothing_else() -> None:
     c = cluster()
-    c.store.delete_topic("t")
+    c.store.records.delete_topic("t")
     c.run(1.0)
     assert not c.machine.parts and not c.machine.rounds
 
@@ -187,7 +187,7 @@ def test_another_controller_goes_on_with_a_transfer() -> None:
     meta = c.meta("t")
     target = meta.replicas[1]
     name = next(iter(c.parts()))
-    c.store.replace_partition("t", name.uid, 0, replace(meta, successor=target))
+    c.store.records.replace_partition("t", name.uid, 0, replace(meta, successor=target))
     c.new_controller()
     c.run(0.5)
     assert c.meta("t").leader == target
@@ -205,8 +205,8 @@ def machine(c: Cluster) -> tuple[ControllerMachine, PartitionName, PartitionMeta
 
 
 def metadata(c: Cluster) -> Metadata:
-    view = c.store.view()
-    return Metadata(view.topics, view.nodes, c.store.intents())
+    view = c.store.watch.view()
+    return Metadata(view.topics, view.nodes, c.store.intents.all())
 
 
 def probes(actions: list[Action]) -> dict[int, Probe]:
@@ -256,9 +256,9 @@ def test_an_answer_to_an_older_question_elects_nobody() -> None:
 def test_an_older_record_that_arrives_late_changes_nothing() -> None:
     c = cluster()
     m, name, meta = machine(c)
-    old = c.store.topic("t")
+    old = c.store.records.topic("t")
     assert old is not None
-    c.store.replace_partition("t", name.uid, 0, replace(meta, epoch=meta.epoch + 1, leader=2))
+    c.store.records.replace_partition("t", name.uid, 0, replace(meta, epoch=meta.epoch + 1, leader=2))
     m.step(metadata(c), c.now)
     m.step(TopicRead("t", old), c.now)
     assert m.parts[name].meta.epoch == meta.epoch + 1
@@ -274,8 +274,8 @@ def test_a_change_that_was_refused_is_followed_by_a_read_and_another_try() -> No
     assert not puts(m.step(Tick(), c.now + 0.03)), "one at a time"
     actions = m.step(PutDone(name, "refused"), c.now + 0.04)
     assert ReadTopic("t") in actions and not puts(actions)
-    newer = c.store.replace_partition("t", name.uid, 0, meta)
-    (again,) = puts(m.step(TopicRead("t", c.store.topic("t")), c.now + 0.05))
+    newer = c.store.records.replace_partition("t", name.uid, 0, meta)
+    (again,) = puts(m.step(TopicRead("t", c.store.records.topic("t")), c.now + 0.05))
     assert again.meta.version == newer.version != put.meta.version
 
 
@@ -359,7 +359,7 @@ def test_a_transfer_waits_until_the_successor_has_everything() -> None:
     name = next(iter(c.parts()))
     meta = c.meta("t")
     target = meta.replicas[1]
-    c.store.replace_partition("t", name.uid, 0, replace(meta, successor=target))
+    c.store.records.replace_partition("t", name.uid, 0, replace(meta, successor=target))
     meta = c.meta("t")
     m = ControllerMachine(c.now, QUICK)
     assert not probes(m.step(metadata(c), c.now))
@@ -384,7 +384,7 @@ def test_a_leader_that_hands_over_by_itself_is_an_election_to_tell_of() -> None:
     target = meta.replicas[1]
     registration = c.nodes[target].info.registration
     new = replace(meta, leader=target, epoch=meta.epoch + 1, registration=registration)
-    c.store.replace_partition("t", name.uid, 0, new)
+    c.store.records.replace_partition("t", name.uid, 0, new)
     said = [action for action in m.step(metadata(c), c.now) if isinstance(action, Say)]
     assert [(say.event, say.fields["why"], say.fields["epoch"]) for say in said] == [
         ("leader_elected", "handed over", meta.epoch + 1)
@@ -396,7 +396,7 @@ def test_a_transfer_that_takes_too_long_is_given_up() -> None:
     name = next(iter(c.parts()))
     before = c.meta("t")
     c.nodes[before.replicas[1]].silent = True
-    c.store.replace_partition("t", name.uid, 0, replace(before, successor=before.replicas[1]))
+    c.store.records.replace_partition("t", name.uid, 0, replace(before, successor=before.replicas[1]))
     c.run(5.0)
     after = c.meta("t")
     assert after.successor == 0 and after.epoch == before.epoch and c.events("transfer_given_up")
@@ -405,7 +405,7 @@ def test_a_transfer_that_takes_too_long_is_given_up() -> None:
 def test_balance_can_be_paused() -> None:
     c = cluster()
     first = c.meta("t").replicas[0]
-    c.store.put_intent(BALANCE, {"paused": True})
+    c.store.intents.put(BALANCE, {"paused": True})
     c.kill(first)
     c.run(4.0)
     c.restart(first)

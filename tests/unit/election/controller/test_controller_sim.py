@@ -83,7 +83,7 @@ def test_a_node_is_emptied_while_others_die(seed: int) -> None:
     c = Cluster(seed, nodes=5, limits=LIMITS)
     c.create("a", partitions=4)
     c.run(1.0)
-    c.store.put_intent(decommission_name(5), {"node": 5})
+    c.store.intents.put(decommission_name(5), {"node": 5})
     for _ in range(4):
         c.publish()
         c.run(1.0)

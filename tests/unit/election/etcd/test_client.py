@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import subprocess
 import sys
 import threading
@@ -14,12 +15,16 @@ from typing import Any
 import grpc
 import pytest
 
+from nsqha.clock import SystemClock
 from nsqha.election.etcd import binary as etcd_binary
 from nsqha.election.etcd import bridge as etcd_bridge
 from nsqha.election.etcd import keys as etcd_keys
+from nsqha.election.etcd.calls import read_ranges
 from nsqha.election.etcd.client import Compacted, EtcdClient, EtcdOptions, Full, _meaning
-from nsqha.election.etcd.store import EtcdStore
+from nsqha.election.etcd.records import EtcdRecords
+from nsqha.election.etcd.session import EtcdSessions
 from nsqha.election.model import PartitionMeta
+from nsqha.election.session import View
 from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata, Unavailable
 
 Code = grpc.StatusCode
@@ -281,16 +286,16 @@ class History(EtcdClient):
 
 def test_several_ranges_are_of_one_revision_also_if_it_is_compacted_meanwhile() -> None:
     """And they are no transaction: an old etcd does not survive a client that goes away during one that only reads."""
-    requests = [etcd_keys.get(key).request_range for key in (b"a", b"b", b"c")]
+    gets = [etcd_keys.get(key) for key in (b"a", b"b", b"c")]
     etcd = History(forgets_after=0)
-    found, header = etcd.ranges(*requests)
+    found, header = read_ranges(etcd, *gets)
     assert found == [[(b"a", 11)], [(b"b", 11)], [(b"c", 11)]]
     assert header.revision == 11
     etcd = History(forgets_after=3)
-    found, header = etcd.ranges(*requests)
+    found, header = read_ranges(etcd, *gets)
     assert found == [[(key, header.revision)] for key in (b"a", b"b", b"c")]
     assert [key for key, _ in etcd.asked] == [b"a", b"b", b"c", b"a", b"b", b"c"]
-    assert all(request.revision == 0 for request in requests), "what is asked is not changed"
+    assert all(get.request_range.revision == 0 for get in gets), "what is asked is not changed"
 
 
 class NoRoom(EtcdClient):
@@ -311,10 +316,10 @@ class NoRoom(EtcdClient):
         return SimpleNamespace(kvs=kvs if self.found else [])
 
 
-def store_on(client: EtcdClient) -> EtcdStore:
-    store = EtcdStore.__new__(EtcdStore)
-    store._keys, store._client = etcd_keys.Keys("c"), client
-    return store
+def records_in(client: EtcdClient) -> EtcdRecords:
+    keys = etcd_keys.Keys("c")
+    sessions = EtcdSessions(client, keys, SystemClock(), print)
+    return EtcdRecords(client, keys, random.Random(1), sessions=sessions, known=View)
 
 
 @pytest.mark.parametrize(("found", "meaning"), [(5, Unavailable), (6, Full), (0, Full), (None, Full)])
@@ -322,17 +327,17 @@ def test_a_change_without_room_in_etcd_is_unknown_unless_the_record_is_untouched
     found: int | None, meaning: type[Exception]
 ) -> None:
     with pytest.raises(meaning) as error:
-        store_on(NoRoom(found)).replace_partition("t", 1, 0, PartitionMeta(version=5))
+        records_in(NoRoom(found)).replace_partition("t", 1, 0, PartitionMeta(version=5))
     assert type(error.value) is meaning
 
 
 def test_an_etcd_without_room_is_not_asked_for_a_fence_again_and_again() -> None:
     client = NoRoom(5)
     with pytest.raises(Full):
-        store_on(client).fence_partition("t", 1, 0, 5)
+        records_in(client).fence_partition("t", 1, 0, 5)
     assert client.changes == 1
     client.found = 6
-    assert store_on(client).fence_partition("t", 1, 0, 5).version == 6, "it can be seen that none is needed"
+    assert records_in(client).fence_partition("t", 1, 0, 5).version == 6, "it can be seen that none is needed"
 
 
 def test_no_transaction_only_reads() -> None:

@@ -76,15 +76,15 @@ def test_a_topic_whose_tombstone_could_not_be_forgotten_can_be_made_again(tmp_pa
     async def story() -> None:
         async with running(tmp_path) as broker:
             await broker.publishing.publish("t", ONE)
-            forget = broker.parts.store.forget_tombstone
-            Gate.at(broker.parts.store, "forget_tombstone", error=AppendFailed("disk full"))
+            forget = broker.parts.store.records.forget_tombstone
+            Gate.at(broker.parts.store.records, "forget_tombstone", error=AppendFailed("disk full"))
             await broker.topics.delete_topic("t")
             assert "t" not in broker.topics
             await broker.publishing.publish("t", ONE)
-            broker.parts.store.forget_tombstone = forget  # type: ignore[method-assign]
+            broker.parts.store.records.forget_tombstone = forget  # type: ignore[method-assign]
         async with running(tmp_path) as broker:
             assert led(broker).log.end.offset == 1
-            assert broker.parts.store.tombstones() == {}
+            assert broker.parts.store.records.tombstones() == {}
 
     asyncio.run(story())
 
@@ -104,9 +104,9 @@ def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: P
             patch.setattr(LogFolders, "remove", stays)
             async with running(tmp_path) as broker:
                 assert led(broker).log.end.offset == 1
-                assert [tombstone.name for tombstone in broker.parts.store.tombstones().values()] == ["gone"]
+                assert [tombstone.name for tombstone in broker.parts.store.records.tombstones().values()] == ["gone"]
         async with running(tmp_path) as broker:
-            assert broker.parts.store.tombstones() == {}
+            assert broker.parts.store.records.tombstones() == {}
             assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
             assert len(broker.parts.journal.records()) == 1
 
@@ -142,7 +142,7 @@ def test_nobody_waits_while_the_files_of_a_large_topic_go(tmp_path: Path, monkey
             assert not deletion.done() and not removed
             gate.set()
             await deletion
-            assert len(removed) == 8 + 1 and broker.parts.store.tombstones() == {}
+            assert len(removed) == 8 + 1 and broker.parts.store.records.tombstones() == {}
             assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
 
     asyncio.run(story())
@@ -154,7 +154,7 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
             await broker.publishing.publish("t", ONE)
-            gate = Gate.at(broker.parts.store, "delete_topic")
+            gate = Gate.at(broker.parts.store.records, "delete_topic")
             asker = asyncio.create_task(broker.topics.delete_topic("t"))
             await gate.until_reached()
             asker.cancel()
@@ -171,7 +171,7 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
 @on_a_broker
 async def test_a_deletion_that_the_metadata_refused_leaves_the_topic_as_it_was(broker: Broker):
     await broker.publishing.publish("t", ONE)
-    Gate.at(broker.parts.store, "delete_topic", error=AppendFailed("disk full"))
+    Gate.at(broker.parts.store.records, "delete_topic", error=AppendFailed("disk full"))
     with pytest.raises(AppendFailed):
         await broker.topics.delete_topic("t")
     await broker.publishing.publish("t", ONE)
@@ -194,7 +194,7 @@ async def test_a_deletion_under_load_does_not_poison_the_node(broker: Broker):
 @on_a_broker
 async def test_metadata_that_can_not_be_written_closes_the_node(broker: Broker):
     await broker.publishing.publish("t", ONE)
-    Gate.at(broker.parts.store, "replace", error=Poisoned("fdatasync failed"))
+    Gate.at(broker.parts.store.records, "replace", error=Poisoned("fdatasync failed"))
     with pytest.raises(Poisoned):
         await broker.channels.create("t", "c")
     assert broker.availability.failure is not None
@@ -226,7 +226,7 @@ def test_a_stop_waits_for_a_topic_that_is_being_made(tmp_path: Path):
             broker = await start(tmp_path)
             for n in range(3):
                 await broker.publishing.publish(f"t{n}", ONE)
-            gate = Gate.at(broker.parts.store, "create_topic")
+            gate = Gate.at(broker.parts.store.records, "create_topic")
             publish = asyncio.create_task(broker.publishing.publish("late", ONE))
             await gate.until_reached()
             stop = asyncio.create_task(broker.stop())
@@ -317,7 +317,7 @@ async def test_who_subscribes_while_the_last_consumer_leaves_stays(broker: Broke
 @on_a_broker
 async def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(broker: Broker):
     first = await subscribed(broker, "t", "c")
-    gate = Gate.at(broker.parts.store, "replace")
+    gate = Gate.at(broker.parts.store.records, "replace")
     deletion = asyncio.create_task(broker.channels.delete("t", "c"))
     await gate.until_reached()
     late = asyncio.create_task(subscribed(broker, "t", "c"))
@@ -354,7 +354,7 @@ async def test_an_ephemeral_topic_goes_with_its_last_channel(broker: Broker):
 async def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(broker: Broker):
     await broker.topics.ensure_topic("t")
     await broker.channels.create("t", "c")
-    gate = Gate.at(broker.parts.store, "delete_topic")
+    gate = Gate.at(broker.parts.store.records, "delete_topic")
     deletion = asyncio.create_task(broker.topics.delete_topic("t"))
     await gate.until_reached()
     broker.topics["t"].deleting = False  # as it was when the pause was asked for

@@ -23,9 +23,9 @@ from tests.unit.server.replica_rig import FakePeers, pause, run
 
 
 def cluster(store: Any = None) -> Membership:
-    """What a test does not need of the store and the node is not there; `store.view` may be set later."""
+    """What a test does not need of the store and the node is not there; `store.watch.view` may be set later."""
     return Membership(
-        cast(Any, store or SimpleNamespace()),
+        cast(Any, store or SimpleNamespace(watch=SimpleNamespace())),
         loop=asyncio.get_running_loop(),
         clock=ManualClock(),
         node=1,
@@ -37,7 +37,7 @@ def cluster(store: Any = None) -> Membership:
 
 
 def placement(made: Membership) -> ClusterPlacement:
-    nothing = cast(Any, SimpleNamespace(options=None, rng=None, metadata=SimpleNamespace(store=None), changes=None))
+    nothing = cast(Any, SimpleNamespace(options=None, rng=None, metadata=SimpleNamespace(records=None), changes=None))
     return ClusterPlacement(nothing, nothing, made)
 
 
@@ -108,7 +108,7 @@ def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(err
         made = cluster()
         tombstones = {uid: Tombstone(f"old{uid}", uid, 1, (1,)) for uid in (5, 6)}
         view = View(9, {"t": Versioned(TopicRecord("t", 7, 1), 8)}, tombstones)
-        cast(Any, made.store).view = lambda: view
+        cast(Any, made.store).watch.view = lambda: view
         settled: list[str] = []
 
         async def recover(topic: Versioned[TopicRecord]) -> None:
@@ -156,7 +156,7 @@ def test_roles_are_taken_while_a_change_waits_for_a_node_that_is_gone() -> None:
         made.topics = cast(Any, Topics({"e#ephemeral": "the topic", "f#ephemeral": "another"}))
         made.replicas = cast(Any, SimpleNamespace(settle=settle, nodes_changed=lambda: None))
         view = View(topics={"t": Versioned(TopicRecord("t", 5, 3), 1)})
-        cast(Any, made.store).view = lambda: view
+        cast(Any, made.store).watch.view = lambda: view
         task = asyncio.ensure_future(made.news.follow())
         for names in (("topics/e#ephemeral", "topics/t"), ("",)):
             for name in names:
@@ -193,11 +193,12 @@ class FlakyStore:
         self.failures = failures
         self.lost: list[Any] = []
         self.closed = 0
+        self.watch = self.sessions = self
 
     def view(self) -> View:
         return View(topics={"t": Versioned(TopicRecord("t", 5, 3), 1)})
 
-    def open_session(self, *, ttl_s: float, lost: Any) -> Any:
+    def open(self, *, ttl_s: float, lost: Any) -> Any:
         self.lost.append(lost)
         return self
 
@@ -272,7 +273,7 @@ def test_a_topic_is_over_where_the_watch_is_behind_its_record_and_does_not_have_
     async def scenario() -> None:
         made = cluster()
         topics = {"t": Versioned(TopicRecord("t", uid, 3), 5)} if uid else {}
-        cast(Any, made.store).view = lambda: View(revision, topics)
+        cast(Any, made.store).watch.view = lambda: View(revision, topics)
         assert placement(made).has_seen_end_of(Versioned(TopicRecord("t", 7, 3), 9)) is over
 
     run(scenario)
@@ -282,7 +283,7 @@ def test_only_a_partition_made_below_its_floor_has_acknowledged_nothing() -> Non
     async def scenario() -> None:
         made = cluster()
         nodes = {n: NodeInfo(n, host=f"h{n}") for n in (1, 2, 3)}
-        cast(Any, made.store).view = lambda: SimpleNamespace(nodes=nodes, topics={})
+        cast(Any, made.store).watch.view = lambda: SimpleNamespace(nodes=nodes, topics={})
         made.replicas = cast(Any, SimpleNamespace(registration=4))
         made.registration.info = nodes[1]
         three = placement(made).placed(TopicSettings(partitions=2), {0: 77})
@@ -303,7 +304,7 @@ def test_hints_say_where_to_send_and_not_who_leads_by_the_record() -> None:
             return View(topics={"t": Versioned(record, 1)}, nodes=nodes)
 
         view = view_of(4)
-        cast(Any, made.store).view = lambda: view
+        cast(Any, made.store).watch.view = lambda: view
         by_record = LeaderAt(2, "n2:4152", "n2:4153", 4, 5)
         assert made.leaders.leader("t", 0) == made.leaders.recorded("t", 0) == by_record
         hint = LeaderAt(3, "n3:4152", "n3:4153", 5, 5)

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from nsqha.election.memory import MemoryStore
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
-from nsqha.election.store import MemoryStore
 from nsqha.errors import NotFound, Unavailable
 from nsqha.server.routing.leaders import Administration
 from nsqha.server.runtime.metadata import NodeMetadata as RealMetadata
@@ -22,7 +22,7 @@ class NodeMetadata:
     """One record, and who is alive."""
 
     def __init__(self, record: TopicRecord, nodes: dict[int, NodeInfo]) -> None:
-        self.store = SimpleNamespace(topic=lambda name: Versioned(record, 2), nodes=lambda: nodes)
+        self.records = SimpleNamespace(topic=lambda name: Versioned(record, 2), nodes=lambda: nodes)
 
     async def read(self, read: Callable[[], Any]) -> Any:
         return read()
@@ -95,12 +95,12 @@ def test_what_a_node_believes_to_be_so_already_is_looked_at_in_the_store() -> No
 
         store = MemoryStore(random.Random(1))
         journal = SimpleNamespace(stage_revision=lambda revision: None)
-        metadata = RealMetadata(store, at_once, cast(Any, journal), lambda error: None)
-        made = store.create_topic("t", TopicSettings())
+        metadata = RealMetadata(store.records, at_once, cast(Any, journal), lambda error: None)
+        made = store.records.create_topic("t", TopicSettings())
         paused = await metadata.change_channels(made, lambda channels: channels.with_topic_paused(True))
         await metadata.change_channels(paused, lambda channels: channels.with_topic_paused(False))
         again = await metadata.change_channels(paused, lambda channels: channels.with_topic_paused(True))
-        now = store.topic("t")
+        now = store.records.topic("t")
         assert now is not None and now.record.channels.paused and again.version == now.version
         assert await metadata.change_channels(again, lambda channels: channels) == now, "nothing to do"
 

@@ -164,7 +164,7 @@ async def test_publishers_choose_anew_among_all(broker: Broker) -> None:
 @on_a_broker
 async def test_a_lost_race_is_tried_again(broker: Broker) -> None:
     await publish(broker, 1)
-    put = broker.parts.store.replace
+    put = broker.parts.store.records.replace
     races = [1, 1]
 
     def replace_later(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ async def test_a_lost_race_is_tried_again(broker: Broker) -> None:
             raise Conflict("somebody was faster")
         return put(*args, **kwargs)
 
-    broker.parts.store.replace = replace_later  # type: ignore[method-assign]
+    broker.parts.store.records.replace = replace_later  # type: ignore[method-assign]
     await broker.topics.change_settings("t", {"partitions": 2})
     assert len(broker.topics.topic("t").led) == 2
     assert not races

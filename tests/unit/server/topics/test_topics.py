@@ -27,8 +27,8 @@ class Metadata:
     """Records as they are now; `races`: what somebody else makes just before we do."""
 
     def __init__(self) -> None:
-        self.store = self
-        self.records: dict[str, Versioned[TopicRecord]] = {}
+        self.records = self
+        self.stored: dict[str, Versioned[TopicRecord]] = {}
         self.races: list[Versioned[TopicRecord]] = []
         self.tombstones: dict[int, Tombstone] = {}
 
@@ -38,17 +38,17 @@ class Metadata:
     write = read
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
-        return self.records.get(name)
+        return self.stored.get(name)
 
     def create_topic(
         self, name: str, settings: TopicSettings, *, partitions: Any, channels: ChannelList
     ) -> Versioned[TopicRecord]:
         if self.races:
-            self.records[name] = self.races.pop()
-        if name in self.records:
+            self.stored[name] = self.races.pop()
+        if name in self.stored:
             raise Conflict(f"topic {name} exists already")
-        self.records[name] = Versioned(TopicRecord(name, 7, 3, settings, channels), 1)
-        return self.records[name]
+        self.stored[name] = Versioned(TopicRecord(name, 7, 3, settings, channels), 1)
+        return self.stored[name]
 
     def delete_topic(self, name: str) -> None:
         self.tombstones[7] = Tombstone(name, 7, 1, (1,))
@@ -278,7 +278,7 @@ def test_a_topic_begins_with_the_channels_that_lookup_daemons_of_others_know() -
         found = topic.record.channels
         assert sorted(found.channels) == ["archive", "metrics"] and found.version > 0
         assert len({info.uid for info in found.channels.values()}) == 2
-        assert rig.metadata.records["t"].record.channels == found, "in the record that makes it, not later"
+        assert rig.metadata.stored["t"].record.channels == found, "in the record that makes it, not later"
 
     run(scenario)
 
