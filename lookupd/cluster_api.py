@@ -131,13 +131,13 @@ class ClusterApi:
         if term is not None:
             machine = term.machine
             for move, name in zip(moves, sorted(intents.moves), strict=True):
-                seen = machine.seen.get(name, {})
+                seen = machine.state.seen.get(name, {})
                 move["ends"] = {f"{uid:016x}": report.end for uid, report in sorted(seen.items())}
             found["links"] = [f"{uid:016x}" for uid in term.links.open]
-            found["silent"] = [f"{uid:016x}" for uid in sorted(machine.standing.silent)]
+            found["silent"] = [f"{uid:016x}" for uid in sorted(machine.state.standing.silent)]
             found["rounds"] = [
                 {**_named(name), "kind": round_.kind, "why": round_.why, "waiting": round_.waiting}
-                for name, round_ in sorted(machine.rounds.items())
+                for name, round_ in sorted(machine.state.rounds.items())
             ]
         return found
 
@@ -314,7 +314,9 @@ class _ClusterMetrics(Collector):
                 "Replicas that topics require and that have no node.",
                 self._owed(),
             ),
-            _gauge("controller_rounds", "Partitions that wait for a leader.", len(term.machine.rounds) if term else 0),
+            _gauge(
+                "controller_rounds", "Partitions that wait for a leader.", len(term.machine.state.rounds) if term else 0
+            ),
             _counter("controller_terms", "Times this process became controller.", counts.terms),
             _counter("possible_losses", "Elections that may have lost messages.", counts.possible_losses),
             _counter("controller_probes", "Times that a node was asked what it has.", counts.probes),

@@ -366,7 +366,7 @@ class Term:
             self._stop(f"{type(error).__name__}: {error}")
 
     async def _probe(self, probe: Probe) -> None:
-        counts, node = self._shell.counts, self.machine.nodes.get(probe.node)
+        counts, node = self._shell.counts, self.machine.state.nodes.get(probe.node)
         counts.probes += 1
         keys = [pb.PartitionKey(topic_uid=uid, partition=number) for uid, number in probe.keys or (NO_PARTITION,)]
         request = pb.StatusRequest(cluster_id=self._cluster_id, keys=keys)

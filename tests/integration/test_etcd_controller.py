@@ -153,7 +153,7 @@ def test_a_deleted_topic_is_forgotten_by_the_controller(etcd: EtcdServer, open_s
             world.create()
             await world.led()
             world.store.records.delete_topic("t")
-            await world.until(lambda: shell.term is not None and not shell.term.machine.parts)
+            await world.until(lambda: shell.term is not None and not shell.term.machine.state.parts)
             try:
                 world.store.records.delete_topic("t")
             except NotFound:

@@ -12,7 +12,7 @@ from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.lookup import LogReader
 from nsqha.cursor import loading
 from nsqha.election import elect
-from nsqha.election.controller import controller
+from nsqha.election.controller import elections
 from nsqha.election.unclean import elect_unclean
 from nsqha.server.integrity.corrupt_ranges import CorruptRanges
 from nsqha.server.integrity.peer_repair import Repairer, is_lost
@@ -154,7 +154,7 @@ def elected_without_an_operator() -> Iterator[None]:
         return chosen if isinstance(unclean, str) else elect.Elected(unclean.meta)
 
     original = elect.choose
-    with patch.object(controller, "choose", choose):
+    with patch.object(elections, "choose", choose):
         yield
 
 

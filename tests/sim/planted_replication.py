@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.election import elect
-from nsqha.election.controller import controller
+from nsqha.election.controller import elections
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.replication.acceptance import Accepted, Fenced
 from nsqha.replication.isr import IsrKeeper, ProposalRefused
@@ -105,7 +105,7 @@ def elected_outside_the_isr() -> Iterator[None]:
         return elect.Elected(elect._led(ballot, outside[0], {**meta.isr, outside[0]: 0}))
 
     original = elect.choose
-    with patch.object(controller, "choose", choose):
+    with patch.object(elections, "choose", choose):
         yield
 
 

@@ -67,7 +67,7 @@ def test_a_leader_that_still_answers_keeps_its_epoch() -> None:
     c.feed(Suspect(before.leader, "stream ended"))
     c.run(1.0)
     assert c.meta("t").epoch == before.epoch
-    assert not c.machine.rounds
+    assert not c.machine.state.rounds
 
 
 def test_a_silent_host_is_replaced_after_the_doubt() -> None:
@@ -172,7 +172,7 @@ def test_a_record_that_is_missing_ends_the_work_and_nothing_else() -> None:
     c = cluster()
     c.store.records.delete_topic("t")
     c.run(1.0)
-    assert not c.machine.parts and not c.machine.rounds
+    assert not c.machine.state.parts and not c.machine.state.rounds
 
 
 def test_ephemeral_topics_are_their_nodes_business() -> None:
@@ -250,7 +250,7 @@ def test_an_answer_to_an_older_question_elects_nobody() -> None:
     m.step(answer(c, before[meta.leader]), c.now + 0.01)  # the leader is fine, and only then dies
     m.step(Suspect(meta.leader, "reset"), c.now + 0.02)
     m.step(answer(c, before[other]), c.now + 0.03)
-    assert not m.rounds[name].reports
+    assert not m.state.rounds[name].reports
 
 
 def test_an_older_record_that_arrives_late_changes_nothing() -> None:
@@ -261,7 +261,7 @@ def test_an_older_record_that_arrives_late_changes_nothing() -> None:
     c.store.records.replace_partition("t", name.uid, 0, replace(meta, epoch=meta.epoch + 1, leader=2))
     m.step(metadata(c), c.now)
     m.step(TopicRead("t", old), c.now)
-    assert m.parts[name].meta.epoch == meta.epoch + 1
+    assert m.state.parts[name].meta.epoch == meta.epoch + 1
 
 
 def test_a_change_that_was_refused_is_followed_by_a_read_and_another_try() -> None:
@@ -301,7 +301,7 @@ def test_a_leader_whose_own_answer_is_of_another_life_is_replaced() -> None:
     asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
     told = replace(answer(c, asked[meta.leader]), registration=meta.registration + 100)
     m.step(told, c.now + 0.01)
-    assert m.rounds[name].kind == "elect" and m.rounds[name].why == "leader restarted"
+    assert m.state.rounds[name].kind == "elect" and m.state.rounds[name].why == "leader restarted"
 
 
 def test_a_leader_that_its_followers_lost_is_replaced_though_it_answers() -> None:
@@ -326,7 +326,7 @@ def test_a_leader_that_was_cut_off_can_lead_again_once_it_has_restarted() -> Non
             c.feed(Blamed(uid, frozenset({before.leader})))
             c.nodes[uid].silent = True
     c.run(3.0)
-    assert [r.why for r in c.machine.rounds.values()] == ["leader is cut off from its followers"]
+    assert [r.why for r in c.machine.state.rounds.values()] == ["leader is cut off from its followers"]
     assert c.meta("t").epoch == before.epoch, "nor can it as long as it is cut off"
     c.nodes[before.leader].session.close()
     c.start(before.leader)

@@ -1,0 +1,144 @@
+"""What is decided on one partition: whether it needs another leader, which one, and leaderships that move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nsqha.election.controller.events import Say
+from nsqha.election.controller.rounds import Round, TopicPartition
+from nsqha.election.controller.state import ControllerState, text_of
+from nsqha.election.elect import Ballot, Elected, Wait, choose
+from nsqha.election.placement import PartitionName
+
+
+class Elections:
+    """Another leader, in place of one that is gone or does not lead."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+
+    def reason(self, part: TopicPartition, now: float) -> str:
+        """Why the partition needs another leader, or another epoch; empty if it does not."""
+        state = self._state
+        meta = part.meta
+        if not meta.replicas:
+            return ""
+        if meta.leader == 0:
+            return "no leader yet"
+        node = state.nodes.get(meta.leader)
+        if node is None:
+            return "leader is gone"
+        if state.standing.restarted(meta):
+            return "leader restarted"
+        if node.poisoned:
+            return "leader's disk is closed"
+        if meta.leader in state.standing.silent:
+            return "leader does not answer"
+        if state.leader_check.does_not_lead(part.name, meta):
+            return "leader does not lead"
+        if state.standing.cut_off(meta, now, after=state.limits.blamed_s):
+            return "leader is cut off from its followers"
+        return ""
+
+    def elect(self, part: TopicPartition, round_: Round, now: float) -> None:
+        state = self._state
+        meta = part.meta
+        reports = dict(round_.reports)
+        dead = set()
+        if round_.why != "leader restarted" and meta.leader:
+            dead.add(meta.leader)
+        if round_.why == "leader is cut off from its followers":
+            reports.pop(meta.leader, None)
+        mine = reports.get(meta.leader)
+        if mine is not None and mine.log_uid != meta.isr.get(meta.leader):
+            dead.add(meta.leader)
+        found = choose(
+            Ballot(
+                meta,
+                part.sync,
+                reports,
+                frozenset(round_.failed | (set(meta.isr) - set(state.nodes))),
+                state.nodes,
+                round_.since,
+                now,
+                frozenset(dead),
+                state.planner.avoided(state.nodes),
+            )
+        )
+        if isinstance(found, Elected):
+            registered = {found.leader: found.meta.registration}
+            state.put(
+                part.name, found.meta, round_.why, now, since=round_.since, registered=registered, loss=found.loss
+            )
+        else:
+            self._wait(part, round_, found, now)
+
+    def _wait(self, part: TopicPartition, round_: Round, wait: Wait, now: float) -> None:
+        state = self._state
+        state.wake_at(now + state.limits.ask_again_s if wait.until is None else wait.until)
+        if wait.why != round_.waiting and (wait.operator or now - round_.since > 1.0):
+            round_.waiting = wait.why
+            event, level = ("operator_needed", "error") if wait.operator else ("election_waits", "warning")
+            name = part.name
+            text = f"{text_of(name)} ({round_.why}): {wait.why}"
+            state.actions.append(
+                Say(event, text, level, {"topic": name.topic, "partition": name.number, "why": wait.why})  # type: ignore[arg-type]
+            )
+
+
+class LeaderTransfers:
+    """The lead passes to a successor that the record names."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._after: dict[PartitionName, float] = {}  # no transfer is begun again before
+
+    def forget(self, name: PartitionName) -> None:
+        self._after.pop(name, None)
+
+    def begin(self, name: PartitionName, target: int, now: float) -> None:
+        state = self._state
+        if state.free(name) and name not in state.rounds and now >= self._after.get(name, 0.0):
+            meta = state.parts[name].meta
+            if meta.leader != target and not meta.successor:
+                state.put(name, replace(meta, successor=target), "transfer_begins", now)
+
+    def go_on(self, part: TopicPartition, round_: Round, now: float) -> None:
+        meta, state = part.meta, self._state
+        node, leader = state.nodes.get(meta.successor), state.nodes.get(meta.leader)
+        theirs, ours = round_.reports.get(meta.successor), round_.reports.get(meta.leader)
+        fit = node is not None and not node.poisoned and not node.leaving and meta.successor in meta.isr
+        late = now - round_.since > state.limits.transfer_s
+        forced = late and leader is not None and leader.leaving
+        if node is not None and fit and theirs is not None and theirs.registration == node.registration:
+            ready = theirs.log_uid == meta.isr[meta.successor] and not theirs.poisoned and not theirs.corrupt
+            equal = ours is not None and ours.leading and ours.reach == theirs.reach
+            if ready and (equal or forced):
+                epoch = max(meta.epoch, theirs.promise, ours.promise if ours else 0) + 1
+                new = replace(meta, leader=meta.successor, epoch=epoch, registration=node.registration, successor=0)
+                registered = {node.node_uid: node.registration}
+                state.put(part.name, new, "transfer", now, since=round_.since, registered=registered)
+                return
+        if not fit or late:
+            self._after[part.name] = now + state.limits.transfer_pause_s
+            text = f"{text_of(part.name)}: node {state.name(meta.successor)} could not take the lead in time"
+            state.say("transfer_given_up", text, "warning", topic=part.name.topic, partition=part.name.number)
+            state.put(part.name, replace(meta, successor=0), "transfer_given_up", now)
+            return
+        state.wake_at(now + state.limits.transfer_ask_s)
+
+    def leader_leaves(self, part: TopicPartition, now: float) -> None:
+        """A leader that shuts down and has not handed over by itself."""
+        meta, state = part.meta, self._state
+        since = state.standing.leaving.get(meta.leader)
+        if since is None:
+            return
+        due = since + state.limits.handover_s
+        if now < due:
+            state.wake_at(due)
+            return
+        avoided = state.planner.avoided(state.nodes)
+        for uid in meta.replicas:
+            if uid in meta.isr and uid in state.nodes and uid not in avoided and uid not in state.standing.silent:
+                self.begin(part.name, uid, now)
+                return

@@ -1,0 +1,143 @@
+"""Requests to nodes, and what their answers, silence and accusations say about partitions.
+
+Each method returns the partitions to look at again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from nsqha.election.controller.events import Answered
+from nsqha.election.controller.pending_probes import PendingProbes
+from nsqha.election.controller.rounds import OpenProbe, Round
+from nsqha.election.controller.state import ControllerState
+from nsqha.election.model import PartitionMeta
+from nsqha.election.placement import PartitionName
+from nsqha.ids import PartitionKey
+
+
+class Probing:
+    """Asks nodes what they have, and takes what comes back."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._probes = PendingProbes(state.limits)
+
+    def suspect(self, node: int, why: str, now: float) -> Iterable[PartitionName]:
+        state = self._state
+        if not state.standing.suspect(node, now):
+            return ()
+        state.say("node_suspected", f"node {state.name(node)} is suspected: {why}", "warning", node=node, why=why)
+        # The node is asked even if it leads nothing, so that the suspicion ends.
+        self._probe(node, [state.parts[name].key for name in state.led[node]], now, urgent=True)
+        return state.led[node]
+
+    def blamed(self, by: int, nodes: frozenset[int], now: float) -> Iterable[PartitionName]:
+        state = self._state
+        forgiven, anew = state.standing.blamed(by, nodes, now)
+        dirty: set[PartitionName] = set().union(*(state.led[node] for node in forgiven))
+        for node in anew:
+            dirty.update(self.suspect(node, f"node {state.name(by)} lost it", now))
+        state.wake_at(now + state.limits.blamed_s)
+        return dirty
+
+    def answered(self, event: Answered, now: float) -> Iterable[PartitionName]:
+        state = self._state
+        asked, dirty = self._returned(event.number, event.node)
+        node = event.node
+        if state.standing.answered(node, event.registration):
+            dirty |= state.led[node]
+        for key in asked.keys if asked else ():
+            name = state.names.get(key)
+            if name is None:
+                continue
+            dirty.add(name)
+            report = event.reports.get(key)
+            if report is None:
+                state.seen.get(name, {}).pop(node, None)
+            else:
+                state.seen.setdefault(name, {})[node] = report
+            state.leader_check.answered(state.parts[name], node, report, now)
+            round_ = state.rounds.get(name)
+            if round_ is not None and asked is not None and asked.sent >= round_.since:
+                round_.heard[node] = now
+                round_.failed.discard(node)
+                if report is not None:
+                    round_.reports[node] = report
+        return dirty
+
+    def not_answered(self, number: int, node: int, why: str, now: float) -> Iterable[PartitionName]:
+        state = self._state
+        asked, dirty = self._returned(number, node)
+        for key in asked.keys if asked else ():
+            name = state.names.get(key)
+            round_ = state.rounds.get(name) if name is not None else None
+            if name is not None and round_ is not None:
+                round_.heard[node] = now
+                round_.failed.add(node)
+                round_.reports.pop(node, None)
+                dirty.add(name)
+        if state.standing.not_answered(node):
+            state.say("node_silent", f"node {state.name(node)} does not answer: {why}", "warning", node=node, why=why)
+            dirty |= state.led[node]
+        return dirty
+
+    def audit(self, now: float) -> None:
+        state = self._state
+        keys = {uid: [state.parts[name].key for name in state.led[uid]] for uid in state.nodes}
+        for name, wanted in state.planner.moves.items():
+            for uid in wanted:
+                if name in state.parts and uid in keys:
+                    keys[uid].append(state.parts[name].key)
+        for uid, asked in keys.items():
+            if asked and uid not in state.standing.silent:
+                self._probe(uid, state.leader_check.turn(uid, asked), now)
+
+    def ask_silent(self, now: float) -> None:
+        """Ask the nodes that do not answer whether they are back."""
+        for node in [uid for uid in self._state.standing.silent if uid in self._state.nodes]:
+            self._probe(node, [], now)
+
+    def ask(self, names: Iterable[PartitionName], now: float) -> None:
+        """Probe whoever the rounds have not heard for a while."""
+        state = self._state
+        wanted: dict[tuple[int, bool], list[PartitionName]] = defaultdict(list)
+        for name in names:
+            round_, part = state.rounds[name], state.parts[name]
+            if name in state.puts:
+                continue
+            due = round_.since + state.limits.handover_s
+            if round_.kind == "transfer" and now < due:
+                state.wake_at(due)
+                continue
+            again = state.limits.transfer_ask_s if round_.kind == "transfer" else state.limits.ask_again_s
+            if not part.meta.isr and now - round_.since < 1.0:
+                again = state.limits.begin_ask_s
+            for uid in self._members(part.meta, round_):
+                heard = round_.heard.get(uid)
+                if uid in state.nodes and (heard is None or now - heard >= again):
+                    wanted[uid, round_.kind == "doubt"].append(name)
+            state.wake_at(now + again)
+        for (uid, urgent), waiting in wanted.items():
+            room = state.limits.keys_max
+            if not self._probe(uid, [state.parts[name].key for name in waiting[:room]], now, urgent=urgent):
+                room = 0
+            self._probes.wait(uid, urgent, waiting[room:])
+
+    @staticmethod
+    def _members(meta: PartitionMeta, round_: Round) -> Iterable[int]:
+        if round_.kind == "transfer":
+            return (meta.leader, meta.successor)
+        return meta.isr or meta.replicas
+
+    def _probe(self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False) -> bool:
+        """False: it has not answered the last question yet."""
+        probe = self._probes.ask(node, keys, now, urgent=urgent)
+        if probe is not None:
+            self._state.actions.append(probe)
+        return probe is not None
+
+    def _returned(self, number: int, node: int) -> tuple[OpenProbe | None, set[PartitionName]]:
+        asked, waiting = self._probes.returned(number, node)
+        return asked, {name for name in waiting if name in self._state.parts}

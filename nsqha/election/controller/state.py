@@ -1,0 +1,104 @@
+"""What a term of a controller knows and has under way; its parts share this, and add what they want done."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from nsqha.election.controller.events import Action, PutPartition, Say
+from nsqha.election.controller.leader_check import LeaderCheck
+from nsqha.election.controller.node_health import NodeHealth
+from nsqha.election.controller.planner import Planner, World
+from nsqha.election.controller.rounds import ControllerLimits, Round, TopicPartition
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import NodeInfo, PartitionMeta
+from nsqha.election.placement import PartitionName
+from nsqha.ids import PartitionKey
+
+
+class ControllerState:
+    """Partitions, their rounds and changes, the nodes, and the actions of the present step."""
+
+    def __init__(self, now: float, limits: ControllerLimits) -> None:
+        self.limits = limits
+        self.parts: dict[PartitionName, TopicPartition] = {}
+        self.names: dict[PartitionKey, PartitionName] = {}
+        self.led: defaultdict[int, set[PartitionName]] = defaultdict(set)
+        self.rounds: dict[PartitionName, Round] = {}
+        self.seen: dict[PartitionName, dict[int, ReplicaReport]] = {}  # the last report of each replica
+        self.puts: dict[PartitionName, tuple[PutPartition, float, str]] = {}
+        self.reading: set[str] = set()
+        self.standing = NodeHealth()
+        self.leader_check = LeaderCheck(limits)
+        self.planner = Planner(now, limits.plan)
+        self.picture: World | None = None
+        self.actions: list[Action] = []
+        self.wake = now
+
+    @property
+    def nodes(self) -> Mapping[int, NodeInfo]:
+        """Those that are registered."""
+        return self.standing.nodes
+
+    def free(self, name: PartitionName) -> bool:
+        return name in self.parts and name not in self.puts and name.topic not in self.reading
+
+    def set_meta(self, part: TopicPartition, meta: PartitionMeta) -> None:
+        self.led[part.meta.leader].discard(part.name)
+        if (part.meta.leader, part.meta.epoch) != (meta.leader, meta.epoch):
+            self.rounds.pop(part.name, None)
+            self.leader_check.forget(part.name)
+        part.meta = meta
+        self.picture = None
+        self.led[meta.leader].add(part.name)
+
+    def forget(self, name: PartitionName) -> None:
+        self.picture = None
+        part = self.parts.pop(name, None)
+        if part is not None:
+            self.led[part.meta.leader].discard(name)
+            del self.names[part.key]
+        for held in (self.rounds, self.seen, self.puts):
+            held.pop(name, None)
+        self.leader_check.forget(name)
+
+    def world(self) -> World:
+        if self.picture is None:
+            metas = {name: part.meta for name, part in self.parts.items()}
+            self.picture = World(metas, {name: part.settings for name, part in self.parts.items()}, self.nodes)
+        if not self.puts:
+            return self.picture
+        # What is being written counts as written, or the same work would be planned twice.
+        metas = {**self.picture.metas, **{name: action.meta for name, (action, _, _) in self.puts.items()}}
+        return replace(self.picture, metas=metas)
+
+    def name(self, uid: int) -> str:
+        node = self.nodes.get(uid)
+        return f"{uid:016x} ({node.name})" if node is not None and node.name else f"{uid:016x}"
+
+    def put(
+        self,
+        name: PartitionName,
+        meta: PartitionMeta,
+        why: str,
+        now: float,
+        *,
+        since: float | None = None,
+        registered: Mapping[int, int] | None = None,
+        loss: str = "",
+    ) -> None:
+        action = PutPartition(name, meta, why, registered or {})
+        self.puts[name] = (action, now if since is None else since, loss)
+        self.actions.append(action)
+
+    def wake_at(self, moment: float) -> None:
+        self.wake = min(self.wake, moment)
+
+    def say(self, event: str, text: str, level: Literal["info", "warning", "error"] = "info", **fields: object) -> None:
+        self.actions.append(Say(event, text, level, fields))
+
+
+def text_of(name: PartitionName) -> str:
+    return f"{name.topic}:{name.number}"
