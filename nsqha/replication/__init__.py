@@ -3,6 +3,8 @@
 Downwards:
 
     isr         which replicas leave and join the ISR, and which must acknowledge until that is certain
+    handover    who leads next, when a leader shuts down or has a successor
+    followers   what a leader knows of its followers
     leader      the progress of the replicas, and the commit point
     acceptance  what a follower answers to a leader, and the reverse: decided on entries alone
     divergence  where a follower's log diverges from the leader's, found by epochs

@@ -30,38 +30,20 @@ Invariants, asserted after each call: at most one proposal may be in force; effe
 that proposal; this node is recorded, and whom a proposal names as leader is a member of it; nothing is proposed below
 the floor.
 
-Times are monotonic seconds. A span in which nobody called (this process was stopped) counts for at most
-`IsrLimits.unwatched_seconds`: the acks of that time may still wait in our own sockets.
+What followers report goes to `followers`; `handover` knows who leads next.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
 from nsqha.election.model import PartitionMeta
+from nsqha.replication.followers import FollowerReports, IsrLimits
+from nsqha.replication.handover import LeaderHandOver
 from nsqha.replication.leader import NOTHING
-
-SAMPLES = 32  # of our own end, within `replica_timeout`: how exactly it is kept
-
-
-@dataclass(frozen=True, slots=True)
-class IsrLimits:
-    """When a replica is late, gone, or good enough."""
-
-    replica_timeout: float = 2.0  # a member that leaves something unacknowledged for so long leaves
-    lost_seconds: float = 0.3  # ... or whose stream is lost and not back for so long
-    join_lag: int = 16  # batches: a replica further from our end does not join (it would hold everybody up)
-    settle_seconds: float = 1.0  # one that was removed keeps up for so long before it joins again; doubles each time
-    settle_seconds_max: float = 30.0
-    retry_seconds: float = 0.1  # between attempts to learn an outcome
-    refused_seconds: float = 1.0  # a join that the store refused is not tried again before
-    successor_seconds: float = 10.0  # a successor has so long to take over; a controller gives it up before
-    unwatched_seconds: float = 0.25  # a pause between two calls counts for no more than this
-
 
 # ---- what the keeper wants done
 
@@ -149,22 +131,6 @@ class KeeperState(Enum):
 
 
 @dataclass(slots=True)
-class _Follower:
-    """What one replica has told us in its present life, and since when it is good or bad."""
-
-    since: float  # it is a member, or known
-    gone_at: float | None = None  # its stream is lost since then; None: it is there
-    registration: int = 0  # 0: never heard of
-    log_uid: int = 0
-    end: int = 0
-    durable: int = 0
-    near_since: float | None = None  # it has been within `join_lag` of our end since then
-    removals: int = 0
-    fit: bool = True  # to lead, as it says
-    refused_at: float | None = None
-
-
-@dataclass(slots=True)
 class _Proposal:
     """A compare-and-set that may be in force, or be applied later."""
 
@@ -193,22 +159,18 @@ class IsrKeeper:
         self.epoch = meta.epoch
         self.meta = meta  # the newest record that was read or written
         self.limits = limits or IsrLimits()
-        self.sync_always = sync_always  # may be changed at any time
         self.ended: str | None = None  # why
+        self.followers = FollowerReports(
+            node, meta.isr, end=epoch_start, now=now, limits=self.limits, sync_always=sync_always
+        )
+        self.handover = LeaderHandOver(node, self.followers)
         self._epoch_start = epoch_start
-        self._called_at = now
-        self._time = now  # as watched: without the pauses of this process
         self._committed = 0
-        self._end = epoch_start
         self._complete = True
         self._proposal: _Proposal | None = None
         self._awaiting = False  # a compare-and-set of ours has no reply yet
         self._unread = False  # the record is to be read before anything is proposed
         self._retry_at = now
-        self._named_at = now  # since then the record names the successor that it does
-        self._departing: frozenset[int] = frozenset()
-        self._followers = {n: _Follower(now) for n in meta.isr if n != node}
-        self._ends = deque([(now, epoch_start)])  # (time, our end then), back to `replica_timeout` ago
         self._told = self._counting()
 
     # ---- what others ask
@@ -233,91 +195,47 @@ class IsrKeeper:
             return log_uid != 0 and self.meta.isr[node] == log_uid
         return log_uid != 0 and self._proposal is not None and self._proposal.meta.isr.get(node) == log_uid
 
-    def end_of(self, node: int) -> int:
-        """Where a follower's log ended when it was last heard; 0: not known. For figures."""
-        follower = self._followers.get(node)
-        return 0 if follower is None else follower.end
-
     def counted(self, node: int) -> tuple[int, int]:
         """The (end, durable) of a follower that count for a commit: zeros unless its log is one that counts.
 
         For `LeaderReplica.opened`, after the Opened was `heard`.
         """
-        follower = self._followers.get(node)
+        follower = self.followers.get(node)
         if follower is None or not self.countable(node, follower.log_uid):
             return NOTHING
         return follower.end, follower.durable
 
     @property
     def heir(self) -> int:
-        """Who is to lead next: whom the record names or, if this node shuts down, the first that may lead; 0: none.
-        Nobody waits for one that says that it could not."""
-        named = self._followers.get(self.meta.successor)
-        if self.meta.successor and (named is None or named.fit):
-            return self.meta.successor
-        if self.node not in self._departing:
-            return 0
-        members = [*self.meta.replicas, *(node for node in sorted(self.meta.isr) if node not in self.meta.replicas)]
-        return next((node for node in members if self._may_lead(node)), 0)
+        """Who is to lead next; 0: none."""
+        return self.handover.heir(self.meta)
 
     # ---- what happens
 
     def depart(self, nodes: frozenset[int], now: float) -> None:
         """These nodes, and no others, say that they shut down; this one may be among them."""
-        self._watch(now)
-        self._departing = nodes
-
-    def heard(
-        self, node: int, *, registration: int, log_uid: int, end: int, durable: int, now: float, fit: bool = True
-    ) -> None:
-        """An Opened or an Ack, of a member or not. The newest one is the truth, also when it says less. `fit`: it could
-        lead; one whose log is damaged would not, and everybody would wait for the controller to notice.
-
-        `end` must have been found to lie in a common past with our own log (`acceptance.same_past`); else give 0.
-        """
-        assert durable <= end, f"node {node} reports durable {durable} behind its end {end}"
-        self._watch(now)
-        follower = self._follower(node)
-        if registration != follower.registration or log_uid != follower.log_uid:
-            follower.near_since = None
-            follower.refused_at = None
-        follower.gone_at = None
-        follower.registration = registration
-        follower.log_uid = log_uid
-        follower.end = end
-        follower.durable = durable
-        follower.fit = fit
-
-    def lost(self, node: int, now: float) -> None:
-        """Its stream ended, can not be opened, or it refuses."""
-        self._watch(now)
-        follower = self._follower(node)
-        follower.near_since = None
-        if follower.gone_at is None:
-            follower.gone_at = self._time
+        self.followers.watch(now)
+        self.handover.departing = nodes
 
     def step(self, *, committed: int, end: int, end_durable: int, now: float, complete: bool = True) -> list[Action]:
         """What to do now. `end` and `end_durable` are our own log's; `complete`: the next leader needs nothing more.
 
         To be called after a commit, an ack of a replica outside of the ISR, a loss or a reply, and every 100 ms.
         """
-        self._watch(now)
+        self.followers.watch(now)
         if self.ended is not None:
             return []
         assert committed <= end and end_durable <= end, f"committed {committed}, durable {end_durable}, end {end}"
         self._committed = committed
-        self._end = end
         self._complete = complete
-        self._sample()
-        for follower in self._followers.values():
-            self._observe(follower)
+        self.followers.advanced(end)
         if self._proposal is None and not self._awaiting and not self._unread:
             return self._checked(self._improve())
         return self._checked(self._insist())
 
     def replied(self, outcome: Outcome, now: float) -> list[Action]:
         """What became of the Propose or Fence that was last asked for (Reply)."""
-        self._watch(now)
+        self.followers.watch(now)
         if self.ended is not None:
             return []
         assert self._awaiting, f"the outcome of nothing: {outcome}"
@@ -336,7 +254,7 @@ class IsrKeeper:
                 if not proposal.doubted:  # refused is for ever
                     self._proposal = None
                     if proposal.joiner is not None and not moved:
-                        self._follower(proposal.joiner).refused_at = self._time
+                        self.followers.of(proposal.joiner).refused_at = self.followers.time
                 if meta is not None and moved:
                     return self._checked(self._adopt(meta))
                 self._unread = meta is None or proposal.doubted
@@ -347,7 +265,7 @@ class IsrKeeper:
 
     def refreshed(self, meta: PartitionMeta, now: float) -> list[Action]:
         """The record was read, or a watch brought it (Refresh). An old copy changes nothing."""
-        self._watch(now)
+        self.followers.watch(now)
         return [] if self.ended is not None else self._checked(self._adopt(meta))
 
     # ---- the record
@@ -364,12 +282,12 @@ class IsrKeeper:
         if self.node not in meta.isr:
             return self._end_here(f"the ISR of version {meta.version} is without its leader")
         for node in set(self.meta.isr) - set(meta.isr):
-            self._follower(node).removals += 1
-            self._follower(node).near_since = None
+            self.followers.of(node).removals += 1
+            self.followers.of(node).near_since = None
         for node in set(meta.isr) - set(self.meta.isr):
-            self._follower(node).since = self._time
+            self.followers.of(node).since = self.followers.time
         if meta.successor != self.meta.successor:
-            self._named_at = self._time
+            self.handover.named()
         self.meta = meta
         self._proposal = None
         return self._changed()
@@ -381,9 +299,9 @@ class IsrKeeper:
     def _insist(self) -> list[Action]:
         """Ask again for what is needed to know where we are."""
         doubted = self._proposal is not None and self._proposal.doubted and not self._awaiting
-        if not (doubted or self._unread) or self._time < self._retry_at:
+        if not (doubted or self._unread) or self.followers.time < self._retry_at:
             return []
-        self._retry_at = self._time + self.limits.retry_seconds
+        self._retry_at = self.followers.time + self.limits.retry_seconds
         if self._unread:
             return [Reread()]
         self._awaiting = True
@@ -414,9 +332,12 @@ class IsrKeeper:
         isr = self.meta.isr
         floor = self._floor
         heir = self.heir
-        if heir and self._complete and self._committed == self._end and self._may_lead(heir):
-            return self._transfer(heir)
-        if self.meta.successor and self._time - self._named_at >= self.limits.successor_seconds:
+        all_committed = self._complete and self._committed == self.followers.end
+        if heir and all_committed and self.handover.may_lead(heir, self.meta):
+            meta = self.handover.record(self.meta, heir)
+            registered = {heir: meta.registration}
+            return self._ask(meta, heir, "transfer", f"node {heir} is to lead", registered)
+        if self.meta.successor and self.handover.overdue(self.limits.successor_seconds):
             text = f"node {self.meta.successor} has not taken over for {self.limits.successor_seconds} s"
             return self._ask(replace(self.meta, successor=0), None, "transfer_given_up", text, {})
         joiner = next((node for node in self.meta.replicas if node not in isr and self._may_join(node)), None)
@@ -439,8 +360,8 @@ class IsrKeeper:
         isr = {node: uid for node, uid in self.meta.isr.items() if node != leaves}
         registered: dict[int, int] = {}
         if joins is not None:
-            isr[joins] = self._followers[joins].log_uid
-            registered[joins] = self._followers[joins].registration
+            isr[joins] = self.followers.of(joins).log_uid
+            registered[joins] = self.followers.of(joins).registration
         return self._ask(replace(self.meta, isr=isr), joins, change, why, registered)
 
     def _ask(
@@ -448,42 +369,24 @@ class IsrKeeper:
     ) -> list[Action]:
         self._proposal = _Proposal(meta, joiner)
         self._awaiting = True
-        self._retry_at = self._time
+        self._retry_at = self.followers.time
         return [*self._changed(), Propose(meta, registered, change, why)]
-
-    def _transfer(self, heir: int) -> list[Action]:
-        """HandOver: it has all that we have, as that is committed. If we shut down, nobody is to wait for us."""
-        isr = dict(self.meta.isr)
-        if self.node in self._departing and len(isr) > self._floor:
-            del isr[self.node]
-        registration = self._followers[heir].registration
-        meta = replace(self.meta, leader=heir, epoch=self.epoch + 1, registration=registration, successor=0, isr=isr)
-        return self._ask(meta, heir, "transfer", f"node {heir} is to lead", {heir: registration})
-
-    def _may_lead(self, node: int) -> bool:
-        """A member that is there, with the log that the record names, fit, and did not just lose its registration."""
-        follower = self._followers.get(node)
-        if follower is None or node in self._departing or follower.gone_at is not None or not follower.registration:
-            return False
-        if not follower.fit:
-            return False
-        return self.countable(node, follower.log_uid) and node in self.meta.isr and not self._refused(follower)
 
     def _leaver(self) -> tuple[int | None, str]:
         """The member that should leave first, and why."""
         members = [node for node in sorted(self.meta.isr) if node != self.node]
         for node in members:
-            if node in self._departing:
+            if node in self.handover.departing:
                 return node, f"node {node} is leaving"
         for node in members:
-            gone_at = self._followers[node].gone_at
-            if gone_at is not None and self._time - gone_at >= self.limits.lost_seconds:
+            gone_at = self.followers.of(node).gone_at
+            if gone_at is not None and self.followers.time - gone_at >= self.limits.lost_seconds:
                 return node, f"node {node} is gone"
         for node in members:
             if self._renewed(node):
                 return node, f"node {node} has another log"
         for node in members:
-            if self._late(self._followers[node]):
+            if self.followers.late(self.followers.of(node)):
                 return node, f"node {node} has left batches unacknowledged for {self.limits.replica_timeout} s"
         if self.meta.replicas and all(node in self.meta.isr for node in self.meta.replicas):
             for node in members:
@@ -491,69 +394,25 @@ class IsrKeeper:
                     return node, f"node {node} is no replica any more"
         return None, ""
 
-    def _late(self, follower: _Follower) -> bool:
-        """It lacks something that was here `replica_timeout` ago, and was to have it all that time."""
-        then = self._time - self.limits.replica_timeout
-        return follower.since <= then and self._acked(follower) < self._ends[0][1]
-
     def _renewed(self, node: int) -> bool:
         """A member that has told us of another log than the one that the record names."""
-        follower = self._followers.get(node)
+        follower = self.followers.get(node)
         return follower is not None and follower.log_uid not in (0, self.meta.isr[node])
 
     def _may_join(self, node: int) -> bool:
         """It has what a member must have (CaughtUp in the spec), keeps up, and was not refused just now."""
-        follower = self._followers.get(node)
+        follower = self.followers.get(node)
         if follower is None or follower.gone_at is not None or not follower.registration or not follower.log_uid:
             return False
-        if node in self._departing:
+        if node in self.handover.departing:
             return False
-        acked = self._acked(follower)
+        acked = self.followers.acked(follower)
         if acked < self._committed or acked < self._epoch_start or follower.near_since is None:
             return False
-        if self._refused(follower):
+        if self.followers.refused(follower):
             return False
         needed = len(self.meta.isr) < self.meta.min_isr
-        return needed or self._time - follower.near_since >= self._settle_seconds(follower)
-
-    def _refused(self, follower: _Follower) -> bool:
-        return follower.refused_at is not None and self._time - follower.refused_at < self.limits.refused_seconds
-
-    def _settle_seconds(self, follower: _Follower) -> float:
-        if not follower.removals:
-            return 0.0
-        return min(self.limits.settle_seconds * 2.0 ** min(follower.removals - 1, 30), self.limits.settle_seconds_max)
-
-    # ---- what is known of followers
-
-    def _follower(self, node: int) -> _Follower:
-        assert node != self.node, "a leader does not follow itself"
-        follower = self._followers.get(node)
-        if follower is None:
-            follower = self._followers[node] = _Follower(self._time)
-        return follower
-
-    def _acked(self, follower: _Follower) -> int:
-        return follower.durable if self.sync_always else follower.end
-
-    def _sample(self) -> None:
-        """Remember our end, so that the age of what is not acknowledged is known without a time per batch."""
-        ends = self._ends
-        if self._time - ends[-1][0] >= self.limits.replica_timeout / SAMPLES:
-            ends.append((self._time, self._end))
-        while len(ends) > 1 and ends[1][0] <= self._time - self.limits.replica_timeout:
-            ends.popleft()
-
-    def _observe(self, follower: _Follower) -> None:
-        acked = self._acked(follower)
-        if follower.gone_at is not None or self._end - acked > self.limits.join_lag:
-            follower.near_since = None
-        elif follower.near_since is None:
-            follower.near_since = self._time
-
-    def _watch(self, now: float) -> None:
-        self._time += min(max(now - self._called_at, 0.0), self.limits.unwatched_seconds)
-        self._called_at = now
+        return needed or self.followers.time - follower.near_since >= self.followers.settle_seconds(follower)
 
     def _checked(self, actions: list[Action]) -> list[Action]:
         """The invariants of the module's head."""

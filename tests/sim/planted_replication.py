@@ -292,7 +292,7 @@ def joins_before_it_caught_up() -> Iterator[None]:
     """Whoever is reachable may join."""
 
     def may_join(self: IsrKeeper, node: int) -> bool:
-        follower = self._followers.get(node)
+        follower = self.followers.get(node)
         return follower is not None and bool(follower.registration) and bool(follower.log_uid)
 
     with patch.object(IsrKeeper, "_may_join", may_join):

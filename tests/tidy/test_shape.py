@@ -22,7 +22,6 @@ LARGE = {
     # One call for each request of a protocol or a page.
     "NsqdHttp": (32, 2),
     # Pure machines: the state of one protocol, one method for each event.
-    "IsrKeeper": (36, 21),
     "PartitionState": (27, 13),
     # One file format, or one data structure, with its readers and writers.
     "NodeJournal": (29, 11),

@@ -26,7 +26,7 @@ from nsqha.server.replica.leading.leadership import Leadership, LeadershipRuntim
 from nsqha.server.replica.leading.records import PartitionRecords
 
 if TYPE_CHECKING:
-    from nsqha.replication.isr import IsrLimits
+    from nsqha.replication.followers import IsrLimits
     from nsqha.server.integrity.log_integrity import LogIntegrity
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.follower_roles import FollowerRoles

@@ -42,7 +42,7 @@ from nsqha.server.replica.replica_table import ReplicaTable
 from nsqha.server.replica.status import ReplicaAnswers
 
 if TYPE_CHECKING:
-    from nsqha.replication.isr import IsrLimits
+    from nsqha.replication.followers import IsrLimits
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.leading.sender import FollowerStreams
 

@@ -38,7 +38,7 @@ class Rig:
         durable: int = 0,
         fit: bool = True,
     ) -> None:
-        self.keeper.heard(
+        self.keeper.followers.heard(
             node,
             registration=registration,
             log_uid=node * 100 if log_uid is None else log_uid,

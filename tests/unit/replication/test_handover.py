@@ -70,7 +70,7 @@ def test_who_can_not_lead_is_not_named(trouble: str) -> None:
     rig = departing(A, B if trouble == "shuts down" else A, meta=record((A, C)) if trouble == "outside" else None)
     match trouble:
         case "lost":
-            rig.keeper.lost(B, rig.now)
+            rig.keeper.followers.lost(B, rig.now)
         case "another log":
             rig.heard(B, rig.end, log_uid=7)
         case "unheard":
@@ -96,7 +96,7 @@ def test_a_successor_that_does_not_take_over_is_taken_out_of_the_record() -> Non
     rig.in_sync(B, C)
     rig.step(20.0)
     rig.keeper.refreshed(newer(rig.keeper.meta, successor=C), rig.now)
-    rig.keeper.lost(C, rig.now)
+    rig.keeper.followers.lost(C, rig.now)
     rig.keeper.refreshed(newer(rig.keeper.meta, isr={A: 100, B: 200}), rig.now)  # it left the ISR and stays away
     rig.now += 0.1
     assert not rig.step(9.0)
@@ -111,7 +111,7 @@ def test_a_successor_has_its_time_from_when_it_was_named() -> None:
     rig = Rig(replace(record(), successor=C))
     rig.in_sync(B)
     rig.committed = rig.end
-    rig.keeper.lost(C, rig.now)
+    rig.keeper.followers.lost(C, rig.now)
     rig.keeper.refreshed(newer(rig.keeper.meta, isr={A: 100, B: 200}), rig.now)
     assert not rig.step(8.0)
     rig.keeper.refreshed(newer(rig.keeper.meta, successor=B), rig.now)

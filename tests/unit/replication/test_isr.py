@@ -99,7 +99,7 @@ def test_who_joined_just_now_is_not_late_for_what_was_there_before() -> None:
 def test_a_lost_stream_is_given_300_ms() -> None:
     rig = Rig()
     rig.in_sync(B, C)
-    rig.keeper.lost(C, rig.now)
+    rig.keeper.followers.lost(C, rig.now)
     assert rig.step(0.2) == []
     assert proposal(rig.step(0.2)).change == "shrink"
 
@@ -107,7 +107,7 @@ def test_a_lost_stream_is_given_300_ms() -> None:
 def test_a_stream_that_is_back_in_time_changes_nothing() -> None:
     rig = Rig()
     rig.in_sync(B, C)
-    rig.keeper.lost(C, rig.now)
+    rig.keeper.followers.lost(C, rig.now)
     rig.step(0.2)
     rig.heard(C, rig.end)
     assert rig.step(5) == []
@@ -132,14 +132,14 @@ def test_sync_always_goes_by_what_is_on_the_disk() -> None:
 def test_the_floor_is_kept() -> None:
     rig = Rig(record((A, B)))
     rig.heard(C, 1)
-    rig.keeper.lost(B, rig.now)
+    rig.keeper.followers.lost(B, rig.now)
     assert rig.step(20) == []
 
 
 def test_a_proposal_below_the_floor_stops_the_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IsrKeeper, "_floor", 0)
     rig = Rig(record((A, B)))
-    rig.keeper.lost(B, rig.now)
+    rig.keeper.followers.lost(B, rig.now)
     with pytest.raises(AssertionError, match="below the floor"):
         rig.step(1)
 
@@ -186,7 +186,7 @@ def test_who_is_no_replica_does_not_join() -> None:
 def test_at_the_floor_a_dead_member_is_swapped() -> None:
     rig = Rig(record((A, B)))
     rig.in_sync(B)
-    rig.keeper.lost(B, rig.now)
+    rig.keeper.followers.lost(B, rig.now)
     rig.step(0.5)
     rig.heard(C, 10, registration=9)
     actions = rig.step()
@@ -199,7 +199,7 @@ def test_at_the_floor_a_dead_member_is_swapped() -> None:
 def test_below_the_floor_the_isr_only_grows() -> None:
     rig = Rig(record((A, B), min_isr=3))
     rig.in_sync(B)
-    rig.keeper.lost(B, rig.now)
+    rig.keeper.followers.lost(B, rig.now)
     assert rig.step(5) == []
     rig.heard(C, 10)
     assert proposal(rig.step()).meta.isr == {A: 100, B: 200, C: 300}
@@ -216,7 +216,7 @@ def test_a_replica_that_was_removed_keeps_up_for_a_while_before_it_joins_again()
     waited = []
     for _ in range(3):
         rig.in_sync(B)
-        rig.keeper.lost(C, rig.now)
+        rig.keeper.followers.lost(C, rig.now)
         asked = proposal(rig.step(1)).meta
         rig.keeper.replied(Applied(newer(asked)), rig.now)
         rig.in_sync(B, C)
@@ -274,7 +274,7 @@ def expanding() -> tuple[Rig, PartitionMeta]:
 def test_one_proposal_at_a_time() -> None:
     rig, _ = expanding()
     assert rig.keeper.state is KeeperState.WAITING
-    rig.keeper.lost(B, rig.now)
+    rig.keeper.followers.lost(B, rig.now)
     assert rig.step(5) == []
 
 
@@ -370,7 +370,7 @@ def test_a_fence_of_unknown_outcome_is_asked_for_again_but_not_in_a_loop() -> No
 def test_a_watch_faster_than_the_reply_decides_and_the_late_reply_changes_nothing() -> None:
     rig, asked = expanding()
     assert effective(rig.keeper.refreshed(newer(asked), rig.now)).recorded == {A, B, C}
-    rig.keeper.lost(B, rig.now)
+    rig.keeper.followers.lost(B, rig.now)
     assert rig.step(1) == [], "the reply that is still to come must not be taken for another one's"
     assert rig.keeper.replied(Unknown(), rig.now) == []
     assert proposal(rig.step()).change == "shrink"
@@ -386,7 +386,7 @@ def test_an_old_copy_of_the_record_changes_nothing() -> None:
 def test_a_shrink_of_unknown_outcome_still_asks_who_would_leave() -> None:
     rig = Rig()
     rig.in_sync(B, C)
-    rig.keeper.lost(C, rig.now)
+    rig.keeper.followers.lost(C, rig.now)
     asked = proposal(rig.step(1)).meta
     rig.keeper.replied(Unknown(), rig.now)
     assert rig.keeper.effective == {A, B, C}

@@ -151,7 +151,7 @@ class Tiny:
         leading = self.nodes[stream.leader].leading
         if leading is not None and leading.streams.get(stream.follower) is stream:
             del leading.streams[stream.follower]
-            leading.keeper.lost(stream.follower, self.now)
+            leading.keeper.followers.lost(stream.follower, self.now)
 
     def _close(self, stream: Stream) -> None:
         stream.closed = True
@@ -299,7 +299,7 @@ class Tiny:
         self._committed(node)
 
     def _heard(self, leading: Leading, stream: Stream, log_uid: int, end: int, durable: int) -> None:
-        leading.keeper.heard(
+        leading.keeper.followers.heard(
             stream.follower,
             registration=stream.registration,
             log_uid=log_uid,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Logger
-from nsqha.replication.isr import IsrLimits
+from nsqha.replication.followers import IsrLimits
 from nsqha.server.http.broker_api import Check
 from nsqha.server.node.cluster.disk_watch import DiskWatch
 from nsqha.server.node.cluster.figures import cluster_stats, replication

@@ -25,7 +25,8 @@ from nsqha.server.replica.leading.records import RecordRequests
 if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.ids import PartitionKey
-    from nsqha.replication.isr import Action, IsrLimits, Outcome
+    from nsqha.replication.followers import IsrLimits
+    from nsqha.replication.isr import Action, Outcome
     from nsqha.server.partition.partition import Partition
     from nsqha.server.replica.leading.records import RecordStore
     from nsqha.server.replica.leading.sender import FollowerProgress, FollowerStreams, PushPiece
@@ -177,7 +178,7 @@ class Leadership:
         log = self.partition.log
         end = log.end
         for node in self._targets:
-            acked = max(self._keeper.end_of(node), log.start.log_id)
+            acked = max(self._keeper.followers.end_of(node), log.start.log_id)
             try:
                 position = log.entry(acked).position if acked < end.log_id else end.position
             except LogCorrupt:
@@ -208,7 +209,9 @@ class Leadership:
         if self.ended:
             return
         keeper, now = self._keeper, self._runtime.clock.monotonic()
-        keeper.heard(node, registration=registration, log_uid=log_uid, end=end, durable=durable, fit=fit, now=now)
+        keeper.followers.heard(
+            node, registration=registration, log_uid=log_uid, end=end, durable=durable, fit=fit, now=now
+        )
         counts = keeper.countable(node, log_uid)
         if opened:
             end, durable = keeper.counted(node)
@@ -221,13 +224,13 @@ class Leadership:
 
     def lost(self, node: int) -> None:
         if not self.ended:
-            self._keeper.lost(node, self._runtime.clock.monotonic())
+            self._keeper.followers.lost(node, self._runtime.clock.monotonic())
             self._step()
 
     def fenced(self, node: int, promised: int) -> None:
         if not self.ended:
             logger.info("fenced", "%s/%d: node %016x has promised epoch %d", self.topic, self.key[1], node, promised)
-            self._keeper.lost(node, self._runtime.clock.monotonic())
+            self._keeper.followers.lost(node, self._runtime.clock.monotonic())
             self._requests.reread(promised=promised)
 
     # ---- the record
@@ -237,7 +240,7 @@ class Leadership:
         if not self.ended:
             self._do(self._keeper.refreshed(meta, self._runtime.clock.monotonic()))
             self._feed(self._keeper.meta)
-            self._keeper.sync_always = self.partition.leader.sync_always
+            self._keeper.followers.sync_always = self.partition.leader.sync_always
             self._hold.wait_for(self._keeper.heir)
 
     def _feed(self, meta: PartitionMeta) -> None:
