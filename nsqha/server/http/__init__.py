@@ -2,8 +2,11 @@
 
 Downwards:
 
-    api         publishing, administration, statistics, options, health
+    api         all routes and the listeners; statistics, options, health
     debug       /debug/pprof
+    publishing  /pub and /mpub
+    administration  /topic/... and /channel/...
+    failures    what a change that failed is answered
     server      NSQ's HTTP conventions; aiohttp's server
     metrics     /metrics for Prometheus
     broker_api  what the HTTP side needs from the broker

@@ -6,8 +6,8 @@
     GET /ping   /info   /stats   /config/:opt          PUT /config/{nsqlookupd_tcp_addresses,log_level}
     GET /healthz   /readyz[?verbose]   /startupz   /metrics   /debug/pprof/...
 
-`server` has the conventions (headers, error bodies, redirects). The order of the checks is nsqd's, and visible: /pub
-checks the body first and then the topic, /mpub the topic first, and creates the topic before it reads the body.
+`server` has the conventions (headers, error bodies, redirects), `publishing` and `administration` the handlers of what
+changes something; the others are here.
 
 nsqd does not have these: 503 UNAVAILABLE (not stored, try again: disk low, queue full, too many large bodies), 504
 OUTCOME_UNKNOWN (may be stored), 500 INTERNAL_ERROR if a write to the disk fails. All have the reason in `detail`,
@@ -17,203 +17,60 @@ next to `message`.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from nsqha import NSQ_VERSION, hot
-from nsqha.errors import AppendFailed, Conflict, NotFound, OutcomeUnknown, StorageError, Unavailable
+from nsqha import NSQ_VERSION
 from nsqha.nsqlog import Logger
 from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
 from nsqha.server.http import debug as http_debug
 from nsqha.server.http import server as http_envelope
+from nsqha.server.http.administration import AdministrationRoutes
+from nsqha.server.http.publishing import PublishRoutes
 from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
-from nsqha.server.runtime.budget import NO_ROOM, PublishBudget
+from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.measures import memory_stats
 
 if TYPE_CHECKING:
     from nsqha.server.http.broker_api import BrokerApi
 
-T = TypeVar("T")
-
-PIECE_BYTES = 16 * 1024
-"""A body of lines becomes frames in pieces of this size: a message costs 0.5 us, and its line may have two bytes."""
 TOPICS_AT_ONCE = 100
 """Statistics of more topics are encoded in a thread; each topic takes about 50 us."""
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
-class NsqdHttp:
-    """Has the handlers; `api` returns the routes to them."""
+def routes(broker: BrokerApi) -> HttpApi:
+    """All routes of one broker."""
+    api = HttpApi()
+    PublishRoutes(broker).add_to(api)
+    AdministrationRoutes(broker).add_to(api)
+    NodeRoutes(broker).add_to(api)
+    http_debug.add_to(api)
+    return api
+
+
+class NodeRoutes:
+    """The handlers that show the node, its figures and its health, and change its options."""
 
     def __init__(self, broker: BrokerApi) -> None:
         self._broker = broker
-        self._framing = asyncio.Lock()
 
-    def api(self) -> HttpApi:
-        api = HttpApi()
+    def add_to(self, api: HttpApi) -> None:
         api.add("GET", "/ping", self.ping, plain=True)
         api.add("GET", "/info", self.info)
         api.add("GET", "/stats", self.stats)
-        api.add("POST", "/pub", self.pub, quiet=True)
-        api.add("POST", "/mpub", self.mpub, quiet=True)
-        for verb in ("create", "delete", "empty", "pause", "unpause"):
-            api.add("POST", f"/topic/{verb}", getattr(self, f"topic_{verb}"))
-            api.add("POST", f"/channel/{verb}", getattr(self, f"channel_{verb}"))
         api.add("GET", "/config/:opt", self.read_option)
         api.add("PUT", "/config/:opt", self.write_option)
         api.add("GET", "/healthz", self.healthz, plain=True, quiet=True)
         api.add("GET", "/startupz", self.startupz, plain=True, quiet=True)
         api.add("GET", "/readyz", self.readyz, plain=True, quiet=True)
         api.add("GET", "/metrics", self.metrics, plain=True, quiet=True)
-        http_debug.add_to(api)
-        return api
-
-    # ---- publishing
-
-    async def pub(self, request: HttpRequest) -> object:
-        body = await request.body(self._broker.options.max_msg_size)
-        if body is None:
-            raise ApiError(413, "MSG_TOO_BIG")
-        if not body:
-            raise ApiError(400, "MSG_EMPTY")
-        topic = request.query.require_name("topic", "INVALID_TOPIC")
-        delay_ms = self._delay_ms(request)
-        self._refuse_unless_creatable(topic)
-        await _done(self._broker.publishing.publish(topic, hot.frame(body), deliver_in_ms=delay_ms), self._broker)
-        return "OK"
-
-    async def mpub(self, request: HttpRequest) -> object:
-        options = self._broker.options
-        if (request.content_length or 0) > options.max_body_size:
-            raise ApiError(413, "BODY_TOO_BIG")
-        topic = request.query.require_name("topic", "INVALID_TOPIC")
-        binary = request.query.flag("binary", False)
-        delay_ms = self._delay_ms(request)
-        self._refuse_unless_creatable(topic)
-        if topic not in self._broker.topics:
-            await _done(self._broker.topics.create_topic(topic), self._broker)
-        body = await request.body(options.max_body_size)
-        if body is None:
-            raise ApiError(413, "BODY_TOO_BIG")
-        until = self._broker.publishing.patience()
-        if len(body) <= PIECE_BYTES:
-            frames = await self._frames(body, binary)
-        else:
-            frames = await _done(self._frames_in_turn(body, binary, until), self._broker)
-        if frames:
-            publish = self._broker.publishing.publish(topic, frames, deliver_in_ms=delay_ms, until=until)
-            await _done(publish, self._broker)
-        return "OK"
-
-    async def _frames_in_turn(self, body: bytes, binary: bool, until: float) -> bytes:
-        """Build frames for one body at a time, when the budget has room: they may be 12 times as large as the lines.
-
-        Unavailable after `until`. It is set when a request arrives, so requests that wait for the same disk wait in
-        parallel and give up in parallel."""
-        try:
-            async with asyncio.timeout_at(until) as waiting, self._framing:
-                await self._broker.publishing.room(until)
-                waiting.reschedule(None)
-                return await self._frames(body, binary)
-        except TimeoutError:
-            raise Unavailable(NO_ROOM) from None
-
-    async def _frames(self, body: bytes, binary: bool) -> bytes:
-        return self._counted(body) if binary else await frames_of_lines(body, self._broker.options.max_msg_size)
-
-    def _counted(self, body: bytes) -> bytes:
-        """The frames of a binary MPUB body: a count, then size and bytes of each message."""
-        options = self._broker.options
-        count = int.from_bytes(body[:4], "big", signed=True)
-        if len(body) < 4 or not 0 < count <= (options.max_body_size - 4) // 5:
-            raise ApiError(413, "BAD_BODY")
-        run = hot.mpub_body(body, 0, len(body), options.max_msg_size)
-        if run is None:
-            raise ApiError(413, "BAD_MESSAGE")
-        _, frames = run
-        return frames
-
-    def _delay_ms(self, request: HttpRequest) -> int | None:
-        text = request.query.get("defer")
-        if text is None:
-            return None
-        if not _INTEGER.fullmatch(text) or not 0 <= int(text) * 1_000_000 <= self._broker.options.max_req_timeout_ns:
-            raise ApiError(400, "INVALID_DEFER")
-        return int(text) or None
-
-    def _refuse_unless_creatable(self, topic: str) -> None:
-        if self._broker.exiting:
-            raise ApiError(503, "EXITING")
-        if not self._broker.options.auto_create_topics and topic not in self._broker.topics:
-            raise ApiError(404, "TOPIC_NOT_FOUND")
-
-    # ---- topics and channels
-
-    async def topic_create(self, request: HttpRequest) -> None:
-        topic = request.query.require_name("topic", "INVALID_TOPIC")
-        await _done(self._broker.topics.create_topic(topic), self._broker)
-
-    async def topic_delete(self, request: HttpRequest) -> None:
-        await _done(self._broker.topics.delete_topic(self._existing(request)), self._broker)
-
-    async def topic_empty(self, request: HttpRequest) -> None:
-        request.query.require_name("topic", "INVALID_TOPIC")
-        await _done(self._broker.channels.empty_topic(self._existing(request)), self._broker)
-
-    async def topic_pause(self, request: HttpRequest) -> None:
-        await _done(self._broker.channels.pause_topic(self._existing(request), True), self._broker)
-
-    async def topic_unpause(self, request: HttpRequest) -> None:
-        await _done(self._broker.channels.pause_topic(self._existing(request), False), self._broker)
-
-    def _existing(self, request: HttpRequest) -> str:
-        topic = request.query.require("topic")
-        if topic not in self._broker.topics:
-            raise ApiError(404, "TOPIC_NOT_FOUND")
-        return topic
-
-    async def channel_create(self, request: HttpRequest) -> None:
-        topic, channel = self._named(request)
-        await _done(self._broker.channels.create(topic, channel), self._broker)
-
-    async def channel_delete(self, request: HttpRequest) -> None:
-        topic, channel = self._existing_channel(request)
-        await _done(self._broker.channels.delete(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
-
-    async def channel_empty(self, request: HttpRequest) -> None:
-        topic, channel = self._existing_channel(request)
-        await _done(self._broker.channels.empty(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
-
-    async def channel_pause(self, request: HttpRequest) -> None:
-        topic, channel = self._existing_channel(request)
-        await _done(self._broker.channels.pause(topic, channel, True), self._broker, "CHANNEL_NOT_FOUND")
-
-    async def channel_unpause(self, request: HttpRequest) -> None:
-        topic, channel = self._existing_channel(request)
-        await _done(self._broker.channels.pause(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
-
-    def _named(self, request: HttpRequest) -> tuple[str, str]:
-        topic = request.query.require_name("topic")
-        channel = request.query.require_name("channel")
-        if topic not in self._broker.topics:
-            raise ApiError(404, "TOPIC_NOT_FOUND")
-        return topic, channel
-
-    def _existing_channel(self, request: HttpRequest) -> tuple[str, str]:
-        topic, channel = self._named(request)
-        if not self._broker.channels.has(topic, channel):
-            raise ApiError(404, "CHANNEL_NOT_FOUND")
-        return topic, channel
-
-    # ---- the node and its health
 
     async def ping(self, _request: HttpRequest) -> object:
         health = self._broker.health()
@@ -309,46 +166,10 @@ class NsqdHttp:
         return await self.read_option(request)
 
 
-async def frames_of_lines(body: bytes, size_max: int) -> bytes:
-    """The frames of a body with one message per line; empty lines are skipped. 413 MSG_TOO_BIG.
-
-    Other tasks run after each piece of PIECE_BYTES."""
-    pieces: list[bytes] = []
-    start = 0
-    while start < len(body):
-        end = body.find(b"\n", start + PIECE_BYTES) + 1 or len(body)
-        messages = [line for line in body[start:end].split(b"\n") if line]
-        if len(max(messages, key=len, default=b"")) > size_max:
-            raise ApiError(413, "MSG_TOO_BIG")
-        pieces.append(b"".join(map(hot.frame, messages)))
-        start = end
-        if start < len(body):
-            await asyncio.sleep(0)
-    return b"".join(pieces)
-
-
 def announced_ports(broker: BrokerApi) -> tuple[int, int]:
     """The TCP and HTTP ports that are announced: the bound ones, unless the flags set others."""
     options, ports = broker.options, broker.ports
     return options.broadcast_tcp_port or ports.tcp, options.broadcast_http_port or ports.http
-
-
-async def _done(change: Awaitable[T], broker: BrokerApi, not_found: str = "TOPIC_NOT_FOUND") -> T:
-    """Await a change; an error becomes NSQ's code with the reason in `detail`."""
-    try:
-        return await change
-    except NotFound:
-        raise ApiError(404, not_found) from None
-    except (Unavailable, AppendFailed) as error:
-        if broker.exiting:
-            raise ApiError(503, "EXITING") from error
-        raise ApiError(503, "UNAVAILABLE", detail=str(error)) from error
-    except Conflict as error:
-        raise ApiError(409, "CONFLICT", detail=str(error)) from error
-    except OutcomeUnknown as error:
-        raise ApiError(504, "OUTCOME_UNKNOWN", detail=str(error)) from error
-    except StorageError as error:
-        raise ApiError(500, "INTERNAL_ERROR", detail=str(error)) from error
 
 
 class _TlsOnly(HttpApi):
@@ -375,7 +196,7 @@ class BrokerHttp:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._logger = Logger("http")
-        api = NsqdHttp(broker).api()
+        api = routes(broker)
         room = PublishBudget(asyncio.get_running_loop(), broker.options.publish_queue_bytes)
         refuse = broker.options.tls_required == TlsRequired.YES
         self._listeners: list[tuple[str, http_envelope.HttpServer, socket.socket, ssl.SSLContext | None]] = []

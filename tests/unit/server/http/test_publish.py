@@ -13,7 +13,7 @@ from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unava
 from nsqha.options import Options
 from nsqha.server.clients.publish import Publishing, SingleNodePublishRoutes
 from nsqha.server.http import server as http_envelope
-from nsqha.server.http.api import PIECE_BYTES, NsqdHttp, frames_of_lines
+from nsqha.server.http.publishing import PIECE_BYTES, PublishRoutes, frames_of_lines
 from nsqha.server.http.server import ApiError, Query
 from nsqha.server.runtime.budget import PublishBudget
 from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic, bodies_of
@@ -175,7 +175,7 @@ class Crowd:
             refusal=lambda: None,
             next_number=lambda: 0,
         )
-        self._http = NsqdHttp(self.broker)
+        self._http = PublishRoutes(self.broker)
 
     async def _made(self, topic: str) -> None:
         pass
