@@ -39,7 +39,7 @@ from nsqha.hot import crc32
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
 
-__all__ = ["LogIdentity", "LogReader", "PairInfo", "bad_data", "verifies"]
+__all__ = ["LogIdentity", "LogReader", "PairInfo", "bad_data", "hole", "verifies"]
 
 RUN_SLOTS = 4096  # entries that a run looks at, at most
 COUNT, SIZE, CRC, FLAGS = (Entry._fields.index(name) for name in ("count", "size", "crc", "flags"))
@@ -128,7 +128,7 @@ class LogReader:
         assert self.start.log_id <= log_id < self.end.log_id, f"log id {log_id} is not in {self}"
         entry = self.files.pair_of(log_id).read_entry(log_id)
         if entry is None:
-            raise self.hole(log_id)
+            raise hole(self, log_id)
         return entry
 
     def encoded(self, entry: Entry) -> bytes:
@@ -142,10 +142,10 @@ class LogReader:
             pair = self.files.pair_of(log_id)
             block = pair.read_entries(log_id, min(end, self.end_of(pair).log_id, log_id + BLOCK_SLOTS) - log_id)
             if not block:
-                raise self.hole(log_id)
+                raise hole(self, log_id)
             for entry in block:
                 if entry is None:
-                    raise self.hole(log_id)
+                    raise hole(self, log_id)
                 yield entry
                 log_id += 1
 
@@ -160,7 +160,7 @@ class LogReader:
         pair = pairs[bisect_right(pairs, offset, key=lambda p: p.first.offset) - 1]
         log_id, entry = self.files.first_where(pair, lambda entry: entry.end_offset > offset)
         if entry is None or entry.first_offset > offset:
-            raise self.hole(log_id - 1) if entry is None else self._gap(log_id)
+            raise hole(self, log_id - 1) if entry is None else _gap(self, log_id)
         return entry
 
     def entry_at_position(self, position: int) -> Entry | None:
@@ -171,7 +171,7 @@ class LogReader:
         pair = pairs[bisect_right(pairs, position, key=lambda p: p.position) - 1]
         log_id, entry = self.files.first_where(pair, lambda entry: entry.end_position > position)
         if entry is None or entry.position > position:
-            raise self.hole(log_id) if entry is None else self._gap(log_id)
+            raise hole(self, log_id) if entry is None else _gap(self, log_id)
         return entry
 
     def entry_for_time(self, timestamp_ns: int) -> Entry | None:
@@ -238,41 +238,6 @@ class LogReader:
         i = bisect_right(pairs, pair.position, key=lambda p: p.position)
         return pairs[i].first if i < len(pairs) else self.end
 
-    def hole(self, log_id: int) -> BatchCorrupt:
-        """The error for an entry that does not verify: the damage reaches from valid neighbour to valid neighbour."""
-        pair = self.files.pair_of(log_id)
-        end = self.end_of(pair)
-        before: Entry | None = pair.anchor
-        for first in range(log_id, pair.first.log_id, -1):
-            if (before := pair.read_entry(first - 1)) is not None:
-                break
-        before = before or pair.anchor
-        for after_id in range(log_id + 1, end.log_id):
-            if (after := pair.read_entry(after_id)) is not None:
-                end = Place(after_id, after.first_offset, after.position)
-                break
-        first_place = Place(before.log_id + 1, before.end_offset, before.end_position)
-        return BatchCorrupt(first_place, end, "commitlog entries do not verify")
-
-    def _gap(self, log_id: int) -> BatchCorrupt:
-        """The error for what should be in front of an entry that verifies, and is not: entries that do not verify, or a
-        range that is mended in part. What stands in for the rest of it is empty, and begins where that ends."""
-        try:
-            before = self.entry_before(log_id)
-        except BatchCorrupt as hole:
-            return hole
-        last = self.entry(log_id)
-        try:
-            while last.stands_in and last.log_id + 1 < self.end.log_id:
-                if not (after := self.entry(last.log_id + 1)).stands_in:
-                    break
-                last = after
-        except BatchCorrupt:
-            pass  # that one is damage of its own
-        first = Place(log_id, before.end_offset, before.end_position)
-        end = Place(last.log_id + 1, last.end_offset, last.end_position)
-        return BatchCorrupt(first, end, "what stood for these batches is mended, and they are not")
-
     # ---- frames
 
     def read(self, entry: Entry) -> bytes | bytearray:
@@ -303,7 +268,7 @@ class LogReader:
         while log_id < self.end.log_id:
             run = self._read_run(log_id)
             if offset < run.first_offset:
-                raise self._gap(log_id)
+                raise _gap(self, log_id)
             if offset < run.end_offset:
                 self._cache.keep_run(self.shelf, run)
                 return run
@@ -349,6 +314,43 @@ class LogReader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.directory!r}, {self.start} to {self.end})"
+
+
+def hole(log: LogReader, log_id: int) -> BatchCorrupt:
+    """The error for an entry that does not verify: the damage reaches from valid neighbour to valid neighbour."""
+    pair = log.files.pair_of(log_id)
+    end = log.end_of(pair)
+    before: Entry | None = pair.anchor
+    for first in range(log_id, pair.first.log_id, -1):
+        if (before := pair.read_entry(first - 1)) is not None:
+            break
+    before = before or pair.anchor
+    for after_id in range(log_id + 1, end.log_id):
+        if (after := pair.read_entry(after_id)) is not None:
+            end = Place(after_id, after.first_offset, after.position)
+            break
+    first_place = Place(before.log_id + 1, before.end_offset, before.end_position)
+    return BatchCorrupt(first_place, end, "commitlog entries do not verify")
+
+
+def _gap(log: LogReader, log_id: int) -> BatchCorrupt:
+    """The error for what should be in front of an entry that verifies, and is not: entries that do not verify, or a
+    range that is mended in part. What stands in for the rest of it is empty, and begins where that ends."""
+    try:
+        before = log.entry_before(log_id)
+    except BatchCorrupt as hole:
+        return hole
+    last = log.entry(log_id)
+    try:
+        while last.stands_in and last.log_id + 1 < log.end.log_id:
+            if not (after := log.entry(last.log_id + 1)).stands_in:
+                break
+            last = after
+    except BatchCorrupt:
+        pass  # that one is damage of its own
+    first = Place(log_id, before.end_offset, before.end_position)
+    end = Place(last.log_id + 1, last.end_offset, last.end_position)
+    return BatchCorrupt(first, end, "what stood for these batches is mended, and they are not")
 
 
 def _frame_at(data: bytes | bytearray, at: int) -> bytes:

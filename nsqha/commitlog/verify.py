@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from nsqha import hot
 from nsqha.commitlog.entry import UNREADABLE, BatchCorrupt, Entry, Place
-from nsqha.commitlog.lookup import LogReader, bad_data
+from nsqha.commitlog.lookup import LogReader, bad_data, hole
 from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, SEGMENT, Pair
 from nsqha.commitlog.scan import frames_of
 
@@ -112,9 +112,9 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Verif
             if entry is None:
                 break  # the damage may reach beyond this block
         if not block:
-            hole = log.hole(log_id)
-            log_id, previous = hole.end_log_id, None
-            yield VerifyStep(hole.end, problem=hole)
+            gone = hole(log, log_id)
+            log_id, previous = gone.end_log_id, None
+            yield VerifyStep(gone.end, problem=gone)
     if previous is not None and previous.log_id + 1 == log.end.log_id and not _same(previous, log.last):
         # Its own CRC and the chain before it are good: only what came after it, or memory, tells.
         first = Place(previous.log_id, previous.first_offset, previous.position)
@@ -123,8 +123,8 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Verif
 
 def _check(log: LogReader, log_id: int, entry: Entry | None, data: memoryview, previous: Entry | None) -> VerifyStep:
     if entry is None:
-        hole = log.hole(log_id)
-        return VerifyStep(hole.end, problem=hole)
+        gone = hole(log, log_id)
+        return VerifyStep(gone.end, problem=gone)
     end = Place(log_id + 1, entry.end_offset, entry.end_position)
     here = Place(log_id, entry.first_offset, entry.position)
     if previous is not None and not entry.follows(previous):

@@ -24,7 +24,6 @@ LARGE = {
     # One file format, or one data structure, with its readers and writers.
     "NodeJournal": (29, 11),
     "DeferredStore": (27, 12),
-    "LogReader": (26, 8),
     # What is put together here is named here.
     "Broker": (20, 22),
     "Membership": (14, 17),
