@@ -30,11 +30,10 @@ LARGE = {
     "ControllerShell": (12, 16),
     # Counters and limits of one connection, job or thread pool, read where they are changed.
     "Plans": (24, 16),
-    "ByteServer": (19, 19),
     "PartitionPublisher": (14, 16),
     "Fetch": (15, 17),
-    "TaskPublisher": (15, 18),
     "DiskRounds": (12, 17),
+    "TaskPublisher": (15, 18),
 }
 
 

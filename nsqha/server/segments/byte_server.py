@@ -79,6 +79,97 @@ class ReaderLimits:
     answer_seconds: float = 900.0  # for a whole answer, also if the reader takes a byte from time to time
 
 
+class LoopQuestions:
+    """What threads of connections ask the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, look_up: LookUp, admit: Admit) -> None:
+        self._loop = loop
+        self._look_up = look_up
+        self._admit = admit
+
+    def where(self, ask: Ask, peer: PeerIdentity) -> LocatedRange:
+        """`look_up`, on the loop. Refusal."""
+        return self._on_loop(lambda: self._look_up(ask, peer))
+
+    def admitted(self, peer: PeerIdentity) -> None:
+        """`admit`, on the loop. Refusal."""
+        self._on_loop(lambda: self._admit(peer))
+
+    def _on_loop(self, work: Callable[[], T]) -> T:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(run)
+            return future.result(LOOK_UP_SECONDS)
+        except (FutureTimeout, RuntimeError):
+            future.cancel()
+            raise busy("this node is too busy or is stopping; take another replica") from None
+
+
+class ReaderContexts:
+    """The TLS context for the next handshake."""
+
+    def __init__(self, certificates: CertificateFiles | None) -> None:
+        self._certificates = certificates
+        self._context: tuple[int, ssl.SSLContext] | None = None  # with the generation of its files
+        self._lock = threading.Lock()
+
+    @property
+    def tls(self) -> bool:
+        return self._certificates is not None
+
+    def newest(self) -> ssl.SSLContext | None:
+        """The context for the next handshake, with the newest certificates; None: no TLS."""
+        files = self._certificates
+        if files is None:
+            return None
+        with self._lock:
+            if self._context is None or self._context[0] != files.generation:
+                self._context = (files.generation, cluster_reader_context(files.tls))
+            return self._context[1]
+
+
+class ReaderCounts:
+    """What was served and refused; for all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._requests: Counter[str] = Counter()
+        self._said = float("-inf")
+
+    def stats(self, connections: int) -> SegmentStats:
+        with self._lock:
+            requests = tuple(sorted(self._requests.items()))
+            return SegmentStats(bytes=self._bytes, requests=requests, connections=connections)
+
+    def served(self, n: int) -> None:
+        """Count `n` bytes that were sent."""
+        with self._lock:
+            self._bytes += n
+
+    def answered(self, status: int) -> None:
+        """Count one answered request."""
+        with self._lock:
+            self._requests[str(status)] += 1
+
+    def stranger(self, who: str, why: str) -> None:
+        """Log a refused reader, unless another one was logged within SAY_SECONDS."""
+        now = time.monotonic()
+        with self._lock:
+            silent = now < self._said + SAY_SECONDS
+            self._said = self._said if silent else now
+        if not silent:
+            logger.warning("reader_refused", "%s: %s", who, why)
+
+
 class ByteServer:
     """Owns the listener, the watcher thread and the connections."""
 
@@ -97,18 +188,13 @@ class ByteServer:
         self.limits = limits or ReaderLimits()
         self.address = listen.bound_address(sock)
         self._listener = sock
-        self._look_up = look_up
-        self._admit = admit
         self.turns = Turns()
-        self._loop = loop
-        self._certificates = certificates
-        self._context: tuple[int, ssl.SSLContext] | None = None  # with the generation of its files
+        self.asks = LoopQuestions(loop, look_up, admit)
+        self.counts = ReaderCounts()
+        self.contexts = ReaderContexts(certificates)
         self._lock = threading.Lock()
         self._connections: set[ReaderConnection] = set()
         self._parting: list[tuple[float, socket.socket]] = []
-        self._bytes = 0
-        self._requests: Counter[str] = Counter()
-        self._said = float("-inf")
         self._stopping = False
         self._wake, self._woken = socket.socketpair()
         self._watcher = threading.Thread(target=self._watch, name="segments", daemon=True)
@@ -158,65 +244,7 @@ class ByteServer:
     @property
     def figures(self) -> SegmentStats:
         """The counters for /stats; may be read from any thread."""
-        with self._lock:
-            requests = tuple(sorted(self._requests.items()))
-            return SegmentStats(bytes=self._bytes, requests=requests, connections=len(self._connections))
-
-    # ---- what connections ask for, in their threads
-
-    def where(self, ask: Ask, peer: PeerIdentity) -> LocatedRange:
-        """`look_up`, on the loop. Refusal."""
-        return self._on_loop(lambda: self._look_up(ask, peer))
-
-    def admitted(self, peer: PeerIdentity) -> None:
-        """`admit`, on the loop. Refusal."""
-        self._on_loop(lambda: self._admit(peer))
-
-    def _on_loop(self, work: Callable[[], T]) -> T:
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work())
-                except BaseException as error:
-                    future.set_exception(error)
-
-        try:
-            self._loop.call_soon_threadsafe(run)
-            return future.result(LOOK_UP_SECONDS)
-        except (FutureTimeout, RuntimeError):
-            future.cancel()
-            raise busy("this node is too busy or is stopping; take another replica") from None
-
-    def context(self) -> ssl.SSLContext | None:
-        """The context for the next handshake, with the newest certificates; None: no TLS."""
-        files = self._certificates
-        if files is None:
-            return None
-        with self._lock:
-            if self._context is None or self._context[0] != files.generation:
-                self._context = (files.generation, cluster_reader_context(files.tls))
-            return self._context[1]
-
-    def served(self, n: int) -> None:
-        """Count `n` bytes that were sent."""
-        with self._lock:
-            self._bytes += n
-
-    def answered(self, status: int) -> None:
-        """Count one answered request."""
-        with self._lock:
-            self._requests[str(status)] += 1
-
-    def stranger(self, who: str, why: str) -> None:
-        """Log a refused reader, unless another one was logged within SAY_SECONDS."""
-        now = time.monotonic()
-        with self._lock:
-            silent = now < self._said + SAY_SECONDS
-            self._said = self._said if silent else now
-        if not silent:
-            logger.warning("reader_refused", "%s: %s", who, why)
+        return self.counts.stats(len(self._now()))
 
     def ended(self, connection: ReaderConnection) -> None:
         """Forget a connection whose thread ends."""
@@ -239,7 +267,7 @@ class ByteServer:
                 if any(fd == self._listener.fileno() for fd, _ in ready) and not self._stopping:
                     self._accept()
             except (OSError, RuntimeError) as error:  # no descriptor or no thread is free: try again later
-                self.stranger("a reader", f"cannot be accepted: {listen.reason(error)}")
+                self.counts.stranger("a reader", f"cannot be accepted: {listen.reason(error)}")
                 poll.unregister(self._listener)
                 poll.poll(WATCH_SECONDS * 1000)
                 poll.register(self._listener, select.POLLIN)
@@ -281,11 +309,11 @@ class ByteServer:
 
     def _refuse(self, sock: socket.socket, address: str, why: str) -> None:
         """Answer 503 and close later: closing at once could discard the answer before the reader has it."""
-        self.stranger(address, why)
-        self.answered(503)
+        self.counts.stranger(address, why)
+        self.counts.answered(503)
         sock.setblocking(False)
         with suppress(OSError):
-            if self._certificates is None:
+            if not self.contexts.tls:
                 text = f"{why}\n".encode()
                 head = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_SECONDS}\r\n"
                 head += f"Content-Type: text/plain\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
@@ -364,7 +392,7 @@ class ReaderConnection:
                 # A reader that takes nothing for a while may still be alive.
                 stalled_ms = int(self.server.limits.stalled_seconds * 1000)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stalled_ms)
-            context = self.server.context()
+            context = self.server.contexts.newest()
             if context is None:
                 # So that a sendfile returns, and counts as progress, when the reader has taken only a part.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PROGRESS_SECONDS, 0))
@@ -382,13 +410,13 @@ class ReaderConnection:
         try:
             secured.do_handshake()
         except OSError as error:
-            self.server.stranger(self.address, f"TLS: {getattr(error, 'reason', None) or error}")
+            self.server.counts.stranger(self.address, f"TLS: {getattr(error, 'reason', None) or error}")
             raise
         named = (secured.getpeercert() or {}).get("subjectAltName", ())
         of = {kind: [str(entry[1]) for entry in named if entry[0] == kind] for kind in ("DNS", "URI")}
         self.peer = PeerIdentity.of_certificate(self.address, of["DNS"], of["URI"])
         try:
-            self.server.admitted(self.peer)
+            self.server.asks.admitted(self.peer)
         except Refusal as refusal:
             self.refused = refusal
 
@@ -445,7 +473,7 @@ class _Handler(BaseHTTPRequestHandler):
                 answer, segment = ready
                 self._sender.write(answer.entries)
                 self._sender.send(segment, answer.pieces)
-                self._server.served(answer.size)
+                self._server.counts.served(answer.size)
 
     def _prepared(self, turn: Turn, files: ExitStack) -> tuple[Answer, int] | None:
         """The answer that is sent behind the head, and its segment file; None: a head alone. Refusal: no turn."""
@@ -475,7 +503,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
             raise Refusal(400, "a request has no body")
         ask = Ask.parse(self.path)
-        return self._answer(ask, self._server.where(ask, self._of.peer), turn, files)
+        return self._answer(ask, self._server.asks.where(ask, self._of.peer), turn, files)
 
     def _answer(self, ask: Ask, where: LocatedRange, turn: Turn, files: ExitStack) -> tuple[Answer, int]:
         try:
@@ -487,7 +515,7 @@ class _Handler(BaseHTTPRequestHandler):
                     size = os.fstat(segment).st_size
                 answer = planned(where, ask, _reads(commitlog, turn))
         except FileNotFoundError:
-            self._server.where(ask, self._of.peer)  # raises 404 or 410 if they have just been unlinked
+            self._server.asks.where(ask, self._of.peer)  # raises 404 or 410 if they have just been unlinked
             raise busy("files of this replica are being replaced, or are missing; take another replica") from None
         except OSError as error:
             raise busy(f"the files cannot be read: {listen.reason(error)}; take another replica") from None
@@ -499,7 +527,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Nsqha-First", str(answer.first))
         self.send_header("Nsqha-End", str(answer.end))
         self.end_headers()
-        self._server.answered(200)
+        self._server.counts.answered(200)
         return answer, segment
 
     def _chain(self, ask: Ask, where: LocatedRange, turn: Turn) -> int:
@@ -512,7 +540,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, refusal: Refusal) -> None:
         if refusal.status == 403:
-            self._server.stranger(self._of.address, refusal.why)
+            self._server.counts.stranger(self._of.address, refusal.why)
         self.close_connection = self.close_connection or refusal.status in ENDING
         self.send_error(refusal.status, refusal.why, headers=dict(refusal.headers))
 
@@ -524,7 +552,7 @@ class _Handler(BaseHTTPRequestHandler):
         if headers is None:
             self.close_connection = True
         self.request_version = self.protocol_version  # after an unreadable head it is 0.9, which has no heads
-        self._server.answered(code)
+        self._server.counts.answered(code)
         self.send_response(code)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
