@@ -42,6 +42,22 @@ class WantsSync(Protocol):
         """The ticket is on disk."""
 
 
+class DiskThreads:
+    """The threads of one node's disk work; no kind of work waits for another."""
+
+    def __init__(self, syncs: Executor | None) -> None:
+        self.syncs = syncs or ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="fdatasync")
+        self.jobs = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self.reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="disk reads")
+        self.journal = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self.removals = ThreadPoolExecutor(1, thread_name_prefix="disk removals")
+
+    def close(self) -> None:
+        """Wait for what was submitted."""
+        for pool in (self.syncs, self.jobs, self.journal, self.reads, self.removals):
+            pool.shutdown(wait=True)
+
+
 class DiskRounds:
     """Runs blocking disk work of one node: sync rounds, single jobs in order of submission, and reads beside them."""
 
@@ -56,11 +72,7 @@ class DiskRounds:
         self._loop = loop
         self._clock = clock
         self._on_failure = on_failure
-        self._pool = sync_pool or ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="fdatasync")
-        self._jobs = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="disk reads")
-        self._journal = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._removals = ThreadPoolExecutor(1, thread_name_prefix="disk removals")
+        self._threads = DiskThreads(sync_pool)
         self._wanting: dict[WantsSync, None] = {}
         self._urgent = False  # a publisher waits for one of them
         self._running = False
@@ -138,7 +150,7 @@ class DiskRounds:
                 pass  # the loop is closed: the process is ending and no publisher waits for the round
 
         for share in shares:
-            self._pool.submit(sync, share)
+            self._threads.syncs.submit(sync, share)
 
     def _end_round(self, tickets: list[tuple[WantsSync, SyncTicket]], seconds: float) -> None:
         self.round_seconds.observe(seconds)
@@ -159,32 +171,28 @@ class DiskRounds:
 
     def run(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run one blocking job after all jobs submitted before it."""
-        return self._loop.run_in_executor(self._jobs, job)
+        return self._loop.run_in_executor(self._threads.jobs, job)
 
     def journal(self, write: Callable[[], T]) -> asyncio.Future[T]:
         """Run a write of the node's journal after the earlier writes, but behind no other job: it holds promises, and
         a partition has no leader while they wait for the cache's sync, a roll or the search for a state."""
-        return self._loop.run_in_executor(self._journal, write)
+        return self._loop.run_in_executor(self._threads.journal, write)
 
     def read(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run a blocking job that changes nothing; no sync, roll or write of the journal waits for it."""
-        return self._loop.run_in_executor(self._reads, job)
+        return self._loop.run_in_executor(self._threads.reads, job)
 
     async def removed(self, step: Callable[[], bool]) -> None:
         """Unlink files that are not used any more: `step` unlinks some, and returns whether there are more.
 
         Hundreds of segments take minutes. No other job waits for them; the node's stop waits for one step at most."""
-        while await self._loop.run_in_executor(self._removals, step):
+        while await self._loop.run_in_executor(self._threads.removals, step):
             pass
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._pool.shutdown(wait=True)
-        self._jobs.shutdown(wait=True)
-        self._journal.shutdown(wait=True)
-        self._reads.shutdown(wait=True)
-        self._removals.shutdown(wait=True)
+        self._threads.close()
 
 
 class LazySync:
