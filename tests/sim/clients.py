@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nsqha import hot, ids
 from nsqha.errors import NsqhaError, OutcomeUnknown
@@ -18,6 +18,7 @@ from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.delivery import Consumer
 
 if TYPE_CHECKING:
+    from nsqha.server.partition.partition import Partition
     from tests.sim.loop import NodeLoop, Scheduler
     from tests.sim.node import SimNode
 
@@ -251,7 +252,7 @@ class Reader:
             at += 4 + size
             self._history.came(self.topic, self.channel, body, loop.time())
             subscription = consumer.subscriptions.get(ids.partition_of(int(message_id, 16)))
-            epoch = 0 if subscription is None else subscription.delivery.partition.leader.epoch
+            epoch = 0 if subscription is None else cast("Partition", subscription.delivery.partition).leader.epoch
             self._on_delivery(node, self.topic, self.channel, message_id, body, epoch)
             dice = 0.0 if self.diligent else self._rng.random()
             if dice < 0.93:

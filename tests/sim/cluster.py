@@ -89,7 +89,8 @@ class SimCluster:
             SimController(f"c{n}", self.net, self.metadata, self.new_rng(), self._limits())
             for n in range(plan.controllers)
         ]
-        self.machines = {machine.name: machine for machine in (*self.nodes, *self.controllers)}
+        machines: list[SimNode | SimController] = [*self.nodes, *self.controllers]
+        self.machines = {machine.name: machine for machine in machines}
         self.oracle = Oracle(self)
         self.publishers: list[Publisher] = []
         self.readers: list[Reader] = []

@@ -63,7 +63,7 @@ class Comparison:
 
     def holders(self, key: Key) -> list[tuple[SimNode, Any, Any, int]]:
         """(node, log, state, committed) of every replica."""
-        found = []
+        found: list[tuple[SimNode, Any, Any, int]] = []
         for node in self.cluster.nodes:
             replicas = node.replicas
             if replicas is None:

@@ -113,8 +113,8 @@ class Misfortune:
         """Whether others have all that its logs have, under the names that the records know; these are gone now."""
         gone = {(node.uid, meta.isr[node.uid]) for _, meta in self.cluster.metas() if node.uid in meta.isr}
         if node.replicas is not None:
-            for replica in (*node.replicas.leading.values(), *node.replicas.followers.values()):
-                gone.add((node.uid, replica.log_uid))
+            gone |= {(node.uid, leadership.log_uid) for leadership in node.replicas.leading.values()}
+            gone |= {(node.uid, follower.log_uid) for follower in node.replicas.followers.values()}
         lost = self._gone | gone
         for _, meta in self.cluster.metas():
             if node.uid in meta.isr and all(member in lost for member in meta.isr.items()):

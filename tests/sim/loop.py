@@ -57,7 +57,7 @@ class Scheduler:
 
     def loop(self, name: str) -> NodeLoop:
         """A new process."""
-        return NodeLoop(self, name)
+        return NodeLoop(self, name)  # type: ignore[abstract]  # it has no sockets, signals or child processes
 
     # ---- for loops
 
@@ -167,7 +167,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:  # type: ignore[override]
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         self.tasks[task] = None
         task.add_done_callback(self._ended)

@@ -40,7 +40,7 @@ RESTART_SECONDS = 0.5
 class MachineStorage(SimStorage):
     """A disk that tells when the moment of a planned crash has come."""
 
-    on_crash: Callable[[], None] = lambda: None  # type: ignore[assignment]
+    on_crash: Callable[[], None] = lambda: None
     off = False
 
     def acting(self, operation: str, path: str) -> None:

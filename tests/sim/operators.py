@@ -358,15 +358,14 @@ class Operators:
         if node is None or node.broker is None:
             return None
         topics, grown = node.broker.topics, self.cluster.plan.partitions + 1
-        changes: dict[str, int | None] = self._rng.choice(
-            (
-                {"partitions": grown},
-                {"replicas": 2, "min_isr": None},
-                {"replicas": 3, "min_isr": None},
-                {"replicas": None, "min_isr": 1},
-                {"replicas": 3, "min_isr": 3},
-            )
+        choices: tuple[dict[str, int | None], ...] = (
+            {"partitions": grown},
+            {"replicas": 2, "min_isr": None},
+            {"replicas": 3, "min_isr": None},
+            {"replicas": None, "min_isr": 1},
+            {"replicas": 3, "min_isr": 3},
         )
+        changes = self._rng.choice(choices)
         self._ask(node, "settings", lambda: topics.change_settings(topic, changes), lambda _: None)
         return f"of {topic} at {node.name}: {changes}"
 

@@ -10,6 +10,8 @@ from unittest.mock import patch
 from nsqha.commitlog import lookup, recovery
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.lookup import LogReader
+from nsqha.commitlog.scan import scan_entries
+from nsqha.commitlog.verdict import judge as judge_damage
 from nsqha.cursor import loading
 from nsqha.election import elect
 from nsqha.election.controller import elections
@@ -80,7 +82,7 @@ def damaged_log_keeps_its_name() -> Iterator[None]:
         lost = not circumstances.sync_always and circumstances.host_restarted
         return replace(verdict, new_log_uid=not circumstances.known or lost)
 
-    original = recovery.judge
+    original = judge_damage
     with patch.object(recovery, "judge", judge):
         yield
 
@@ -92,7 +94,7 @@ def written_whole_taken_for_torn() -> Iterator[None]:
     def scan(pairs: Any, *, alone: bool) -> Any:
         return replace(original(pairs, alone=alone), written=0)
 
-    original = recovery.scan_entries
+    original = scan_entries
     with patch.object(recovery, "scan_entries", scan):
         yield
 
@@ -104,7 +106,7 @@ def marked_once_and_forgotten() -> Iterator[None]:
     def scan(pairs: Any, *, alone: bool) -> Any:
         return original(pairs, alone=True)
 
-    original = recovery.scan_entries
+    original = scan_entries
     with patch.object(recovery, "scan_entries", scan):
         yield
 

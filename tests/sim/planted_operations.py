@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -121,7 +122,7 @@ def moved_before_they_joined() -> Iterator[None]:
         step = original(meta, wanted, settings)
         if isinstance(step, moves.Joining) and meta.leader in wanted:
             isr = {uid: log_uid for uid, log_uid in meta.isr.items() if uid in wanted}
-            return moves.Put(moves.replace(meta, replicas=wanted, isr=isr), "replicas_moved")
+            return moves.Put(replace(meta, replicas=wanted, isr=isr), "replicas_moved")
         return step
 
     original = moves.next_step

@@ -11,8 +11,8 @@ from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.election import elect
 from nsqha.election.controller import elections
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
-from nsqha.replication.acceptance import Accepted, Fenced
-from nsqha.replication.isr import IsrKeeper, ProposalRefused
+from nsqha.replication.acceptance import Accepted, Fenced, decide_open
+from nsqha.replication.isr import Effective, IsrKeeper, ProposalRefused
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.clients.publish import PublishWaiter
 from nsqha.server.replica import follower_service as promises
@@ -22,7 +22,7 @@ from nsqha.server.replica.following.catch_up import CatchUp
 from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.following.receiver import Receiver
 from nsqha.server.replica.leader_roles import LeaderRoles
-from nsqha.server.replica.leading import leadership, records
+from nsqha.server.replica.leading import records
 from nsqha.server.replica.leading.records import PartitionRecords
 from nsqha.server.replica.leading.sender import FollowerProgress
 from nsqha.server.routing.publisher import PartitionPublisher
@@ -51,7 +51,7 @@ def epoch_unchecked() -> Iterator[None]:
         self.leader_log.committed, self.leader_log.start = 0, start
         self._held.clear()
 
-    original, decided = Follower.append, promises.decide_open
+    original, decided = Follower.append, decide_open
     with (
         patch.object(Follower, "append", append),
         patch.object(Follower, "follow", follow),
@@ -246,7 +246,8 @@ def effective_too_small() -> Iterator[None]:
         return frozenset((self._proposal.meta if self._proposal is not None else self.meta).isr)
 
     def changed(self: IsrKeeper) -> Any:
-        return [leadership.Effective(a.nodes, a.nodes, 1, a.acked) for a in original(self)]
+        changes = [action for action in original(self) if isinstance(action, Effective)]
+        return [Effective(a.nodes, a.nodes, 1, a.acked) for a in changes]
 
     original = IsrKeeper._changed
     with (
