@@ -40,6 +40,10 @@ class Again(Exception):
         super().__init__(seconds)
         self.seconds = seconds
 
+    def later(self, loop: NodeLoop, run: Callable[..., object], *args: Any) -> None:
+        """Have `run` make the call again."""
+        loop.call_later(self.seconds, run, *args)
+
 
 class Scheduler:
     """All processes, and the time they share."""
@@ -120,6 +124,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self.frozen = False
         self.reply_seconds = 0.0  # set by a blocking call: its result comes so much later
         self.job_seconds: Callable[[str], float] = lambda kind: 0.0  # how long a job of this kind waits
+        self.held_jobs: dict[str, list[Callable[[], object]]] = {}  # of kinds that wait in a SimPool for `let_go`
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.scheduler = scheduler
         self._callbacks: deque[asyncio.Handle] = deque()
@@ -191,6 +196,12 @@ class NodeLoop(asyncio.AbstractEventLoop):
             lane = self._lanes[executor] = _Lane(self, executor)
         lane.submit(lambda: func(*args), future)
         return future
+
+    def let_go(self, kind: str) -> None:
+        """Run the jobs of a kind in `held_jobs` that wait."""
+        jobs, self.held_jobs[kind] = self.held_jobs[kind], []
+        for job in jobs:
+            self.call_soon(self.in_thread, job)
 
     def in_thread(self, job: Callable[[], Any]) -> Any:
         """Run something as a thread of this process would: without a running loop."""
@@ -291,7 +302,7 @@ class _Lane:
         try:
             result = loop.in_thread(job)
         except Again as again:
-            loop.call_later(again.seconds, self._run, job, future)
+            again.later(loop, self._run, job, future)
             return
         except Exception as error:
             failure = error
@@ -319,7 +330,11 @@ class SimPool(Executor):
         self._kind = kind
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        self._loop.call_later(self._loop.job_seconds(self._kind), self._loop.in_thread, lambda: fn(*args, **kwargs))
+        job = lambda: fn(*args, **kwargs)  # noqa: E731
+        if (held := self._loop.held_jobs.get(self._kind)) is not None:
+            held.append(job)
+        else:
+            self._loop.call_later(self._loop.job_seconds(self._kind), self._loop.in_thread, job)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         pass

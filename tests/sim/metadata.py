@@ -58,6 +58,103 @@ class Trouble:
     call_seconds: float = 0.002
 
 
+@dataclass(eq=False)
+class HeldChange:
+    """A change of a partition that is under way by hand: it may reach the store, and its caller may hear of it."""
+
+    loop: NodeLoop
+    call: Callable[[], PartitionMeta]
+    stored: bool = False
+    result: PartitionMeta | None = None
+    error: NsqhaError | None = None
+    heard: bool = False
+    unknown: bool = False  # its caller hears that the outcome is unknown
+    go_on: Callable[[], object] = lambda: None
+
+    def store(self) -> None:
+        """It reaches the store."""
+        self.stored = True
+        try:
+            self.result = self.call()
+        except NsqhaError as error:
+            self.error = error
+
+    def reply(self) -> PartitionMeta:
+        """What its caller hears; it waits until it may (Held)."""
+        if not self.heard:
+            raise Held(self)
+        if self.unknown:
+            raise OutcomeUnknown("no answer in time")
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class Held(Again):
+    """The call is made again when its change goes on."""
+
+    def __init__(self, change: HeldChange) -> None:
+        super().__init__(0.0)
+        self._change = change
+
+    def later(self, loop: NodeLoop, run: Callable[..., object], *args: Any) -> None:
+        self._change.go_on = lambda: loop.call_soon(run, *args)
+
+
+class HeldChanges:
+    """All changes of partitions that nodes have asked for, each until it goes on by hand (tests.scripts). A process has
+    one under way at a time, and another after it heard that the outcome is unknown."""
+
+    def __init__(self, asked: Callable[[NodeLoop, PartitionMeta | None], object]) -> None:
+        """`asked(loop, meta)`: a process wants this; None: a fence."""
+        self.under_way: list[HeldChange] = []
+        self._asked = asked
+        self._waiting: dict[NodeLoop, HeldChange] = {}
+
+    def reply(self, loop: NodeLoop, call: Callable[[], PartitionMeta], meta: PartitionMeta | None) -> PartitionMeta:
+        change = self._waiting.get(loop)
+        if change is None:
+            change = self._waiting[loop] = HeldChange(loop, call)
+            self.under_way.append(change)
+            self._asked(loop, meta)
+        if change.heard:
+            del self._waiting[loop]
+        return change.reply()
+
+    def store(self) -> NsqhaError | None:
+        """Let the oldest that has not reached the store reach it; returns why it is refused there."""
+        change = self._first(lambda change: not change.stored)
+        change.store()
+        if change.heard:
+            self.under_way.remove(change)
+        return change.error
+
+    def answer(self) -> None:
+        """The process that asked for the oldest that is stored hears what became of it."""
+        change = self._first(lambda change: change.stored)
+        self.under_way.remove(change)
+        change.heard = True
+        change.go_on()
+
+    def unknown(self) -> None:
+        """The process that asked for the oldest hears that the outcome is unknown; it may reach the store yet."""
+        change = self._first(lambda change: not change.heard)
+        change.heard = change.unknown = True
+        if change.stored:
+            self.under_way.remove(change)
+        change.go_on()
+
+    def lose(self) -> None:
+        """The oldest never reaches the store."""
+        self.under_way.remove(self._first(lambda change: not change.stored))
+
+    def _first(self, fits: Callable[[HeldChange], bool]) -> HeldChange:
+        found = next(filter(fits, self.under_way), None)
+        assert found is not None, "there is no such change"
+        return found
+
+
 class SimMetadata:
     """The store, and everybody's way to it."""
 
@@ -69,6 +166,8 @@ class SimMetadata:
         self.unreachable: set[str] = set()  # names of processes
         self.is_away = False
         self.losing: dict[str, float] = {}  # processes whose next change of a partition is lost sight of, and how long
+        self.held: HeldChanges | None = None
+        self.holds_hint: Callable[[NodeLoop, str], bool] = lambda loop, name: False
         self.handles: list[Handle] = []
         self.unknown_applied = 0  # coverage: changes whose callers do not know
         self.use(MemoryStore(random.Random(rng.getrandbits(64))))
@@ -210,22 +309,23 @@ class Handle:
 
     def changed(self, name: str) -> None:
         metadata = self.metadata
-        if self._lost:
+        if self._lost or metadata.holds_hint(self.loop, name):
             return
         if not self.reachable or metadata.rng.random() < metadata.trouble.lost_hints:
             self._lost = True
             if self.reachable:
                 metadata.loop.call_later(metadata.rng.uniform(0.0, 3.0), self.hint_lost)
             return
-        self._tell(name)
+        self.tell(name)
 
     def hint_lost(self) -> None:
         """The watch begins anew."""
         if self._lost and self.reachable and not self.dead:
             self._lost = False
-            self._tell("")
+            self.tell("")
 
-    def _tell(self, name: str) -> None:
+    def tell(self, name: str) -> None:
+        """Have the process hear that this record may have changed."""
         metadata = self.metadata
         seconds = metadata.rng.uniform(0.0, 2 * metadata.trouble.hint_seconds)
         self._hint_at = max(self._hint_at, metadata.scheduler.now + seconds)
@@ -315,13 +415,19 @@ class SimRecords:
         registered: Mapping[int, int] | None = None,
         controller: int | None = None,
     ) -> PartitionMeta:
-        return self._handle.change(
-            lambda: self._store.replace_partition(name, uid, number, meta, registered=registered, controller=controller)
+        call = lambda: self._store.replace_partition(  # noqa: E731
+            name, uid, number, meta, registered=registered, controller=controller
         )
+        handle = self._handle
+        held = handle.metadata.held
+        return handle.change(call) if held is None else held.reply(handle.loop, call, meta)
 
     def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
+        call = lambda: self._store.fence_partition(name, uid, number, version)  # noqa: E731
+        handle = self._handle
+        held = handle.metadata.held
         try:
-            return self._handle.write(lambda: self._store.fence_partition(name, uid, number, version))
+            return handle.write(call) if held is None else held.reply(handle.loop, call, None)
         except OutcomeUnknown as error:
             raise Unavailable(str(error)) from error
 

@@ -19,6 +19,7 @@ Messages are serialised when they are sent and parsed when they arrive, so nodes
     net.crash("b")                                      # the process is gone: its own ends are silent, others are reset
     net.crash("b", silent=True)                         # the machine is gone: others notice by their pings
     net.stalled("b", True)                              # the process is stopped: the same, until it goes on
+    net.holds = lambda method, message: ...             # messages that wait on their way for `let_go` (tests.scripts)
 
 Each process may have a loop of its own (`loop_of`); what is told to it runs there, whenever that loop runs.
 """
@@ -32,7 +33,7 @@ from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from nsqha.server.peers.api import PeerIdentity, methods_of
+from nsqha.server.peers.api import Message, Method, PeerIdentity, methods_of
 from tests.sim.peers import SimPeers, SimPeerServer
 from tests.sim.wire import Over, Wire
 
@@ -55,9 +56,11 @@ class Network:
         self._loop_of = loop_of
         self._stalled: set[str] = set()
         self.rng = rng
+        self.holds: Callable[[Method, Message], bool] | None = None
+        self.kept: Callable[[int], int] = lambda sent: rng.randint(0, sent)  # how many arrive when a stream ends
         self.methods = methods_of(services)
         self.window_bytes = window_bytes
-        self._latency = latency
+        self.latency = latency
         self._slower: dict[tuple[str, str], float] = {}
         self._blocked: dict[tuple[str, str], int] = {}  # -> number of the partition
         self._partitions = 0
@@ -138,6 +141,13 @@ class Network:
             if any(end.address == address for end in wire.ends):
                 wire.watch_stalled(address)
 
+    # ---- by hand
+
+    def streams(self, a: str, b: str) -> list[Wire]:
+        """Those that `a` opened to `b`, oldest first."""
+        wires = self._between(a, b)
+        return [wire for wire in wires if wire.client_end.address == a]
+
     # ---- what wires ask
 
     def loop_of(self, address: str) -> asyncio.AbstractEventLoop:
@@ -158,7 +168,7 @@ class Network:
         return self._blocked.get((a, b), 0)
 
     def seconds(self, a: str, b: str) -> float:
-        return self.rng.uniform(*self._latency) + self._slower.get((a, b), 0.0)
+        return self.rng.uniform(*self.latency) + self._slower.get((a, b), 0.0)
 
     def listening(self, address: str) -> SimPeerServer | None:
         return self._servers.get(address)

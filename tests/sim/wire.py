@@ -75,10 +75,38 @@ class Way:
         """Some item's time has come: the first one's turn, as nothing overtakes."""
         if not self._flying:
             return
-        if self._net.blocked(self._source, self._target.address):
+        if self._net.blocked(self._source, self._target.address) or self.held is not None:
             self._late += 1
             return
         self._net.tell(self._target.address, self._handed_over, self._flying.popleft())
+
+    @property
+    def held(self) -> Message | None:
+        """The first message under way, if it waits for `let_go`."""
+        if self._net.holds is None or not self._flying or not isinstance(item := self._flying[0], bytes):
+            return None
+        message = self._target.parsed(item)
+        return message if self._net.holds(self._target.method, message) else None
+
+    def let_go(self, *, instead: Message | None = None) -> None:
+        """Hand over what waits at the head, or this instead, and behind it what does not wait."""
+        item = self._flying.popleft()
+        assert isinstance(item, bytes)
+        if instead is not None:
+            sent: bytes = item
+            item = instead.SerializeToString()
+            self._flying_bytes += len(item) - len(sent)
+        self._net.tell(self._target.address, self._handed_over, item)
+        self._late -= 1
+        while self._late and self.held is None:
+            self._late -= 1
+            self._arrive()
+
+    def lose_all(self) -> None:
+        """Nothing of what is under way arrives."""
+        self.waiting.clear()
+        self._flying.clear()
+        self._flying_bytes = self._late = 0
 
     def _handed_over(self, item: bytes | Over) -> None:
         if isinstance(item, bytes):
@@ -95,7 +123,7 @@ class Way:
         """Of the messages under way only the first so many arrive. That the stream has ended is never lost."""
         self.waiting.clear()
         over = [self._flying.pop()] if self._over and self._flying else []
-        kept = self._net.rng.randint(0, len(self._flying))
+        kept = self._net.kept(len(self._flying))
         while len(self._flying) > kept:
             lost = self._flying.pop()
             if isinstance(lost, bytes):
@@ -175,7 +203,7 @@ class End:
         if self.handler is None:
             return
         try:
-            message = self._in.FromString(item)
+            message = self.parsed(item)
         except DecodeError:
             self.end(Over("ValueError", f"{len(item)} bytes that are not a {self._in.__name__}"))
             return
@@ -183,6 +211,15 @@ class End:
             self.handler.on_message(message)
         except Exception as error:
             self.end(Over(*kind_and_text(error)))
+
+    @property
+    def method(self) -> Method:
+        return self._wire.method
+
+    def parsed(self, item: bytes) -> Message:
+        """What has come here as these bytes. DecodeError."""
+        message: Message = self._in.FromString(item)
+        return message
 
     def vanish(self, *, silent: bool) -> None:
         """This side's process is gone."""
