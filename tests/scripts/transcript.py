@@ -3,34 +3,35 @@
     # A member that is gone leaves the ISR.
     nodes a b c
     lead a
+      a promises epoch 1
       a leads epoch 1 from 1
     ...
 
-The commands drive the tiny cluster of the random histories (tests/unit/replication/tiny.py), whose decisions are the
-product's; the lines below a command are all that happened, literally. Everything is checked after each command.
+The commands drive nodes of the simulation, which run the product's own code (`stage`); the lines below a command are
+what happened, literally (`happenings`). The invariants of tests/sim are checked all the time; what breaks one is a
+line that begins with "!".
 
-    nodes NAMES [isr NAMES] [min_isr N] [sync interval]
+    nodes NAMES [isr NAMES] [min_isr N] [sync interval] [led]
+                       the first is elected; `led`: and leads, and all of the ISR have the first batch of its epoch
     elect N [keep]     the controller; `keep`: the old leader stays in the ISR
-    lead N             the elected one promises and leads
-    write N [COUNT]    batches
-    open N M...        a stream from leader to follower, up to the first answer
+    succeed N          the controller asks the leader to hand over to this one
+    lead N             the elected one hears of it
+    read N             so does any other
+    write N [COUNT]    messages are published there, each a batch of its own
+    open N M...        the leader asks followers where they are, and hears it
     run                messages travel until none is left
     arrive N M         one message reaches the follower
     return N M         one answer reaches the leader
-    sync N...          a disk round
-    cut N M            the stream breaks
+    sync N...          a disk round ends
+    cut N M            the streams break, and what is on them is lost
     pass SECONDS       time
     store              the oldest open compare-and-set reaches the store
     answer             ... and its outcome the leader
     unknown            the sender's deadline passes
     lose               it never reaches the store
-    read N             the leader reads the record
-    expel N            the controller removes a dead member
-    kill N | crash N | wipe N | restart N
-                       kill -9 | power cut, what was not synced is gone | the disk is replaced | and back
-    rot N LOG_ID       the entry becomes another one, as if the disk had changed it and no checksum told; until the next
-                       scene the checks of the cluster are off, as they are about disks that keep what they have
-    forge N M          the next batch under way gets another content
+    kill N | crash N | restart N
+                       kill -9 | power cut, what was not synced is gone | and back
+    forge N M          the batch that is under way arrives with another content
 
 `python -m tests.scripts.transcript FILE...` writes what happens now into the files; review the difference.
 """
@@ -38,161 +39,141 @@ product's; the lines below a command are all that happened, literally. Everythin
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from tests.unit.replication.tiny import Tiny
-from tests.unit.replication.tiny_parts import AppendMsg, Request, Stream
-from tests.unit.replication.tiny_rules import check
+from tests.scripts.stage import Stage
 
 
 class Player:
     """Reads commands, drives the cluster."""
 
     def __init__(self) -> None:
-        self.tiny = Tiny()
-        self.disks_keep = True
+        self._stage: Stage | None = None
+
+    @property
+    def stage(self) -> Stage:
+        assert self._stage is not None, "a scene begins with `nodes`"
+        return self._stage
+
+    def close(self) -> None:
+        """The scene is over."""
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None
 
     def command(self, line: str) -> list[str]:
         """Do it; what happened."""
         word, *arguments = line.split()
-        before = len(self.tiny.trace)
         if word == "nodes":
+            self.close()
             self.nodes(arguments)
-            return []
+            return self.stage.happened.take()
+        happened = self.stage.happened
         try:
-            getattr(self, word)(*arguments)
-            self.tiny.look_all()
-            if self.disks_keep:
-                check(self.tiny)
+            getattr(self, f"do_{word}")(*arguments)
+            self.stage.settle()
         except AssertionError as wrong:
-            self.tiny.say(f"! {wrong}")
-        return self.tiny.trace[before:]
+            happened.say(f"! {happened.named(str(wrong))}")
+        return happened.take()
 
     def nodes(self, arguments: list[str]) -> None:
-        keys = {"isr", "min_isr", "sync"}
-        self.disks_keep = True
+        keys = {"isr", "min_isr", "sync", "led"}
         starts = [i for i, word in enumerate(arguments) if word in keys] + [len(arguments)]
         names = arguments[: starts[0]]
         options = {arguments[i]: arguments[i + 1 : j] for i, j in pairwise(starts)}
-        self.tiny = Tiny(
-            len(names),
+        self._stage = Stage(
+            names,
+            isr=options.get("isr", names),
             min_isr=int(options.get("min_isr", ["2"])[0]),
-            sync_always=options.get("sync") != ["interval"],
-            members=len(options.get("isr", names)),
+            sync=options.get("sync", ["always"])[0],
         )
-
-    def _node(self, name: str) -> int:
-        return next(uid for uid, node in self.tiny.nodes.items() if node.name == name)
-
-    def _stream(self, leader: str, follower: str) -> Stream:
-        leading = self.tiny.nodes[self._node(leader)].leading
-        for stream in self.tiny.streams:
-            if (stream.leader, stream.follower) == (self._node(leader), self._node(follower)):
-                return stream
-        assert leading is not None
-        return leading.streams[self._node(follower)]
-
-    def _request(self) -> Request:
-        return self.tiny.requests[0]
+        if "led" in options:
+            self.stage.begin()
 
     # ---- commands
 
-    def elect(self, name: str, keep: str = "") -> None:
-        assert self.tiny.electable(self._node(name)), f"{name} is not electable"
-        self.tiny.elect(self._node(name), keep=bool(keep))
+    def do_elect(self, name: str, keep: str = "") -> None:
+        self.stage.elect(name, keep=bool(keep))
 
-    def lead(self, name: str) -> None:
-        assert self.tiny.may_become(self._node(name)), f"{name} may not lead"
-        self.tiny.become(self._node(name))
+    def do_succeed(self, name: str) -> None:
+        self.stage.succeed(name)
 
-    def write(self, name: str, count: str = "1") -> None:
+    def do_lead(self, name: str) -> None:
+        self.stage.read(name)
+
+    do_read = do_lead
+
+    def do_write(self, name: str, count: str = "1") -> None:
         for _ in range(int(count)):
-            self.tiny.write(self._node(name))
+            self.stage.write(name)
 
-    def open(self, leader: str, *followers: str) -> None:
+    def do_open(self, leader: str, *followers: str) -> None:
         for follower in followers:
-            self.tiny.connect(self._node(leader), self._node(follower))
-            stream = self._stream(leader, follower)
-            self.tiny.arrives(stream)
-            self.tiny.returns(stream)
+            self.stage.open(leader, follower)
 
-    def run(self) -> None:
-        while any(stream.down or stream.up for stream in self.tiny.streams):
-            for stream in list(self.tiny.streams):
-                while stream.down and not stream.closed:
-                    self.tiny.arrives(stream)
-                while stream.up and not stream.closed:
-                    self.tiny.returns(stream)
+    def do_run(self) -> None:
+        self.stage.run()
 
-    def arrive(self, leader: str, follower: str) -> None:
-        self.tiny.arrives(self._stream(leader, follower))
+    def do_arrive(self, leader: str, follower: str) -> None:
+        self.stage.let_go(leader, follower, back=False)
 
-    def sync(self, *names: str) -> None:
+    def do_return(self, leader: str, follower: str) -> None:
+        self.stage.let_go(leader, follower, back=True)
+
+    def do_sync(self, *names: str) -> None:
         for name in names:
-            self.tiny.sync(self._node(name))
+            self.stage.sync(name)
 
-    def cut(self, leader: str, follower: str) -> None:
-        self.tiny.cut(self._stream(leader, follower))
+    def do_cut(self, a: str, b: str) -> None:
+        self.stage.cut(a, b)
 
-    def store(self) -> None:
-        self.tiny.settle(next(request for request in self.tiny.requests if request.outcome is None))
+    def do_pass(self, seconds: str) -> None:
+        self.stage.pass_time(float(seconds))
 
-    def answer(self) -> None:
-        self.tiny.answer(next(request for request in self.tiny.requests if request.outcome is not None))
+    def do_store(self) -> None:
+        if (error := self.stage.changes.store()) is not None:
+            self.stage.happened.say(f"the store refuses: {self.stage.happened.named(str(error))}")
 
-    def unknown(self) -> None:
-        self.tiny.give_up(next(request for request in self.tiny.requests if not request.told))
+    def do_answer(self) -> None:
+        self.stage.changes.answer()
 
-    def lose(self) -> None:
-        self.tiny.drop(self._request())
+    def do_unknown(self) -> None:
+        self.stage.changes.unknown()
 
-    def read(self, name: str) -> None:
-        self.tiny.refresh(self._node(name))
+    def do_lose(self) -> None:
+        self.stage.changes.lose()
 
-    def expel(self, name: str) -> None:
-        self.tiny.expel(self._node(name))
+    def do_kill(self, name: str) -> None:
+        self.stage.end(name)
 
-    def kill(self, name: str) -> None:
-        self.tiny.kill(self._node(name))
+    def do_crash(self, name: str) -> None:
+        self.stage.end(name, power=True)
 
-    def crash(self, name: str) -> None:
-        node = self.tiny.nodes[self._node(name)]
-        self.tiny.crash(node.uid, node.durable)
+    def do_restart(self, name: str) -> None:
+        self.stage.start(name)
 
-    def wipe(self, name: str) -> None:
-        self.tiny.wipe(self._node(name))
-
-    def restart(self, name: str) -> None:
-        self.tiny.restart(self._node(name))
-
-    def rot(self, name: str, log_id: str) -> None:
-        self.disks_keep = False
-        log = self.tiny.nodes[self._node(name)].log
-        log[int(log_id)] = log[int(log_id)]._replace(crc=0xBAD, chain=0xBAD)
-
-    def forge(self, leader: str, follower: str) -> None:
-        messages = self._stream(leader, follower).down
-        message = messages.popleft()
-        assert isinstance(message, AppendMsg)
-        first, *others = message.entries
-        messages.appendleft(replace(message, entries=(first._replace(crc=0xBAD), *others)))
+    def do_forge(self, leader: str, follower: str) -> None:
+        message: Any = self.stage.next_message(leader, follower, back=False)
+        append = message.appends[0]
+        append.data = append.data[:-1] + bytes([append.data[-1] ^ 1])
+        self.stage.let_go(leader, follower, back=False, instead=message)
 
 
 def play(script: str) -> str:
     """The script with what happens now."""
     player = Player()
-    # Two commands that are words of Python.
-    setattr(player, "pass", lambda seconds: player.tiny.wait(float(seconds)))
-    setattr(player, "return", lambda leader, follower: player.tiny.returns(player._stream(leader, follower)))
     lines: list[str] = []
-    for line in script.splitlines():
-        if line.startswith(" "):
-            continue
-        lines.append(line)
-        if line and not line.startswith("#"):
-            lines += [f"  {happened}" for happened in player.command(line)]
+    try:
+        for line in script.splitlines():
+            if line.startswith(" "):
+                continue
+            lines.append(line)
+            if line and not line.startswith("#"):
+                lines += [f"  {happened}" for happened in player.command(line)]
+    finally:
+        player.close()
     return "\n".join(lines) + "\n"
 
 
