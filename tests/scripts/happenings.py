@@ -221,8 +221,11 @@ class Happenings:
     # ---- the record
 
     def asked(self, loop: NodeLoop, meta: PartitionMeta | None) -> None:
+        """A leader's proposal is in its log line, with the reason."""
         if meta is None:
             self.say(f"{self._of(loop)} fences the record")
+        elif loop.name in {controller.name for controller in self._cluster.controllers}:
+            self.say(f"the controller wants {self.names([meta.leader])} to lead epoch {meta.epoch}")
 
     def _recorded(self, state: StoreState, change: Change) -> None:
         self._observer(state, change)

@@ -7,8 +7,8 @@ them. What takes time elsewhere waits here until it is let go:
 - changes of the partition's record that nodes ask for (`tests.sim.metadata.HeldChanges`), and the news of changes;
 - disk rounds, with sync=always.
 
-All else takes no time, and time passes only by `pass_time`. The script says which node is elected; there is no
-controller, and `elect` writes the record that one would write (`nsqha.election.elect`) that hears from this node alone.
+All else takes no time, and time passes only by `pass_time`. Until a controller is started the script says which node
+is elected, and `elect` writes what a controller would that hears from this node alone (`nsqha.election.elect`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from tests.sim.wire import Way
 TOPIC = "t"
 NAMES = "abcde"
 SEGMENT_BYTES = 64 << 20  # no scene fills one
+CONTROLLER_SECONDS = 3.0  # a new controller waits until the cluster has settled
 RECONNECT_SECONDS = 3.0  # a leader finds a node that is there again within
 
 
@@ -63,7 +64,7 @@ class Stage:
     def __init__(self, names: list[str], *, isr: list[str], min_isr: int, sync: str) -> None:
         """Of the replicas `names` those in `isr` are in sync; the first one is elected, and does not know it yet."""
         assert names == list(NAMES[: len(names)]) and isr[0] == names[0], f"nodes are {NAMES}, and {names[0]} leads"
-        plan = Plan(seed=0, nodes=len(names), controllers=0, topics=0, sync=sync, segment_bytes=SEGMENT_BYTES)
+        plan = Plan(seed=0, nodes=len(names), controllers=1, topics=0, sync=sync, segment_bytes=SEGMENT_BYTES)
         self.cluster = cluster = SimCluster(plan)
         self.nodes = dict(zip(names, cluster.nodes, strict=True))
         self.happened = Happenings(cluster, self.nodes)
@@ -101,9 +102,11 @@ class Stage:
         cluster.scheduler.rng = NoChance(0)
         cluster.net.latency, cluster.net.kept = (0.0, 0.0), lambda sent: sent
         cluster.metadata.trouble.hint_seconds = cluster.metadata.trouble.call_seconds = 0.0
-        for name, node in self.nodes.items():
-            node.rng, node.on_end = NoChance(name), lambda node, why: None
-            node.disk_seconds = node.metadata_seconds = 0.0
+        for machine in cluster.machines.values():
+            machine.rng = NoChance(machine.name)
+            machine.disk_seconds = machine.metadata_seconds = 0.0
+        for node in self.nodes.values():
+            node.on_end = lambda node, why: None
 
     def _make_partition(self, min_isr: int) -> PartitionKey:
         store, uids = self.cluster.metadata.store, tuple(node.uid for node in self.nodes.values())
@@ -115,13 +118,16 @@ class Stage:
 
     def _hold(self) -> None:
         self.cluster.net.holds = self._holds
-        self.cluster.metadata.holds_hint = lambda loop, name: name.startswith("topics/")
+        self.cluster.metadata.holds_hint = lambda loop, name: name.startswith("topics/") and loop in self._node_loops()
         self.cluster.metadata.held = self.changes
 
     def _elect_first(self, members: list[SimNode]) -> None:
         first, isr = members[0], {node.uid: self._log_uid(node) for node in members}
         self.put(replace(self.meta, leader=first.uid, epoch=1, registration=self._registration(first), isr=isr))
         self.happened.begin()
+
+    def _node_loops(self) -> list[NodeLoop]:
+        return [node.loop for node in self.nodes.values()]
 
     def begin(self) -> None:
         """The one that is elected leads, and its first batch is committed by all members."""
@@ -175,6 +181,11 @@ class Stage:
 
     # ---- metadata
 
+    def start_controller(self) -> None:
+        """From now on a controller elects; what it asks of the store waits as well."""
+        self.cluster.controllers[0].start()
+        self.pass_time(CONTROLLER_SECONDS)
+
     def elect(self, name: str, *, keep: bool) -> None:
         """The record names another leader; without `keep` the one before counts as dead."""
         node, meta = self.nodes[name], self.meta
@@ -198,7 +209,7 @@ class Stage:
         self.put(chosen.meta)
 
     def succeed(self, name: str) -> None:
-        """The controller asks the leader to hand over to another member."""
+        """An operator asks the leader to hand over to another member."""
         self.put(replace(self.meta, successor=self.nodes[name].uid))
 
     def read(self, name: str) -> None:

@@ -13,8 +13,9 @@ line that begins with "!".
 
     nodes NAMES [isr NAMES] [min_isr N] [sync interval] [led]
                        the first is elected; `led`: and leads, and all of the ISR have the first batch of its epoch
-    elect N [keep]     the controller; `keep`: the old leader stays in the ISR
-    succeed N          the controller asks the leader to hand over to this one
+    controller         from now on there is one, and 3 seconds pass
+    elect N [keep]     without one; `keep`: the old leader stays in the ISR
+    succeed N          an operator asks the leader to hand over to this one
     lead N             the elected one hears of it
     read N             so does any other
     write N [COUNT]    messages are published there, each a batch of its own
@@ -93,6 +94,9 @@ class Player:
             self.stage.begin()
 
     # ---- commands
+
+    def do_controller(self) -> None:
+        self.stage.start_controller()
 
     def do_elect(self, name: str, keep: str = "") -> None:
         self.stage.elect(name, keep=bool(keep))
