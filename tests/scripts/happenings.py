@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nsqha.election.memory import Change, StoreState
 from nsqha.election.model import PartitionMeta
-from nsqha.election.store import Change, StoreState
 from nsqha.ids import PartitionKey
 from tests.sim.cluster import SimCluster
 from tests.sim.loop import NodeLoop
@@ -84,9 +84,8 @@ class Happenings:
         self._seen: dict[str, Seen] = {}
         self._versions = 0
         cluster.scheduler.on_turn = self._turned
-        store: Any = cluster.metadata.store
-        self._observer = store.observer
-        store.observer = self._recorded
+        self._observer = cluster.on_record
+        cluster.on_record = self._recorded
 
     def listen(self) -> None:
         """Hear what nodes log, until `close`."""

@@ -112,7 +112,7 @@ class Stage:
         store, uids = self.cluster.metadata.store, tuple(node.uid for node in self.nodes.values())
         settings = TopicSettings(replicas=len(uids), min_isr=min_isr)
         partition = PartitionMeta(epoch=0, replicas=uids, min_isr=min_isr)
-        made = store.create_topic(TOPIC, settings, partitions={0: partition})
+        made = store.records.create_topic(TOPIC, settings, partitions={0: partition})
         self.settle()
         return made.record.uid, 0
 
@@ -151,15 +151,15 @@ class Stage:
 
     @property
     def meta(self) -> PartitionMeta:
-        topic = self.cluster.metadata.store.topic(TOPIC)
+        topic = self.cluster.metadata.store.records.topic(TOPIC)
         assert topic is not None
         return topic.record.partitions[0]
 
     def put(self, meta: PartitionMeta) -> None:
-        self.cluster.metadata.store.replace_partition(TOPIC, self.key[0], 0, meta)
+        self.cluster.metadata.store.records.replace_partition(TOPIC, self.key[0], 0, meta)
 
     def _registration(self, node: SimNode) -> int:
-        return self.cluster.metadata.store.nodes()[node.uid].registration
+        return self.cluster.metadata.store.records.nodes()[node.uid].registration
 
     def _log_uid(self, node: SimNode) -> int:
         assert node.replicas is not None
@@ -199,7 +199,7 @@ class Stage:
             "always" if self._sync_always else "interval",
             reports={node.uid: report},
             failed=frozenset(meta.isr) - {node.uid},
-            nodes=self.cluster.metadata.store.nodes(),
+            nodes=self.cluster.metadata.store.records.nodes(),
             since=0.0,
             now=0.0,
             dead=frozenset() if keep else frozenset({meta.leader}),

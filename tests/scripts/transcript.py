@@ -20,7 +20,7 @@ line that begins with "!".
     read N             so does any other
     write N [COUNT]    messages are published there, each a batch of its own
     open N M...        the leader asks followers where they are, and hears it
-    run                messages travel until none is left
+    run                messages travel until none is left; those that open a stream stay
     arrive N M         one message reaches the follower
     return N M         one answer reaches the leader
     sync N...          a disk round ends

@@ -22,7 +22,7 @@ from typing import Any
 
 from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
-from nsqha.election.memory import MemoryStore
+from nsqha.election.memory import Change, MemoryStore, StoreState
 from nsqha.election.model import TopicSettings
 from nsqha.errors import NsqhaError
 from nsqha.options import Options
@@ -72,7 +72,7 @@ class SimCluster:
         self.scheduler.on_error = self._raised
         self.world: NodeLoop = self.scheduler.loop("world")
         self.metadata = SimMetadata(self.scheduler, self.new_rng())
-        store = MemoryStore(self.new_rng(), save=lambda state, change: self.oracle.recorded(state, change))
+        store = MemoryStore(self.new_rng(), save=lambda state, change: self.on_record(state, change))
         self.net = Network(self.world, self.new_rng(), SERVICES, loop_of=self._loop_of)
         for call in ("Seek", "UndoSeek", "SkipDamage"):
             self.net.methods[call] = Method(ADMIN, ADMIN.methods_by_name[call])
@@ -92,6 +92,7 @@ class SimCluster:
         machines: list[SimNode | SimController] = [*self.nodes, *self.controllers]
         self.machines = {machine.name: machine for machine in machines}
         self.oracle = Oracle(self)
+        self.on_record: Callable[[StoreState, Change], None] = self.oracle.recorded  # before a change is visible
         self.publishers: list[Publisher] = []
         self.readers: list[Reader] = []
         self.topics = [f"t{n}" for n in range(plan.topics)]
