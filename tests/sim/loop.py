@@ -48,9 +48,9 @@ class Again(Exception):
 class Scheduler:
     """All processes, and the time they share."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, start: float = START) -> None:
         self.rng = rng
-        self.now = START
+        self.now = start
         self.turns = 0
         self.current: NodeLoop | None = None
         self.on_turn: Callable[[NodeLoop], None] = lambda loop: None
@@ -88,8 +88,7 @@ class Scheduler:
             if stop():
                 return
             timers = self._timers
-            while timers and timers[0][2].cancelled():
-                heapq.heappop(timers)
+            self._drop_cancelled()
             if not timers or timers[0][0] > deadline:
                 self.now = max(self.now, deadline)
                 return
@@ -100,6 +99,21 @@ class Scheduler:
                 _, _, handle, loop = heapq.heappop(timers)
                 loop.due(handle)
 
+    @property
+    def armed(self) -> list[float]:
+        """When timers are due, in order."""
+        return sorted(when for when, _, handle, _ in self._timers if not handle.cancelled())
+
+    @property
+    def first_timer(self) -> asyncio.TimerHandle | None:
+        """The timer that is due first."""
+        self._drop_cancelled()
+        return self._timers[0][2] if self._timers else None
+
+    def _drop_cancelled(self) -> None:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+
     def _turn(self) -> None:
         ready = self._ready
         if len(ready) == 1:
@@ -109,7 +123,7 @@ class Scheduler:
         self.turns += 1
         self.current = loop
         try:
-            loop.turn()
+            loop.run_ready()
         finally:
             self.current = None
         self.on_turn(loop)
@@ -128,6 +142,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.scheduler = scheduler
         self._callbacks: deque[asyncio.Handle] = deque()
+        self._handler: Callable[[Any, dict[str, Any]], Any] | None = None
         self._lanes: dict[Any, _Lane] = {}
 
     # ---- what asyncio uses
@@ -182,10 +197,17 @@ class NodeLoop(asyncio.AbstractEventLoop):
         if not self.dead:
             self.tasks.pop(task, None)
 
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self.scheduler.on_error(self, context)
+    def set_exception_handler(self, handler: Callable[[Any, dict[str, Any]], Any] | None) -> None:
+        self._handler = handler
 
-    default_exception_handler = call_exception_handler
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self._handler is None:
+            self.default_exception_handler(context)
+        else:
+            self._handler(self, context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.scheduler.on_error(self, context)
 
     # ---- threads
 
@@ -224,7 +246,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         if not handle.cancelled():
             self._put(handle)
 
-    def turn(self) -> None:
+    def run_ready(self) -> None:
         """What is ready now; what becomes ready meanwhile comes with the next turn."""
         callbacks = self._callbacks
         asyncio._set_running_loop(self)

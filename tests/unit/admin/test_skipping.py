@@ -12,8 +12,8 @@ import pytest
 from nsqha.admin.fan_out import FanOut
 from nsqha.admin.skipping import skip_damage
 from nsqha.pb.v1 import admin_pb2
+from tests.fakes.loop import VirtualLoop
 from tests.unit.admin.leaders_rig import topic_of
-from tests.unit.server.peer_rig import VirtualLoop
 
 
 class Rig:

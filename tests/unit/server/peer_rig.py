@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from nsqha.server.peers.http2 import HEADERS, PREFACE, Headers
 from nsqha.server.peers.listener import PeerListener
 from nsqha.server.peers.renewing import listen as grpc_listen
 from nsqha.server.runtime.listen import bound_address, listen
+from tests.fakes.loop import VirtualLoop
 from tests.sim.net import Network
 
 SERVICES = (pb.DESCRIPTOR.services_by_name["Replication"],)
@@ -183,28 +183,3 @@ class SimWorld(World):
     async def stop(self) -> None:
         await self.peers.close()
         self.server.close()
-
-
-class _Jump(selectors.SelectSelector):
-    """Where a loop would wait, time jumps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout is None:
-            raise RuntimeError("everybody waits for something that never comes")
-        self.now += max(timeout, 0.0)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock only moves when nobody has anything to do."""
-
-    def __init__(self) -> None:
-        self._jump = _Jump()
-        super().__init__(self._jump)
-
-    def time(self) -> float:
-        return self._jump.now

@@ -32,7 +32,7 @@ from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
 from nsqha.server.replica.roles import ReplicaLimits, Replicas
 from nsqha.server.runtime.journal import JournalWriter
-from tests.unit.server.peer_rig import VirtualLoop
+from tests.fakes.loop import VirtualLoop
 
 UID = 0x51
 CLUSTER = 9

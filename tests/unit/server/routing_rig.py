@@ -15,8 +15,8 @@ from nsqha.server.routing.forward_server import ForwardService
 from nsqha.server.routing.hints import Hints
 from nsqha.server.routing.leaders import LeaderAt
 from nsqha.server.runtime.budget import PublishBudget
+from tests.fakes.loop import VirtualLoop
 from tests.sim.net import Network
-from tests.unit.server.peer_rig import VirtualLoop
 from tests.unit.server.shell_rig import Outcome
 
 CLUSTER = 77

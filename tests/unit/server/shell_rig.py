@@ -12,7 +12,6 @@ The disk is handed in: `HeldDisk` syncs when it is told, and holds jobs until th
 from __future__ import annotations
 
 import asyncio
-import heapq
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,105 +35,15 @@ from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.measures import Measures
+from tests.fakes.loop import VirtualLoop
 
 NODE = 7
-
-
-class Timer:
-    """A `TimerHandle` as far as the shell uses one."""
-
-    def __init__(self, at: float, callback: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self.at = at
-        self.run = lambda: callback(*args)
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def when(self) -> float:
-        return self.at
-
-
-class ManualLoop:
-    """Callbacks of this turn, timers under a manual clock; an exception of a callback is the test's."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self.clock = clock
-        self.timers: list[tuple[float, int, Timer]] = []
-        self._soon: list[Callable[[], None]] = []
-        self._serial = 0
-        self.errors: list[BaseException] = []
-
-    def time(self) -> float:
-        return self.clock.monotonic()
-
-    def get_debug(self) -> bool:
-        return False
-
-    def call_soon(self, callback: Callable[..., None], *args: Any, context: Any = None) -> None:
-        self._soon.append(lambda: callback(*args) if context is None else context.run(callback, *args))
-
-    call_soon_threadsafe = call_soon
-
-    def call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> Timer:
-        self._serial += 1
-        timer = Timer(self.time() + delay, callback, args)
-        heapq.heappush(self.timers, (timer.at, self._serial, timer))
-        return timer
-
-    def call_at(self, when: float, callback: Callable[..., None], *args: Any) -> Timer:
-        return self.call_later(when - self.time(), callback, *args)
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)  # type: ignore[arg-type]
-
-    def create_task(self, work: Any) -> asyncio.Task[Any]:
-        return asyncio.Task(work, loop=self)  # type: ignore[arg-type]
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if "exception" in context:
-            self.errors.append(context["exception"])
-
-    @property
-    def armed(self) -> list[float]:
-        """When timers are due."""
-        return sorted(at for at, _, timer in self.timers if not timer.cancelled)
-
-    def turn(self, most: int = 10_000) -> None:
-        """Run until nothing is left to do now. `most` callbacks: more is a busy loop."""
-        ran = 0
-        asyncio._set_running_loop(self)  # type: ignore[arg-type]
-        try:
-            while self._soon:
-                batch, self._soon = self._soon, []
-                for callback in batch:
-                    ran += 1
-                    assert ran <= most, "the loop does not come to rest"
-                    callback()
-        finally:
-            asyncio._set_running_loop(None)
-
-    def pass_time(self, seconds: float, most: int = 10_000) -> None:
-        """Let timers fire one after the other."""
-        self.turn()
-        end = self.time() + seconds
-        fired = 0
-        while self.timers and self.timers[0][0] <= end:
-            at, _, timer = heapq.heappop(self.timers)
-            if timer.cancelled:
-                continue
-            fired += 1
-            assert fired <= most, "timers are armed for ever"
-            self.clock.advance(max(0.0, at - self.time()))
-            timer.run()
-            self.turn()
-        self.clock.advance(max(0.0, end - self.time()))
 
 
 class HeldDisk:
     """`DiskRounds` whose rounds and jobs run when the test says so."""
 
-    def __init__(self, loop: ManualLoop, on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(self, loop: VirtualLoop, on_failure: Callable[[BaseException], None]) -> None:
         self._loop = loop
         self._on_failure = on_failure
         self.wanting: dict[Any, None] = {}
@@ -255,7 +164,7 @@ class Rig:
         **runtime: Any,
     ) -> None:
         self.clock = ManualClock()
-        self.loop = ManualLoop(self.clock)
+        self.loop = VirtualLoop(self.clock)
         self.failures: list[BaseException] = []
         self.disk = HeldDisk(self.loop, self.failures.append)
         self.storage = storage or MemStorage()

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from nsqha import hot
-from nsqha.clock import ManualClock
 from nsqha.server.clients.flow import CommandFlow
-from tests.unit.server.shell_rig import ManualLoop
+from tests.fakes.loop import VirtualLoop
 
 
 class Client:
@@ -17,7 +16,7 @@ class Client:
     def __init__(self) -> None:
         self.closed = False
         self.done: list[str] = []
-        self.loop = ManualLoop(ManualClock())
+        self.loop = VirtualLoop()
         self.replies = hot.Replies(self, lambda data: self.done.append(bytes(data).decode()))
         transport: Any = SimpleNamespace(codec=None, remote_address="", pause_reading=lambda: self.done.append("pause"))
         self.flow = CommandFlow(self, transport, self.replies, self.loop)  # type: ignore[arg-type]

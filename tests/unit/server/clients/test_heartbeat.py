@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nsqha.clock import ManualClock
 from nsqha.server.clients.heartbeat import Heartbeat
-from tests.unit.server.shell_rig import ManualLoop
+from tests.fakes.loop import VirtualLoop
 
 
 class Client:
@@ -16,7 +15,7 @@ class Client:
         self.unread_bytes = 0
         self.beats = 0
         self.closed_at: float | None = None
-        self.loop = ManualLoop(ManualClock())
+        self.loop = VirtualLoop()
         self.began = self.loop.time()
         self.heartbeat = Heartbeat(self.loop, self)  # type: ignore[arg-type]
         self.heard()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nsqha.clock import ManualClock
 from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.options import Options
 from nsqha.server.clients.publish import Publishing, SingleNodePublishRoutes
@@ -16,9 +17,9 @@ from nsqha.server.http import server as http_envelope
 from nsqha.server.http.publishing import PIECE_BYTES, PublishRoutes, frames_of_lines
 from nsqha.server.http.server import ApiError, Query
 from nsqha.server.runtime.budget import PublishBudget
+from tests.fakes.loop import VirtualLoop
 from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic, bodies_of
 from tests.unit.server.http_rig import NSQ, TEXT, ask, refusals, talk
-from tests.unit.server.peer_rig import VirtualLoop
 from tests.unit.server.raw_http import Connection
 
 
@@ -208,7 +209,7 @@ REFUSED = (503, "UNAVAILABLE", "too many publishes are waiting for the disk")
 
 
 def in_virtual_time(story: Callable[[VirtualLoop], Awaitable[None]]) -> None:
-    loop = VirtualLoop()
+    loop = VirtualLoop(ManualClock(mono=0.0))
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(story(loop))
 

@@ -15,9 +15,10 @@ from nsqha.errors import LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import LOST
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.integrity.peer_repair import RETRY_SECONDS, Repairer
+from tests.fakes.loop import VirtualLoop
 from tests.unit.commitlog.damaged_logs import damage, replica
 from tests.unit.commitlog.logs import add, roll
-from tests.unit.server.shell_rig import HeldDisk, ManualClock, ManualLoop
+from tests.unit.server.shell_rig import HeldDisk
 
 KEY = (9, 2)
 
@@ -44,7 +45,7 @@ class Others:
 
 class Rig:
     def __init__(self, mine: PartitionLog | None, **logs: PartitionLog | None) -> None:
-        self.loop = ManualLoop(ManualClock())
+        self.loop = VirtualLoop()
         self.others = Others(**logs)
         self.mended: list[tuple[int, int]] = []
         self.failures: list[BaseException] = []

@@ -263,7 +263,7 @@ def test_what_can_be_read_again_is_damaged_no_more():
     pair = rig.log.files.pairs[1]
     first = pair.first.log_id
     storage.spoil(pair.path(".segment"), 0)
-    consumer = rig.consume(100)
+    consumer = rig.consume(100, timeout=1000.0)
     assert rig.partition.deliveries["c"].stuck is not None
     rig.partition.on_damage(first, first + 2)
     for _ in range(40):

@@ -298,14 +298,15 @@ def test_a_leader_that_hands_over_says_first_what_a_full_disk_refused():
         rig.finish(consumer)
         rig.pass_time(3)
         rig.finish(consumer, 1)
-        (retry,) = [timer for at, _, timer in rig.loop.timers if at == rig.loop.armed[0]]
+        retry = rig.loop.scheduler.first_timer
+        assert retry is not None
         storage.heal()
         if flush_first:
             rig.partition.hand_over(True)
             assert not rig.partition.batches.last_progress_due, "nobody waits for a full disk"
-            retry.run()
+            retry._run()
         else:
-            retry.run()
+            retry._run()
             rig.partition.hand_over(True)
         end = rig.log.end.log_id
         rig.disk.sync()

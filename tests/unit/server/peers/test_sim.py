@@ -11,10 +11,11 @@ import pytest
 from nsqha.errors import OutcomeUnknown, Unavailable
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers.api import PeerIdentity
+from tests.fakes.loop import VirtualLoop
 from tests.sim.net import Network
 from tests.sim.peers import SimPeers
 from tests.sim.wire import CONNECT_SECONDS, PING_SECONDS
-from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder, SimWorld, VirtualLoop, push, reply
+from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder, SimWorld, push, reply
 
 
 async def connected(world: Any) -> tuple[Recorder, Any, Recorder]:

@@ -6,20 +6,19 @@ from typing import Any, cast
 
 import pytest
 
-from nsqha.clock import ManualClock
 from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.cursor.state import PartitionState
 from nsqha.server.replica.following import applier as applier_module
 from nsqha.server.replica.following.applier import Applier
+from tests.fakes.loop import VirtualLoop
 from tests.unit.server.replica_rig import add, log_of
-from tests.unit.server.shell_rig import ManualLoop
 
 
 class Applying:
     """An applier over a log of `batches` batches."""
 
     def __init__(self, batches: int, *, state: bool = True) -> None:
-        self.loop = ManualLoop(ManualClock())
+        self.loop = VirtualLoop()
         self.log = log_of()
         for _ in range(batches):
             add(self.log, 1, b"m")

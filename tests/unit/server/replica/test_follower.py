@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from nsqha.clock import ManualClock
 from nsqha.commitlog.copying import read_run
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt
 from nsqha.commitlog.log import LogLimits, PartitionLog
@@ -15,9 +14,10 @@ from nsqha.cursor.state import CheckpointMark, PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica.following import applier as applier_module
 from nsqha.server.replica.following.follower import Follower, FollowerRuntime, LeaderLog
+from tests.fakes.loop import VirtualLoop
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import KEY, UID, add, log_of
-from tests.unit.server.shell_rig import HeldDisk, ManualLoop
+from tests.unit.server.shell_rig import HeldDisk
 
 
 class Port:
@@ -45,7 +45,7 @@ class Rig:
     """A follower in sync with `leader`, an empty log of epoch 1."""
 
     def __init__(self, *, sync: str = "always", limits: LogLimits | None = None) -> None:
-        self.loop = ManualLoop(ManualClock())
+        self.loop = VirtualLoop()
         self.failures: list[BaseException] = []
         self.disk = HeldDisk(self.loop, self.failures.append)
         self.storage = SimStorage()

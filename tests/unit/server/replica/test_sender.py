@@ -7,7 +7,6 @@ from unittest.mock import patch
 
 import pytest
 
-from nsqha.clock import ManualClock
 from nsqha.commitlog import copying
 from nsqha.commitlog.copying import batches
 from nsqha.commitlog.entry import BatchCorrupt, Place
@@ -15,9 +14,9 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica.leading import sender as push
 from nsqha.server.replica.leading.sender import FollowerProgress, FollowerStreams
+from tests.fakes.loop import VirtualLoop
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import add, copy_of, log_of
-from tests.unit.server.shell_rig import ManualLoop
 
 NODE = 7
 HELLO = pb.PushHello(cluster_id=1, node_uid=2, target_uid=NODE)
@@ -98,7 +97,7 @@ class Leader:
 
 class Rig:
     def __init__(self) -> None:
-        self.loop = ManualLoop(ManualClock())
+        self.loop = VirtualLoop()
         self.peers = Peers()
         self.links = FollowerStreams(cast(Any, self.loop), cast(Any, self.peers), HELLO)
         self.link = self.links._link(NODE, "there")

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqha.clock import ManualClock
 from nsqha.errors import NotFound
 from nsqha.server.routing.publisher import PartitionPublisher, Publish
 from nsqha.server.runtime.budget import PublishBudget
-from tests.unit.server.shell_rig import ManualLoop, Outcome
+from tests.fakes.loop import VirtualLoop
+from tests.unit.server.shell_rig import Outcome
 
 WAIT = 5.0
 EARLIER = "not stored: an earlier publish of this connection failed"
@@ -45,7 +45,7 @@ class World:
     """One publisher, one log, one leader at a time; a Router."""
 
     def __init__(self) -> None:
-        self.loop = ManualLoop(ManualClock())
+        self.loop = VirtualLoop()
         self.budget = PublishBudget(self.loop, 1 << 20)  # type: ignore[arg-type]
         self.log: list[int] = []
         self.leader: FakeLeader | None = FakeLeader(self.log)

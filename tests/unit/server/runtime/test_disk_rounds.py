@@ -19,7 +19,7 @@ from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import Poisoned
 from nsqha.server.runtime.disk import PATIENT_SECONDS, DiskRounds
-from tests.unit.server.shell_rig import ManualLoop
+from tests.fakes.loop import VirtualLoop
 
 
 class FakeFile:
@@ -121,10 +121,10 @@ class AtOnce(Executor):
         job(*args, **named)
 
 
-def held_rounds() -> tuple[DiskRounds, ManualLoop]:
+def held_rounds() -> tuple[DiskRounds, VirtualLoop]:
     """Rounds on a loop whose time moves when it is told."""
     clock = ManualClock()
-    loop = ManualLoop(clock)
+    loop = VirtualLoop(clock)
     disk = DiskRounds(loop, clock, pytest.fail, sync_pool=AtOnce())  # type: ignore[arg-type]
     return disk, loop
 
