@@ -23,7 +23,9 @@ IDENTITY = LogIdentity(5, 1)
 LIMITS = LogLimits(segment_bytes=4096, commitlog_bytes=4096)
 
 
-class Disk:
+class LogPlace:
+    """A log's directory on one of the storages."""
+
     def __init__(self, storage: Storage, directory: str) -> None:
         self.storage = storage
         self.directory = directory
@@ -50,10 +52,10 @@ class Disk:
 
 
 @pytest.fixture(params=["os", "memory", "simulated"])
-def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> LogPlace:
     make: dict[str, Callable[[], Storage]] = {"os": OsStorage, "memory": MemStorage, "simulated": SimStorage}
     top = f"{tmp_path}/" if request.param == "os" else ""
-    return Disk(make[request.param](), f"{top}topic/0")
+    return LogPlace(make[request.param](), f"{top}topic/0")
 
 
 def fill(log: PartitionLog, batches: int, rng: random.Random) -> list[bytes]:
@@ -78,7 +80,7 @@ def body_at(log: PartitionLog, offset: int) -> bytes:
     return frame[34:]
 
 
-def test_what_was_appended_is_read_back(disk: Disk) -> None:
+def test_what_was_appended_is_read_back(disk: LogPlace) -> None:
     rng = random.Random(1)
     log = disk.new_log()
     bodies = fill(log, 60, rng)
@@ -90,7 +92,7 @@ def test_what_was_appended_is_read_back(disk: Disk) -> None:
     assert (found.messages, found.batches, found.problems) == (len(bodies), 60, ())
 
 
-def test_a_reopened_log_is_the_same_and_goes_on(disk: Disk) -> None:
+def test_a_reopened_log_is_the_same_and_goes_on(disk: LogPlace) -> None:
     rng = random.Random(2)
     log = disk.new_log()
     bodies = fill(log, 40, rng)
@@ -106,7 +108,7 @@ def test_a_reopened_log_is_the_same_and_goes_on(disk: Disk) -> None:
     assert [body_at(log, offset) for offset in range(len(bodies))] == bodies
 
 
-def test_a_reader_sees_a_log_that_is_being_written(disk: Disk) -> None:
+def test_a_reader_sees_a_log_that_is_being_written(disk: LogPlace) -> None:
     log = disk.new_log()
     fill(log, 30, random.Random(3))
     reader = LogReader.open(disk.storage, disk.directory, IDENTITY)
@@ -114,7 +116,7 @@ def test_a_reader_sees_a_log_that_is_being_written(disk: Disk) -> None:
     assert list(reader.entries(1, reader.end.log_id)) == list(log.entries(1, log.end.log_id))
 
 
-def test_dropped_pairs_are_gone_and_the_rest_stays(disk: Disk) -> None:
+def test_dropped_pairs_are_gone_and_the_rest_stays(disk: LogPlace) -> None:
     log = disk.new_log()
     bodies = fill(log, 60, random.Random(4))
     kept = log.pairs[3]
@@ -129,7 +131,7 @@ def test_dropped_pairs_are_gone_and_the_rest_stays(disk: Disk) -> None:
     assert len(disk.storage.list_dir(disk.directory)) == 2 * len(log.pairs)
 
 
-def test_the_pair_being_written_is_never_dropped(disk: Disk) -> None:
+def test_the_pair_being_written_is_never_dropped(disk: LogPlace) -> None:
     log = disk.new_log()
     fill(log, 20, random.Random(5))
     drop_pairs(log, log.end)
@@ -137,7 +139,7 @@ def test_the_pair_being_written_is_never_dropped(disk: Disk) -> None:
     assert drop_pairs(log, Place(10**9, 10**9, 10**9)) == 0
 
 
-def test_a_log_of_which_all_old_pairs_are_gone_still_knows_where_it_is(disk: Disk) -> None:
+def test_a_log_of_which_all_old_pairs_are_gone_still_knows_where_it_is(disk: LogPlace) -> None:
     log = disk.new_log()
     add(log, b"one", b"two")
     sync(log)
@@ -152,7 +154,7 @@ def test_a_log_of_which_all_old_pairs_are_gone_still_knows_where_it_is(disk: Dis
     assert verify(log).problems == ()
 
 
-def test_a_cut_removes_the_end_and_later_pairs(disk: Disk) -> None:
+def test_a_cut_removes_the_end_and_later_pairs(disk: LogPlace) -> None:
     log = disk.new_log()
     fill(log, 40, random.Random(6))
     keep = contents(log)[:10]
@@ -168,7 +170,7 @@ def test_a_cut_removes_the_end_and_later_pairs(disk: Disk) -> None:
     assert contents(disk.recovered().log)[:10] == keep
 
 
-def test_a_copy_of_a_batch_is_the_same_batch(disk: Disk) -> None:
+def test_a_copy_of_a_batch_is_the_same_batch(disk: LogPlace) -> None:
     log = disk.new_log()
     fill(log, 10, random.Random(7))
     copy = PartitionLog.create(

@@ -7,20 +7,29 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
 from nsqha.errors import ConfigError, Poisoned
+from tests.fakes.disk import FaultyStorage
 from tests.sim.storage import SimStorage
 
 Place = tuple[Storage, str]
 
 
-@pytest.fixture(params=["os", "memory", "simulated"])
+MAKE: dict[str, Callable[[], Storage]] = {
+    "os": OsStorage,
+    "memory": MemStorage,
+    "simulated": SimStorage,
+    "faulty": FaultyStorage,
+}
+
+
+@pytest.fixture(params=[*MAKE])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    make: dict[str, Callable[[], Storage]] = {"os": OsStorage, "memory": MemStorage, "simulated": SimStorage}
-    storage = make[request.param]()
+    storage = MAKE[request.param]()
     top = f"{tmp_path}/top" if request.param == "os" else "top"
     storage.make_dirs(top)
     return storage, top
@@ -139,6 +148,56 @@ def test_a_lock_is_held_once(place: Place) -> None:
         storage.lock(f"{top}/lock")
     lock.close()
     storage.lock(f"{top}/lock").close()
+
+
+@pytest.mark.parametrize("storage", [OsStorage(), SimStorage(), FaultyStorage()])
+def test_a_file_whose_sync_failed_is_poisoned_for_ever(
+    storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    storage.make_dirs(str(tmp_path))
+    file, other = (storage.open(str(tmp_path / name), create=True) for name in "ab")
+    for each in (file, other):
+        each.pwrite(b"abc", 0)
+        each.sync()
+    file.pwrite(b"def", 3)
+    match storage:
+        case OsStorage():
+            monkeypatch.setattr(os, "fdatasync", refuse)
+        case FaultyStorage():
+            storage.failing = "sync"
+        case _:
+            storage.fail("sync", "a", times=1)
+    with pytest.raises(Poisoned):
+        file.sync()
+    monkeypatch.undo()
+    if isinstance(storage, FaultyStorage):
+        storage.failing = ""
+    for _ in range(2):
+        with pytest.raises(Poisoned):
+            file.sync()
+    other.sync()
+
+
+def test_a_write_that_a_full_disk_refuses_changes_nothing_and_names_the_cause() -> None:
+    storage = FaultyStorage("top")
+    file = storage.open("top/f", create=True)
+    file.pwrite(b"abc", 0)
+    storage.bytes_max = 4
+    for refused in (lambda: file.pwrite(b"de", 3), lambda: file.allocate(5)):
+        with pytest.raises(OSError, match="No space left") as caught:
+            refused()
+        assert caught.value.errno == errno.ENOSPC
+    file.pwrite(b"ABCD", 0)
+    assert file.pread(10, 0) == b"ABCD" and storage.used == 4
+    storage.remove("top/f")
+    storage.open("top/g", create=True).pwrite(b"efgh", 0)
+    storage.failing = "pwrite"
+    with pytest.raises(OSError, match="No space left"):
+        storage.open("top/g").pwrite(b"x", 0)
+    assert storage.open("top/g").pread(10, 0) == b"efgh"
 
 
 def test_of_two_syncs_at_once_that_fail_no_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

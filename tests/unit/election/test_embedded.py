@@ -8,56 +8,27 @@ from dataclasses import replace
 import pytest
 
 from nsqha.commitlog.recordfile import SECTOR, RecordFile
-from nsqha.commitlog.storage import Data, File, MemFile, MemStorage
 from nsqha.election import embedded as embedded_module
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.election.model import FEATURE_LEVEL, TopicSettings
 from nsqha.errors import AppendFailed, ConfigError, LogCorrupt, Poisoned
+from tests.fakes.disk import FaultyStorage
 
 
-class Disk(MemStorage):
-    """One folder; fails when told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.make_dirs("d")
-        self.failing = ""
-
-    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
-        file = super().open(path, create=create, read_only=read_only)
-        assert isinstance(file, MemFile)
-        return DiskFile(file, self)
-
-
-class DiskFile(MemFile):
-    def __init__(self, file: MemFile, disk: Disk) -> None:
-        super().__init__(file._data)
-        self._disk = disk
-
-    def pwrite(self, data: Data, position: int) -> None:
-        if self._disk.failing == "pwrite":
-            raise OSError(28, "No space left on device")
-        super().pwrite(data, position)
-
-    def sync(self) -> None:
-        if self._disk.failing == "sync":
-            raise Poisoned("sync")
-
-
-def opened(disk: Disk, **changes: int) -> EmbeddedStore:
+def opened(disk: FaultyStorage, **changes: int) -> EmbeddedStore:
     return EmbeddedStore(disk, "d/metadata", random.Random(1), **changes)
 
 
-def size(disk: Disk) -> int:
+def size(disk: FaultyStorage) -> int:
     return disk.open("d/metadata").size()
 
 
-def put(disk: Disk, at: int, data: bytes) -> None:
+def put(disk: FaultyStorage, at: int, data: bytes) -> None:
     disk.open("d/metadata").pwrite(data, at)
 
 
 def test_a_store_says_whether_it_is_new() -> None:
-    disk = Disk()
+    disk = FaultyStorage("d")
     store = opened(disk)
     assert store.created
     assert not opened(disk).created
@@ -65,7 +36,7 @@ def test_a_store_says_whether_it_is_new() -> None:
 
 
 def test_the_file_of_another_cluster_is_refused() -> None:
-    disk = Disk()
+    disk = FaultyStorage("d")
     opened(disk, cluster_id=0xA)
     opened(disk, cluster_id=0xA)
     with pytest.raises(ConfigError, match="is the metadata of cluster 000000000000000a"):
@@ -73,7 +44,7 @@ def test_the_file_of_another_cluster_is_refused() -> None:
 
 
 def test_an_old_copy_is_refused() -> None:
-    disk = Disk()
+    disk = FaultyStorage("d")
     store = opened(disk)
     store.records.create_topic("a", TopicSettings())
     opened(disk, revision_seen=store.records.revision)
@@ -82,13 +53,13 @@ def test_an_old_copy_is_refused() -> None:
 
 
 def test_a_higher_feature_level_is_refused_and_a_newer_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk()
+    disk = FaultyStorage("d")
     opened(disk)
     monkeypatch.setattr(embedded_module, "FEATURE_LEVEL", FEATURE_LEVEL - 1)
     with pytest.raises(ConfigError, match=f"needs feature level {FEATURE_LEVEL}"):
         opened(disk)
     monkeypatch.undo()
-    disk = Disk()
+    disk = FaultyStorage("d")
     monkeypatch.setattr(embedded_module, "FORMAT", 2)
     opened(disk)
     monkeypatch.undo()
@@ -97,7 +68,7 @@ def test_a_higher_feature_level_is_refused_and_a_newer_form_too(monkeypatch: pyt
 
 
 def test_damage_is_refused_in_one_line_that_says_what_to_do() -> None:
-    disk = Disk()
+    disk = FaultyStorage("d")
     opened(disk).records.create_topic("a", TopicSettings())
     put(disk, 60, b"~")
     with pytest.raises(LogCorrupt, match="restore it from a backup, or move it away") as error:
@@ -106,7 +77,7 @@ def test_damage_is_refused_in_one_line_that_says_what_to_do() -> None:
 
 
 def test_a_torn_change_is_gone_and_the_next_one_is_safe() -> None:
-    disk = Disk()
+    disk = FaultyStorage("d")
     store = opened(disk)
     store.records.create_topic("a", TopicSettings())
     before = size(disk)
@@ -119,7 +90,7 @@ def test_a_torn_change_is_gone_and_the_next_one_is_safe() -> None:
 
 
 def test_a_change_that_the_disk_refuses_did_not_happen() -> None:
-    disk = Disk()
+    disk = FaultyStorage("d")
     store = opened(disk)
     topic = store.records.create_topic("a", TopicSettings())
     before = (store.records.topics(), store.records.cluster(), store.records.revision)
@@ -139,7 +110,7 @@ def test_a_change_that_the_disk_refuses_did_not_happen() -> None:
 
 
 def test_after_a_failed_sync_nothing_is_accepted() -> None:
-    disk = Disk()
+    disk = FaultyStorage("d")
     store = opened(disk)
     disk.failing = "sync"
     with pytest.raises(Poisoned):
@@ -152,7 +123,7 @@ def test_after_a_failed_sync_nothing_is_accepted() -> None:
 
 def test_it_is_made_anew_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_module, "REWRITE_BYTES", 16 * SECTOR)
-    disk = Disk()
+    disk = FaultyStorage("d")
     store = opened(disk)
     topic = store.records.create_topic("a", TopicSettings())
     store.records.delete_topic("a")
@@ -172,7 +143,7 @@ def test_it_is_made_anew_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_ephemeral_topic_is_never_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_module, "REWRITE_BYTES", 4 * SECTOR)
-    disk = Disk()
+    disk = FaultyStorage("d")
     store = opened(disk)
     topic = store.records.create_topic("a#ephemeral", TopicSettings())
     for n in range(20):  # the file is made anew in between
@@ -192,7 +163,7 @@ def test_random_changes_survive_a_restart_also_right_after_the_file_was_made_ane
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(embedded_module, "REWRITE_BYTES", 4 * SECTOR)
-    disk = Disk()
+    disk = FaultyStorage("d")
     rng = random.Random(3)
     store = EmbeddedStore(disk, "d/metadata", rng)
     for n in range(60):

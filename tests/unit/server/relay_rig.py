@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from nsqha import hot, ids
-from nsqha.clock import Now
+from nsqha.clock import Now, read
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity
 from nsqha.commitlog.reader import BatchCache
@@ -30,46 +30,10 @@ from nsqha.server.routing.relay_server import RelayService
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.measures import Measures
 from nsqha.server.topics.channel_list import wrong_kind
+from tests.fakes.disk import FakeDisk
 from tests.sim.net import Network
 from tests.unit.server.routing_rig import TOPIC_UID, FakeLeaders, Nodes
 from tests.unit.server.shell_rig import FakeWire, Outcome
-
-
-class LoopClock:
-    """The virtual loop's time."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def monotonic(self) -> float:
-        return self._loop.time()
-
-    def wall_ns(self) -> int:
-        return 10**18 + round(self._loop.time() * 1e9)
-
-    def now(self) -> Now:
-        return Now(self.monotonic(), self.wall_ns())
-
-
-class NoDisk:
-    """Syncs nothing; jobs run at once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def request(self, partition: Any) -> None:
-        self._loop.call_soon(self._round, partition)
-
-    def _round(self, partition: Any) -> None:
-        ticket = partition.sync_ticket()
-        if ticket is not None:
-            ticket.run()
-            partition.synced(ticket)
-
-    def run(self, job: Any) -> asyncio.Future[Any]:
-        future = self._loop.create_future()
-        future.set_result(job())
-        return future
 
 
 class Store:
@@ -104,7 +68,7 @@ class Client(FakeWire):
         self.auto = False
         self.delay = 0.0
         self.consumer: Consumer = consumer_of(self)
-        self.verdicts = ConsumerAcks(self.consumer, self.reply, node.clock.now)
+        self.verdicts = ConsumerAcks(self.consumer, self.reply, node.now)
 
     def send_messages(self, data: Any) -> None:
         super().send_messages(data)
@@ -143,7 +107,7 @@ class Client(FakeWire):
         self.writable = False
         self.node.relaying.detach(self.consumer)
         topic = self.node.topics["t"]
-        topic.detach(self.consumer, self.node.clock.now())
+        topic.detach(self.consumer, self.node.now())
 
 
 class RelayNode:
@@ -152,8 +116,10 @@ class RelayNode:
     store: Store
 
     def __init__(self, net: Network, number: int) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.clock = LoopClock(self.loop)
+        self.loop: Any = asyncio.get_running_loop()
+        self.clock = self.loop.clock
+        self.failures: list[BaseException] = []
+        self.disk = FakeDisk(self.loop, self.failures.append, seconds=0.0)
         self.number = number
         self.rng = random.Random(number)
         self.leaders = FakeLeaders(number)
@@ -162,12 +128,13 @@ class RelayNode:
         self.budget = PublishBudget(self.loop, 1 << 20)
         self.topics = {"t": Topic(Versioned(self.store.record, 1), (), self._delivery)}
         self.tasks: set[asyncio.Task[None]] = set()
-        self.service = RelayService(
-            self.topics, self, self.leaders, loop=self.loop, now=self.clock.now, spawn=self.spawn
-        )
+        self.service = RelayService(self.topics, self, self.leaders, loop=self.loop, now=self.now, spawn=self.spawn)
         self.service.register(self.server)
         self.leaders.hear(self.peers, self.server, 4)
-        self.relaying = Relaying(self.topics, self.leaders, self.peers, loop=self.loop, now=self.clock.now)
+        self.relaying = Relaying(self.topics, self.leaders, self.peers, loop=self.loop, now=self.now)
+
+    def now(self) -> Now:
+        return read(self.clock)
 
     @property
     def topic(self) -> Topic:
@@ -209,7 +176,7 @@ class RelayNode:
         runtime = PartitionRuntime(
             loop=self.loop,
             clock=self.clock,  # type: ignore[arg-type]
-            disk=NoDisk(self.loop),  # type: ignore[arg-type]
+            disk=self.disk,  # type: ignore[arg-type]
             measures=Measures(),
             budget=self.budget,
             on_failure=lambda error: None,

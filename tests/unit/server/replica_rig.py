@@ -18,7 +18,7 @@ from nsqha import hot
 from nsqha.clock import ManualClock
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.journal import NodeJournal, inspect
-from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog, SyncTicket
+from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import MemStorage, Storage
 from nsqha.cursor.lmdb_cache import LmdbCache
@@ -32,6 +32,7 @@ from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
 from nsqha.server.replica.roles import ReplicaLimits, Replicas
 from nsqha.server.runtime.journal import JournalWriter
+from tests.fakes.disk import FakeDisk
 from tests.fakes.loop import VirtualLoop
 
 UID = 0x51
@@ -57,55 +58,6 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 async def pause(seconds: float = 0.05) -> None:
     """Let everybody do what there is to do."""
     await asyncio.sleep(seconds)
-
-
-class LoopDisk:
-    """Jobs one after the other, each a millisecond; `gate` holds those that come."""
-
-    def __init__(self) -> None:
-        self.failures: list[BaseException] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self._lock = asyncio.Lock()
-        self.rounds_held = False
-        self.wanting: dict[Any, None] = {}
-        self.under_way: list[tuple[Any, SyncTicket]] = []
-
-    async def run(self, job: Callable[[], Any]) -> Any:
-        return await asyncio.shield(asyncio.ensure_future(self._run(job)))
-
-    read = journal = run
-
-    async def removed(self, step: Callable[[], bool]) -> None:
-        while await self.run(step):
-            pass
-
-    async def _run(self, job: Callable[[], Any]) -> Any:
-        async with self._lock:
-            await self.gate.wait()
-            await asyncio.sleep(0.001)
-            return job()
-
-    def request(self, partition: Any, *, patient: bool = False) -> None:
-        self.wanting[partition] = None
-        if not self.rounds_held:
-            asyncio.get_running_loop().call_later(0.001, self.round)
-
-    def begin(self) -> None:
-        """Tickets are taken and run; nobody has been told."""
-        wanting, self.wanting = self.wanting, {}
-        self.under_way = [(p, t) for p in wanting if (t := p.sync_ticket()) is not None]
-        for _, ticket in self.under_way:
-            ticket.run()
-
-    def end(self) -> None:
-        ended, self.under_way = self.under_way, []
-        for partition, ticket in ended:
-            partition.synced(ticket)
-
-    def round(self) -> None:
-        self.begin()
-        self.end()
 
 
 class Store:
@@ -290,7 +242,7 @@ class ReplicaRig:
         self.rng = random.Random(4)
         self.storage: Any = storage or MemStorage()
         self.failures: list[BaseException] = []
-        self.disk = LoopDisk()
+        self.disk = FakeDisk(loop, self.failures.append)
         self.journal = NodeJournal.open(self.storage, "data", self.rng, boot_id="boot")
         self.node = self.journal.identity.node_uid
         self.writer = JournalWriter(self.journal, self.disk, self.failures.append)  # type: ignore[arg-type]

@@ -6,14 +6,13 @@
     rig.disk.sync()                  one disk round for whoever asked
     rig.pass_time(5)                 timers fire in order
 
-The disk is handed in: `HeldDisk` syncs when it is told, and holds jobs until then.
+The disk is handed in: a `FakeDisk` syncs, and does its jobs, when the test says so.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nsqha import hot, ids
@@ -27,7 +26,6 @@ from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import Forgotten, PartitionCursors
 from nsqha.cursor.state import Effect, PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList
-from nsqha.errors import Poisoned
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.delivery import Consumer, Delivery
@@ -35,72 +33,10 @@ from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.measures import Measures
+from tests.fakes.disk import FakeDisk
 from tests.fakes.loop import VirtualLoop
 
 NODE = 7
-
-
-class HeldDisk:
-    """`DiskRounds` whose rounds and jobs run when the test says so."""
-
-    def __init__(self, loop: VirtualLoop, on_failure: Callable[[BaseException], None]) -> None:
-        self._loop = loop
-        self._on_failure = on_failure
-        self.wanting: dict[Any, None] = {}
-        self.under_way: list[tuple[Any, Any]] = []
-        self.jobs: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
-        self.removals: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
-
-    def request(self, partition: Any, *, patient: bool = False) -> None:
-        self.wanting[partition] = None
-
-    def begin(self) -> None:
-        """A round begins: tickets are taken, nothing is on the disk yet."""
-        wanting, self.wanting = self.wanting, {}
-        self.under_way = [(p, t) for p in wanting if (t := p.sync_ticket()) is not None]
-
-    def end(self) -> None:
-        """The round that was begun has synced."""
-        ended, self.under_way = self.under_way, []
-        try:
-            for _, ticket in ended:
-                ticket.run()
-        except Poisoned as error:
-            self._on_failure(error)
-            return
-        for partition, ticket in ended:
-            partition.synced(ticket)
-
-    def sync(self) -> None:
-        self._loop.turn()
-        self.begin()
-        self.end()
-        self._loop.turn()
-
-    def run(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
-        future = self._loop.create_future()
-        self.jobs.append((job, future))
-        return future
-
-    async def removed(self, step: Callable[[], bool]) -> None:
-        more = True
-        while more:
-            future = self._loop.create_future()
-            self.removals.append((step, future))
-            more = await future
-
-    def work(self, *, removals: bool = True) -> None:
-        """Do the jobs that wait, and then the removals."""
-        self._loop.turn()
-        while queue := self.jobs or (self.removals if removals else []):
-            job, future = queue.pop(0)
-            try:
-                result = job()
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            self._loop.turn()
 
 
 class Outcome:
@@ -166,7 +102,7 @@ class Rig:
         self.clock = ManualClock()
         self.loop = VirtualLoop(self.clock)
         self.failures: list[BaseException] = []
-        self.disk = HeldDisk(self.loop, self.failures.append)
+        self.disk = FakeDisk(self.loop, self.failures.append, held=True)
         self.storage = storage or MemStorage()
         self.log = PartitionLog.create(
             self.storage, "topic/0", LogIdentity(5, 0), cache=BatchCache(), limits=limits or LogLimits()

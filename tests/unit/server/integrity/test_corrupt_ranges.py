@@ -149,12 +149,12 @@ def test_what_is_left_of_a_range_as_its_leader_has_it_is_not_read_on_the_loop() 
             pass
 
         damage._repairer.mend_as_leader = mended  # type: ignore[method-assign]
-        rig.disk.gate.clear()
+        rig.disk.hold()
         for ask in (damage._as_leader(KEY, log, "n1", 2, 1, 6), damage._follow_leader(KEY, 1, 6)):
             rig.spawn(ask)
         await pause()
         assert damage.known(KEY) == [(1, 6)] and len(rig.tasks) == 2
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause()
         assert damage.known(KEY) == [(2, 3), (4, 5)] and not rig.errors and not rig.failures
 

@@ -15,10 +15,10 @@ from nsqha.errors import LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import LOST
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.integrity.peer_repair import RETRY_SECONDS, Repairer
+from tests.fakes.disk import FakeDisk
 from tests.fakes.loop import VirtualLoop
 from tests.unit.commitlog.damaged_logs import damage, replica
 from tests.unit.commitlog.logs import add, roll
-from tests.unit.server.shell_rig import HeldDisk
 
 KEY = (9, 2)
 
@@ -49,7 +49,7 @@ class Rig:
         self.others = Others(**logs)
         self.mended: list[tuple[int, int]] = []
         self.failures: list[BaseException] = []
-        self.disk = HeldDisk(self.loop, self.failures.append)
+        self.disk = FakeDisk(self.loop, self.failures.append, held=True)
         self.mine = mine
         self.repairer = Repairer(
             self.others,  # type: ignore[arg-type]

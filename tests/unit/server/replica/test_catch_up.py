@@ -104,12 +104,12 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         add(log, 1, b"more")
         stream.push(1, log, 15, committed=15)
         await pause()
-        rig.disk.gate.clear()
+        rig.disk.hold()
         rig.replicas.keep_house()
         await pause()
         rig.replicas.keep_house()
         assert rig.follower.applier.state is None, "it is looked for off the loop"
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause()
         state: Any = rig.follower.applier.state
         assert state is not None and state.applied.log_id == 14
@@ -170,11 +170,11 @@ def test_a_state_that_was_found_too_late_is_dropped(meanwhile: Callable[[Any], N
         add(log, 1, b"more")
         stream.push(1, log, 15, committed=15)
         await pause()
-        rig.disk.gate.clear()
+        rig.disk.hold()
         rig.replicas.keep_house()
         await pause()
         meanwhile(rig.follower)
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause()
         assert rig.follower.applier.state is None and not rig.opener.cursor_cache._partitions and not rig.errors
 

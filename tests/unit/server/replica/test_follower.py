@@ -14,10 +14,10 @@ from nsqha.cursor.state import CheckpointMark, PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica.following import applier as applier_module
 from nsqha.server.replica.following.follower import Follower, FollowerRuntime, LeaderLog
+from tests.fakes.disk import FakeDisk
 from tests.fakes.loop import VirtualLoop
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import KEY, UID, add, log_of
-from tests.unit.server.shell_rig import HeldDisk
 
 
 class Port:
@@ -47,7 +47,7 @@ class Rig:
     def __init__(self, *, sync: str = "always", limits: LogLimits | None = None) -> None:
         self.loop = VirtualLoop()
         self.failures: list[BaseException] = []
-        self.disk = HeldDisk(self.loop, self.failures.append)
+        self.disk = FakeDisk(self.loop, self.failures.append, held=True)
         self.storage = SimStorage()
         self.damage: list[tuple[int, int]] = []
         runtime = FollowerRuntime(

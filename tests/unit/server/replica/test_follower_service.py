@@ -39,11 +39,11 @@ def test_the_promise_is_durable_before_the_answer() -> None:
         _stream, log = await followed(rig)
         rig.record(leader=B, epoch=2, isr={B: 6})
         other = rig.leader(B)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         other.ask(2, log)
         await pause()
         assert not other.opened and promised(rig) == 1
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause()
         assert other.opened[0].epoch == 2 and promised(rig) == 2
 
@@ -56,12 +56,12 @@ def test_nothing_of_the_old_leader_is_taken_while_the_promise_is_written() -> No
         stream, log = await followed(rig)
         rig.record(leader=B, epoch=2, isr={B: 6})
         other = rig.leader(B)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         other.ask(2, log)
         await pause()
         stream.take()
         other.close()  # the new leader is never answered, but the promise stands
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause()
         add(log, 1, b"late")
         stream.push(1, log, 1)
@@ -117,11 +117,11 @@ def test_housekeeping_on_the_files_during_a_promise_stops_no_catch_up() -> None:
         rig.record(leader=B, epoch=2, isr={B: 6})
         rig.peers.serves = serving(log, 2)
         other = rig.leader(B)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         other.ask(2, log)
         await pause()
         rig.follower.jobs.take(rig.follower._roll())
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause(1)
         assert not rig.errors
         assert [opened.behind for opened in other.opened] == [True, False]
@@ -251,13 +251,13 @@ def test_a_cut_that_has_begun_ends_though_another_leader_comes() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         other, old, new = await diverged(rig)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         rig.peers.gate.clear()
         other.ask(2, new, start=3)
         await pause()  # the promise waits
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause()
-        rig.disk.gate.clear()
+        rig.disk.hold()
         rig.peers.gate.set()
         await pause()  # the intent of the cut is on its way
         record = rig.journal.record(KEY)
@@ -268,7 +268,7 @@ def test_a_cut_that_has_begun_ends_though_another_leader_comes() -> None:
         rig.peers.serves = serving(third, 3)
         stream.ask(3, third)
         await pause()
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause(1)
         record = rig.journal.record(KEY)
         assert record is not None and record.cut is None, "the next start would cut what was acknowledged since"
@@ -289,7 +289,7 @@ def test_a_log_is_cut_off_the_loop_and_ends_there_at_once() -> None:
 
         def kept(log_id: int) -> Any:
             cuts.append((log_id, cutting(log_id)))
-            rig.disk.gate.clear()
+            rig.disk.hold()
             return cuts[-1][1]
 
         rig.follower.log.cutting = kept  # type: ignore[method-assign]
@@ -302,7 +302,7 @@ def test_a_log_is_cut_off_the_loop_and_ends_there_at_once() -> None:
         assert record is not None and record.cut is not None
         reply = await rig.replicas.answers.status(PeerIdentity("x"), pb.StatusRequest(cluster_id=CLUSTER))
         assert reply.replicas[0].end == 3 and reply.replicas[0].chain == log.entry(2).chain
-        rig.disk.gate.set()
+        rig.disk.release()
         await pause(1)
         assert log.end.log_id == 7 and not rig.errors
 
@@ -379,6 +379,7 @@ def test_a_round_of_before_a_cut_acknowledges_nothing_that_came_after() -> None:
         rig.follower.log.append_copy(old.entry(5), old.read(old.entry(5)))
         rig.disk.request(rig.follower)
         rig.disk.begin()
+        rig.disk.write()
         other.ask(2, new, start=3)
         await pause(1)
         assert rig.follower.log.end.log_id == 7

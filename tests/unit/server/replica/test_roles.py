@@ -191,11 +191,11 @@ def test_it_leads_only_after_the_promise_is_durable() -> None:
         rig = ReplicaRig()
         log_uid = await fit_to_lead(rig)
         record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         task = asyncio.ensure_future(rig.settle(record))
         await pause()
         assert not rig.replicas.leading and not rig.topic.led
-        rig.disk.gate.set()
+        rig.disk.release()
         await task
         assert rig.replicas.leading[KEY].epoch == 2 and promised(rig) == 2 and rig.topic.led
 
@@ -224,11 +224,11 @@ def test_channels_made_here_since_the_record_was_read_are_in_the_epoch_start() -
         rig = ReplicaRig()
         log_uid = await fit_to_lead(rig)
         record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid}, registration=REGISTRATION, min_isr=1)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         task = asyncio.ensure_future(rig.settle(record))
         await pause()
         rig.topic.record = replace(rig.topic.record, channels=ChannelList().with_channel("c", 1))
-        rig.disk.gate.set()
+        rig.disk.release()
         await task
         await pause()
         assert list(rig.replicas.leading[KEY].partition.cursors.channels) == ["c"]
@@ -338,7 +338,7 @@ def test_a_log_that_is_begun_anew_while_its_node_is_elected_is_followed_on() -> 
         stream = rig.leader(A)
         opened = await stream.open(1, trimmed)
         assert opened.behind
-        rig.disk.gate.clear()
+        rig.disk.hold()
         rig.peers.gate.set()
         await pause()  # the new name is on its way into the journal
         isr = {rig.node: rig.follower.log_uid, A: 5}
@@ -346,7 +346,7 @@ def test_a_log_that_is_begun_anew_while_its_node_is_elected_is_followed_on() -> 
             rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
         )
         await pause()
-        rig.disk.gate.set()
+        rig.disk.release()
         await settling
         assert not rig.replicas.leading and rig.follower.log.start.log_id == trimmed.start.log_id
         rig.record(leader=A, epoch=3, isr={A: 5})

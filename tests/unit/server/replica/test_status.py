@@ -57,12 +57,12 @@ def test_batches_are_read_while_the_loop_goes_on() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         log = await leads(rig)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         reading = fetch(rig, 2)
         await pause()
         add(log, 2, b"appended while it is read")
         assert not reading.done()
-        rig.disk.gate.set()
+        rig.disk.release()
         reply = await reading
         assert log_ids(reply) == [2, 3, 4] and reply.end == 5
 
@@ -87,7 +87,7 @@ def test_what_was_read_for_a_leader_that_was_replaced_meanwhile_is_not_given() -
     async def scenario() -> None:
         rig = ReplicaRig()
         await leads(rig)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         reading = fetch(rig, 2)
         await pause()
         new = log_of(3)
@@ -95,7 +95,7 @@ def test_what_was_read_for_a_leader_that_was_replaced_meanwhile_is_not_given() -
         rig.peers.serves = serving(new, 3)
         rig.leader(B).ask(3, new, start=1)
         await pause()
-        rig.disk.gate.set()
+        rig.disk.release()
         with pytest.raises(Unavailable):
             await reading
         await pause(1)
@@ -116,11 +116,11 @@ def test_who_mends_is_given_what_is_here_by_anybody_and_told_what_is_committed()
         assert log_ids(reply) == [1, 2, 3] and reply.committed == 3
         with pytest.raises(NotFound):
             await fetch(rig, 4, epoch=0, end=5)
-        rig.disk.gate.clear()
+        rig.disk.hold()
         reading = fetch(rig, 1, epoch=0, end=3)
         await pause()
         rig.follower.log.cutting(1)()
-        rig.disk.gate.set()
+        rig.disk.release()
         with pytest.raises((NotFound, LogCorrupt)):
             await reading
 

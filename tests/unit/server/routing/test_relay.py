@@ -363,7 +363,7 @@ def test_counters_do_not_go_back_when_a_partition_moves():
     async def story(nodes: Any) -> None:
         def counted(node: int) -> tuple[int, int, int, int]:
             alone: Any = SimpleNamespace(replication=lambda topic, number: {})
-            stats = topic_stats(nodes[node].topic, nodes[node].clock.now(), False, alone)
+            stats = topic_stats(nodes[node].topic, nodes[node].now(), False, alone)
             (channel,) = [c for c in stats.channels if c.channel_name == "c"]
             return stats.message_count, stats.message_bytes, channel.message_count, channel.finish_count
 

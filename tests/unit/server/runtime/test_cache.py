@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from nsqha.server.runtime.cache import CacheWriter
-from tests.unit.server.replica_rig import LoopDisk, pause, run
+from tests.fakes.disk import FakeDisk
+from tests.unit.server.replica_rig import pause, run
 
 
 class FakeCache:
@@ -19,14 +22,15 @@ class FakeCache:
 
 def test_a_state_that_is_being_looked_for_is_waited_for() -> None:
     async def scenario() -> None:
-        disk, cache = LoopDisk(), FakeCache()
-        writer = CacheWriter(cast(Any, cache), asyncio.get_running_loop(), cast(Any, disk))
-        disk.gate.clear()
+        loop, cache = asyncio.get_running_loop(), FakeCache()
+        disk = FakeDisk(loop, pytest.fail)
+        writer = CacheWriter(cast(Any, cache), loop, cast(Any, disk))
+        disk.hold()
         loading = asyncio.ensure_future(disk.run(lambda: cache.closed))
         await pause()
         closing = asyncio.ensure_future(writer.close(write=False))
         await pause()
-        disk.gate.set()
+        disk.release()
         assert await loading is False, "its tables would have been taken from under it"
         await closing
         assert cache.closed

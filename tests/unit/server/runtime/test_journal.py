@@ -16,25 +16,7 @@ from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import AppendFailed, NsqhaError, Poisoned, Unavailable
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter
-
-
-class JournalThread:
-    """Writes that end when the test says so; there is no other thread to use."""
-
-    def __init__(self) -> None:
-        self.writes: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
-
-    def journal(self, write: Callable[[], Any]) -> asyncio.Future[Any]:
-        self.writes.append((write, asyncio.get_running_loop().create_future()))
-        return self.writes[-1][1]
-
-    async def end(self, error: Exception | None = None) -> None:
-        write, done = self.writes.pop(0)
-        if error is None:
-            done.set_result(write())
-        else:
-            done.set_exception(error)
-        await turns()
+from tests.fakes.disk import FakeDisk
 
 
 async def turns() -> None:
@@ -42,17 +24,28 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-class Rig:
+class HeldJournal:
+    """A journal whose writes end when the test says so."""
+
     def __init__(self) -> None:
         self.storage = MemStorage()
         self.journal = NodeJournal.open(self.storage, "data", random.Random(1), boot_id="boot")
-        self.thread = JournalThread()
         self.failures: list[BaseException] = []
-        self.writer = JournalWriter(self.journal, self.thread, self.failures.append)  # type: ignore[arg-type]
+        self.disk = FakeDisk(asyncio.get_running_loop(), self.failures.append, held=True)
+        self.writer = JournalWriter(self.journal, self.disk, self.failures.append)  # type: ignore[arg-type]
 
     def promise(self, number: int, epoch: int = 1) -> asyncio.Task[None]:
         self.journal.stage((7, number), promise=epoch)
         return asyncio.get_running_loop().create_task(self.writer.promise())
+
+    @property
+    def writes(self) -> list[Any]:
+        """Those that wait for the disk."""
+        return self.disk.journal_writes
+
+    async def end_write(self, error: Exception | None = None) -> None:
+        self.disk.finish_first(self.writes, error)
+        await turns()
 
     @property
     def durable(self) -> dict[int, int]:
@@ -65,28 +58,28 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_promises_that_come_while_one_is_written_share_the_next_write() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = HeldJournal()
         first = rig.promise(0)
         await turns()
         later = [rig.promise(number) for number in range(1, 9)]
         await turns()
-        assert len(rig.thread.writes) == 1
-        await rig.thread.end()
+        assert len(rig.writes) == 1
+        await rig.end_write()
         assert first.done() and not any(each.done() for each in later), "theirs was not in that write"
-        assert rig.durable == {0: 1} and len(rig.thread.writes) == 1
-        await rig.thread.end()
+        assert rig.durable == {0: 1} and len(rig.writes) == 1
+        await rig.end_write()
         assert all(each.done() for each in later) and rig.durable == dict.fromkeys(range(9), 1)
-        assert not rig.thread.writes
+        assert not rig.writes
 
     run(scenario)
 
 
 def test_everybody_in_a_write_that_failed_hears_of_it_and_the_next_has_it_all() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = HeldJournal()
         failed = [rig.promise(number) for number in (0, 1)]
         await turns()
-        await rig.thread.end(AppendFailed("the disk is full"))
+        await rig.end_write(AppendFailed("the disk is full"))
         for each in failed:
             with pytest.raises(AppendFailed):
                 each.result()
@@ -95,7 +88,7 @@ def test_everybody_in_a_write_that_failed_hears_of_it_and_the_next_has_it_all() 
         rig.journal.stage((7, 1), promise=2)
         again = asyncio.ensure_future(rig.writer.promise())
         await turns()
-        await rig.thread.end()
+        await rig.end_write()
         assert again.done() and again.exception() is None and rig.durable == {0: 2, 1: 2}
 
     run(scenario)
@@ -103,12 +96,12 @@ def test_everybody_in_a_write_that_failed_hears_of_it_and_the_next_has_it_all() 
 
 def test_a_write_goes_on_for_the_others_when_one_who_waited_is_gone() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = HeldJournal()
         one, other = rig.promise(0), rig.promise(1)
         await turns()
         one.cancel()
         await turns()
-        await rig.thread.end()
+        await rig.end_write()
         assert one.cancelled() and other.done() and rig.durable == {0: 1, 1: 1}
 
     run(scenario)
@@ -117,11 +110,11 @@ def test_a_write_goes_on_for_the_others_when_one_who_waited_is_gone() -> None:
 @pytest.mark.parametrize("error", [AppendFailed("full"), Poisoned("fsync failed")])
 def test_what_may_lag_closes_the_node_unless_the_disk_is_only_full(error: NsqhaError) -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = HeldJournal()
         task = asyncio.ensure_future(rig.writer.write())
         await turns()
         assert rig.writer.writing
-        await rig.thread.end(error)
+        await rig.end_write(error)
         await task
         assert not rig.writer.writing and rig.failures == ([error] if isinstance(error, Poisoned) else [])
 
@@ -130,20 +123,20 @@ def test_what_may_lag_closes_the_node_unless_the_disk_is_only_full(error: NsqhaE
 
 def test_nothing_is_written_behind_the_last() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = HeldJournal()
         before = rig.promise(0)
         await turns()
         ended = asyncio.ensure_future(rig.writer.end(rig.journal.stop))
         await turns()
         late = rig.promise(1)
         await turns()
-        await rig.thread.end()
-        await rig.thread.end()
+        await rig.end_write()
+        await rig.end_write()
         await asyncio.gather(before, ended)
         with pytest.raises(Unavailable):
             await late
         await rig.writer.write()
-        assert not rig.thread.writes and not rig.failures
+        assert not rig.writes and not rig.failures
 
     run(scenario)
 
@@ -152,7 +145,7 @@ def test_a_promise_does_not_wait_for_other_work_of_the_disk() -> None:
     """A sync of the cache, a roll, a state that is looked for: each may take a second, without a leader."""
 
     async def scenario() -> None:
-        rig = Rig()
+        rig = HeldJournal()
         disk = DiskRounds(asyncio.get_running_loop(), SystemClock(), rig.failures.append)
         writer = JournalWriter(rig.journal, disk, rig.failures.append)
         over = threading.Event()

@@ -20,6 +20,7 @@ from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext
 from nsqha.server.topics.topics import Topics
+from tests.fakes.disk import FakeDisk
 from tests.unit.server.replica_rig import run
 
 
@@ -158,18 +159,13 @@ class Files:
             self.forget_partition((record.uid, number))
 
 
-class Disk:
-    async def removed(self, step: Callable[[], Any]) -> None:
-        step()
-
-
 def test_a_tombstone_is_forgotten_only_when_it_was_seen_and_the_files_are_gone() -> None:
     """Also by the node that has deleted the topic itself: a view from before may bring it back there once more."""
 
     async def scenario() -> None:
         rig = Rig()
-        files = Files((7, 0))
-        rig.topics._context = replace(rig.topics._context, disk=Disk(), opener=files)
+        files, disk = Files((7, 0)), FakeDisk(asyncio.get_running_loop(), pytest.fail)
+        rig.topics._context = replace(rig.topics._context, disk=disk, opener=files)
         rig.topics.adopt(record(partitions={0: PartitionMeta()}))
         await rig.topics.delete_topic("t")
         assert "t" not in rig.topics and rig.metadata.tombstones
@@ -205,7 +201,8 @@ def test_a_deleted_topic_ends_although_a_change_of_it_waits_for_a_commit() -> No
 
     async def scenario() -> None:
         rig = Rig()
-        rig.topics._context = replace(rig.topics._context, disk=Disk(), opener=Files())
+        disk = FakeDisk(asyncio.get_running_loop(), pytest.fail)
+        rig.topics._context = replace(rig.topics._context, disk=disk, opener=Files())
         topic = rig.topics.adopt(record(partitions={0: PartitionMeta()}))
         topic.led = (cast(Any, led := Led()),)
 
