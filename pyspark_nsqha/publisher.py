@@ -142,15 +142,11 @@ class TaskPublisher:
         self._brokers = list(brokers)
         self._next_broker = first
         self._timeout_s = timeout_s
-        self._bytes_max = in_flight_bytes_max
         self._security = security
         self._now = now
         self._sleep = sleep
         self._link: BrokerLink | None = None
-        self._unanswered: deque[Command] = deque()
-        self._unanswered_bytes = 0
-        self._perhaps_stored: deque[bool] = deque()  # for each of them: an earlier link ended before its answer
-        self._sent = 0  # how many of them were sent over this link
+        self._window = CommandWindow(in_flight_bytes_max)
         self._waiting_since = 0.0
         self._owed_since = 0.0  # no answer has arrived over this link since then; meaningless if nothing is sent
         self._failures = 0  # in a row
@@ -159,27 +155,23 @@ class TaskPublisher:
 
     def publish(self, command: Command) -> None:
         """Send a command, and wait until there is room for another one. PublishRefused, PublishFailed."""
-        if not self._unanswered:
+        window = self._window
+        if not window.commands:
             self._waiting_since = self._now()
-        self._unanswered.append(command)
-        self._perhaps_stored.append(False)
-        self._unanswered_bytes += len(command.wire)
-        self._go_on(lambda: not self._full)
+        window.add(command)
+        self._go_on(lambda: not window.full)
 
     def flush(self) -> None:
         """Wait until everything is stored. PublishRefused, PublishFailed."""
-        if self._unanswered:  # a task without rows needs no connection, and has no time for one
-            self._go_on(lambda: not self._unanswered)
+        commands = self._window.commands
+        if commands:  # a task without rows needs no connection, and has no time for one
+            self._go_on(lambda: not commands)
 
     def close(self) -> None:
         """Close the connection; what has no OK may still be stored later."""
         if self._link is not None:
             self._link.close()
             self._link = None
-
-    @property
-    def _full(self) -> bool:
-        return len(self._unanswered) >= IN_FLIGHT_COMMANDS_MAX or self._unanswered_bytes >= self._bytes_max
 
     @property
     def _left_s(self) -> float:
@@ -204,10 +196,10 @@ class TaskPublisher:
 
     def _hear(self) -> None:
         """Process the answers that have arrived. LinkLost: none for too long, while the task did something else."""
-        if self._link is None or not self._sent:
+        if self._link is None or not self._window.sent:
             return
         self._settle(self._link.answers(0))
-        if not self._sent or (silent_s := self._now() - self._owed_since) < ANSWER_SECONDS:
+        if not self._window.sent or (silent_s := self._now() - self._owed_since) < ANSWER_SECONDS:
             return
         # This machine itself may have been suspended: an answer on its way gets a moment to arrive.
         if not self._link.readable(GRACE_SECONDS):
@@ -222,7 +214,7 @@ class TaskPublisher:
         return min(most, max(least, self._left_s))
 
     def _connected(self) -> BrokerLink:
-        if self._link is not None and not self._sent and self._link.ended:
+        if self._link is not None and not self._window.sent and self._link.ended:
             # It was closed while nothing was in flight: no command needs to be sent twice.
             self.close()
         if self._link is None:
@@ -232,11 +224,12 @@ class TaskPublisher:
         return self._link
 
     def _send(self, link: BrokerLink) -> None:
-        while self._sent < len(self._unanswered):
-            link.send(self._unanswered[self._sent].wire, self._wait_s(ANSWER_SECONDS))
-            if not self._sent:
+        window = self._window
+        while window.sent < len(window.commands):
+            link.send(window.commands[window.sent].wire, self._wait_s(ANSWER_SECONDS))
+            if not window.sent:
                 self._owed_since = self._now()
-            self._sent += 1
+            window.sent += 1
             # A refusal is noticed here at once, and not when the window is full: less is sent in vain after it.
             self._settle(link.answers(0))
 
@@ -245,12 +238,9 @@ class TaskPublisher:
         for kind, data in answers:
             if kind == _FRAME_ERROR:
                 raise _verdict(self._address, data)
-            if not self._sent:
+            if not self._window.sent:
                 raise LinkLost(f"{self._address}: an answer without a command: {_shown(data)}")
-            command = self._unanswered.popleft()
-            self._perhaps_stored.popleft()
-            self._unanswered_bytes -= len(command.wire)
-            self._sent -= 1
+            command = self._window.settled()
             self._failures, self._spared = 0, False
             self._waiting_since = self._owed_since = self._now()
             self.tally.published += command.messages
@@ -276,15 +266,13 @@ class TaskPublisher:
 
         `away`: it was lost before this call, perhaps long ago; the first such loss does not count as a failure."""
         certain = 1 if isinstance(lost, NotTaken) and lost.not_stored else 0
-        perhaps = sum(command.messages for command in islice(self._unanswered, certain, max(certain, self._sent)))
-        for at in range(certain, self._sent):
-            self._perhaps_stored[at] = True
+        perhaps = self._window.lost(certain)
         if self._foreign is not None:
             self._foreign = self._foreign + 1 if isinstance(lost, NotIdentified) else 0
             if self._foreign >= len(self._brokers) and self._now() - self._waiting_since >= FOREIGN_SECONDS:
                 raise PublishRefused(f"no address in option nsqd belongs to a broker: {lost}")
         self.close()
-        self._sent = 0
+        self._window.sent = 0
         self._next_broker += 1
         pause = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
         if away and not self._spared:
@@ -292,8 +280,7 @@ class TaskPublisher:
         else:
             self._failures += 1
         if self._left_s <= pause and self._failures >= len(self._brokers):
-            doubtful = zip(self._unanswered, self._perhaps_stored, strict=True)
-            more = sum(command.messages for command, perhaps_stored in doubtful if perhaps_stored)
+            more = self._window.doubtful
             others = f"up to {more} more may be" if more else "no others are"
             raise PublishFailed(
                 f"nothing was stored for {self._timeout_s:g} s (option timeoutMs): {lost}; this task has published "
@@ -301,6 +288,46 @@ class TaskPublisher:
             ) from None
         self.tally.possible_duplicates += perhaps
         self._sleep(pause)
+
+
+class CommandWindow:
+    """Commands without an OK, in order; the first `sent` of them went over the present link."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.commands: deque[Command] = deque()
+        self.sent = 0
+        self._bytes = 0
+        self._bytes_max = bytes_max
+        self._perhaps_stored: deque[bool] = deque()  # for each of them: an earlier link ended before its answer
+
+    @property
+    def full(self) -> bool:
+        return len(self.commands) >= IN_FLIGHT_COMMANDS_MAX or self._bytes >= self._bytes_max
+
+    def add(self, command: Command) -> None:
+        self.commands.append(command)
+        self._perhaps_stored.append(False)
+        self._bytes += len(command.wire)
+
+    def settled(self) -> Command:
+        """The first one has its OK."""
+        command = self.commands.popleft()
+        self._perhaps_stored.popleft()
+        self._bytes -= len(command.wire)
+        self.sent -= 1
+        return command
+
+    def lost(self, certain: int) -> int:
+        """The link is lost. Messages that were sent over it and may be stored; not those of the first `certain`."""
+        for at in range(certain, self.sent):
+            self._perhaps_stored[at] = True
+        return sum(command.messages for command in islice(self.commands, certain, max(certain, self.sent)))
+
+    @property
+    def doubtful(self) -> int:
+        """Messages without an OK that may be stored."""
+        doubtful = zip(self.commands, self._perhaps_stored, strict=True)
+        return sum(command.messages for command, perhaps_stored in doubtful if perhaps_stored)
 
 
 class BrokerLink:

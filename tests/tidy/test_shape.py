@@ -32,7 +32,6 @@ LARGE = {
     "Plans": (24, 16),
     "PartitionPublisher": (14, 16),
     "Fetch": (15, 17),
-    "TaskPublisher": (15, 18),
 }
 
 
