@@ -207,6 +207,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return task_batches(partition.value, self._schema, self._recipe)
 
 
+class QueryHold:
+    """The hold of one query: what is planned is kept until its tasks have read it."""
+
+    def __init__(self, segments: Segments, now: Callable[[], float]) -> None:
+        self.id = ""  # empty: there is none
+        self._segments = segments
+        self._now = now
+        self._since = 0.0
+        self._lives: frozenset[Life] = frozenset()
+
+    def covers(self, lives: set[Life], hold_ms: int) -> bool:
+        """Whether it is of these, and young enough for one more micro-batch."""
+        return bool(self.id) and lives <= self._lives and self._now() - self._since < hold_ms / 3000
+
+    def keep(self, found: Snapshot) -> None:
+        """Use the hold of this snapshot from now on."""
+        self.release()
+        self.id, self._since = found.hold_id, self._now()
+        self._lives = frozenset(_life(pin) for pin in found.pins)
+
+    def release(self) -> None:
+        hold_id, self.id = self.id, ""
+        if hold_id:
+            try:
+                self._segments.release_hold(hold_id)
+            except ReadFailed as error:
+                logger.info("hold %s was not released; it ends by itself: %s", hold_id, error)
+
+
 class Plans:
     """Plans the micro-batches of one query: what it has read, what is committed, and what is next."""
 
@@ -233,8 +262,7 @@ class Plans:
         self._lives: dict[Key, int] = {}  # the topic's uid in the last snapshot
         self._missed: frozenset[str] = frozenset()  # topics by name that did not exist in the last snapshot
         self._channelled: set[Life] = set()
-        self._hold_id = ""
-        self._held: tuple[float, frozenset[Life]] = (0.0, frozenset())
+        self._hold = QueryHold(segments, now)
 
     @property
     def _strict(self) -> bool:
@@ -379,7 +407,7 @@ class Plans:
             [one for one in ranges if one.first < one.end],
             split_bytes=reading.split_bytes,
             min_partitions=reading.min_partitions,
-            hold_id=self._hold_id,
+            hold_id=self._hold.id,
         )
 
     def done(self, end: Records) -> None:
@@ -396,7 +424,7 @@ class Plans:
 
     def stop(self) -> None:
         """The query ends: release the hold. Spark does not always call this; a hold ends by itself."""
-        self._release()
+        self._hold.release()
 
     # ---- holds and the commit channel
 
@@ -405,25 +433,7 @@ class Plans:
         asked = _in_ranges(wanted)
         lives = {(topic, partition, end[topic, partition].uid) for topic, partition, *_ in wanted}
         hold_ms = 0 if self._options.commit_channel else self._options.hold_ms
-        since, held = self._held
-        if not hold_ms or (self._hold_id and lives <= held and self._now() - since < hold_ms / 3000):
-            return asked
-        return replace(asked, hold_ms=hold_ms)
-
-    def _keep(self, asked: SnapshotRequest, found: Snapshot) -> None:
-        if not asked.hold_ms:
-            return
-        self._release()
-        self._hold_id = found.hold_id
-        self._held = (self._now(), frozenset(_life(pin) for pin in found.pins))
-
-    def _release(self) -> None:
-        hold_id, self._hold_id = self._hold_id, ""
-        if hold_id:
-            try:
-                self._segments.release_hold(hold_id)
-            except ReadFailed as error:
-                logger.info("hold %s was not released; it ends by itself: %s", hold_id, error)
+        return asked if not hold_ms or self._hold.covers(lives, hold_ms) else replace(asked, hold_ms=hold_ms)
 
     def _claim_channel(self, begun: Records) -> None:
         """ReadFailed if a query without a checkpoint would move floors that are elsewhere: another reader may need the
@@ -469,8 +479,8 @@ class Plans:
         deadline = self._now() + self._options.connection.timeout_ms / 1000
         while True:
             found, refusal = self._of_those_there(asked)
-            self._keep(asked, found)
             if asked.hold_ms:
+                self._hold.keep(found)
                 asked = replace(asked, hold_ms=0)
             pins = {_key(one): one for one in found.pins if self._options.subscription.wants(*_key(one))}
             # A new leader has to commit its first batch before it knows that everything before is committed.

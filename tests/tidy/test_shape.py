@@ -29,7 +29,6 @@ LARGE = {
     "Membership": (14, 17),
     "ControllerShell": (12, 16),
     # Counters and limits of one connection, job or thread pool, read where they are changed.
-    "Plans": (24, 16),
     "PartitionPublisher": (14, 16),
     "Fetch": (15, 17),
 }
