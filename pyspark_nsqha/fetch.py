@@ -93,6 +93,61 @@ class _Refused(Exception):
         self.lacks = gone is not None or absent or behind  # it answered that it does not have it
 
 
+class ReplicaTurns:
+    """Which replica is asked, and what was wrong with each of them since the last accepted run."""
+
+    def __init__(self, replicas: Sequence[ReplicaAddress]) -> None:
+        self.replicas = replicas
+        self.refusals: dict[str, _Refused] = {}  # by address
+        self._turn = 0  # rises with each change of replica
+        self._failures = 0
+        self._rejected: Counter[str] = Counter()  # runs that began at the last one's log id, by address
+
+    @property
+    def replica(self) -> ReplicaAddress:
+        return self.replicas[self._turn % len(self.replicas)]
+
+    @property
+    def addresses(self) -> set[str]:
+        return {replica.address for replica in self.replicas}
+
+    @property
+    def round_over(self) -> bool:
+        """Whether all of them have failed as often."""
+        return self._failures % len(self.replicas) == 0
+
+    @property
+    def others_refused(self) -> bool:
+        """Whether one refused that did not send what was rejected."""
+        return any(address not in self._rejected for address in self.refusals)
+
+    def accepted(self) -> None:
+        """A run was good: begin to count again."""
+        self._failures = 0
+        self._rejected.clear()
+        self.refusals.clear()
+
+    def refused(self, refused: _Refused) -> None:
+        """Go to the next replica."""
+        self.refusals[self.replica.address] = refused
+        self._failures += 1
+        self._turn += 1
+
+    def reject(self) -> bool:
+        """Reject what this replica sent; returns whether it is wrong everywhere: only if each replica sent it, as an
+        unreachable one may have correct ones."""
+        self._rejected[self.replica.address] += 1
+        return self._rejected.keys() == self.addresses and self._rejected.total() >= 2
+
+    def removed(self) -> bool:
+        """Whether retention has removed it. At least one replica says so: either the leader does, or no replica that
+        may have it is left. One that did not answer may have it."""
+        leaders = {replica.address for replica in self.replicas if replica.leader}
+        return any(self.refusals[address].gone is not None for address in leaders & self.refusals.keys()) or all(
+            refusal.lacks for refusal in self.refusals.values()
+        )
+
+
 class Fetch:
     """The runs of one split, fetched over HTTP."""
 
@@ -104,13 +159,9 @@ class Fetch:
         self._tls = tls
         self._timeout = timeout_seconds
         self._retries = retries
-        self._replicas = in_order(split, host or socket.gethostname())
-        self._turn = 0  # rises with each change of replica
+        self._turns = ReplicaTurns(in_order(split, host or socket.gethostname()))
         self._next = split.first_log_id
         self._last: FetchedRun | None = None
-        self._rejected: Counter[str] = Counter()  # runs that began at the last one's log id, by address
-        self._refusals: dict[str, _Refused] = {}  # since the last accepted run, by address
-        self._failures = 0  # since the last accepted run
         self._rounds = 0  # over all replicas, since the last accepted run
         self._since = 0.0  # the time of the first of these rounds
         self._round_over = False  # a rejection ended it
@@ -123,14 +174,13 @@ class Fetch:
     def __next__(self) -> FetchedRun:
         if self._last is not None:
             self._last = None
-            self._failures = self._rounds = 0
+            self._rounds = 0
             self._round_over = False
-            self._rejected.clear()
-            self._refusals.clear()
+            self._turns.accepted()
         if self._round_over:
             self._end_round()
         while self._next < self._split.end_log_id:
-            if not self._replicas:
+            if not self._turns.replicas:
                 raise ReadFailed(f"{self._what()}: the snapshot names no replica; check that its nodes are running")
             try:
                 if self._answer is None:
@@ -153,16 +203,12 @@ class Fetch:
         run = self._last
         if run is None:
             return False
-        self._rejected[self._replica.address] += 1
-        # The bytes count as wrong everywhere only if each replica sent them; an unreachable one may have correct ones.
-        addresses = {replica.address for replica in self._replicas}
-        if self._rejected.keys() == addresses and self._rejected.total() >= 2:
+        if self._turns.reject():
             return False
         self._last = None
         self._next = run.first_log_id
         self._count(_Refused(why))
-        others = any(address not in self._rejected for address in self._refusals)
-        self._round_over = others and self._failures % len(self._replicas) == 0
+        self._round_over = self._turns.others_refused and self._turns.round_over
         return True
 
     def close(self) -> None:
@@ -173,53 +219,40 @@ class Fetch:
 
     # ---- replicas
 
-    @property
-    def _replica(self) -> ReplicaAddress:
-        return self._replicas[self._turn % len(self._replicas)]
-
     def _failed(self, refused: _Refused) -> None:
         """Go to the next replica; ReadFailed after the last round."""
         self._count(refused)
-        if self._failures % len(self._replicas) == 0:
+        if self._turns.round_over:
             self._end_round()
 
     def _end_round(self) -> None:
         """End a round over all replicas: raise ReadFailed or Gone, or pause before the next round."""
         self._round_over = False
-        starts = [refusal.gone for refusal in self._refusals.values() if refusal.gone is not None]
-        if len(starts) == len({replica.address for replica in self._replicas}):
+        refusals = self._turns.refusals
+        starts = [refusal.gone for refusal in refusals.values() if refusal.gone is not None]
+        if len(starts) == len(self._turns.addresses):
             raise self._gone(starts)
         now = monotonic()
         self._since = self._since if self._rounds else now
-        busy = any(refusal.busy for refusal in self._refusals.values())
+        busy = any(refusal.busy for refusal in refusals.values())
         if not self._rounds or not busy or now > self._since + self._timeout:
             self._rounds += 1
         if self._rounds > self._retries:
-            if all(refusal.absent for refusal in self._refusals.values()):
+            if all(refusal.absent for refusal in refusals.values()):
                 raise ReadFailed(
                     f"{self._what()}: no node has it any more: the topic was deleted or created again since load(), or "
                     "its replicas moved; load it again",
                     planned=self._planned,
                 )
-            if starts and self._nobody_has_it():
+            if starts and self._turns.removed():
                 raise self._gone(starts)
-            told = "; ".join(f"{address}: {refusal}" for address, refusal in self._refusals.items())
+            told = "; ".join(f"{address}: {refusal}" for address, refusal in refusals.items())
             raise ReadFailed(f"{self._what()} cannot be read from any replica: {told}", planned=self._planned)
         sleep(min(PAUSE_SECONDS * 2 ** (self._rounds - 1), PAUSE_SECONDS_MAX))
 
     def _count(self, refused: _Refused) -> None:
         self.close()
-        self._refusals[self._replica.address] = refused
-        self._failures += 1
-        self._turn += 1
-
-    def _nobody_has_it(self) -> bool:
-        """Whether retention has removed it. At least one replica says so: either the leader does, or no replica that
-        may have it is left. One that did not answer may have it."""
-        leaders = {replica.address for replica in self._replicas if replica.leader}
-        return any(self._refusals[address].gone is not None for address in leaders & self._refusals.keys()) or all(
-            refusal.lacks for refusal in self._refusals.values()
-        )
+        self._turns.refused(refused)
 
     @property
     def _planned(self) -> tuple[int, int]:
@@ -255,7 +288,7 @@ class Fetch:
         )
         if split.hold_id:
             target += f"&hold={split.hold_id}"
-        address = self._replica.address
+        address = self._turns.replica.address
         try:
             used = _kept(address, self._tls)
             if used is not None:

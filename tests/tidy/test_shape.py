@@ -30,7 +30,6 @@ LARGE = {
     "ControllerShell": (12, 16),
     # Counters and limits of one connection, job or thread pool, read where they are changed.
     "PartitionPublisher": (14, 16),
-    "Fetch": (15, 17),
 }
 
 
