@@ -100,7 +100,7 @@ class Probing:
             self._probe(node, [], now)
 
     def ask(self, names: Iterable[PartitionName], now: float) -> None:
-        """Probe whoever the rounds have not heard for a while."""
+        """Probe the nodes that the rounds have not heard from for a while."""
         state = self._state
         wanted: dict[tuple[int, bool], list[PartitionName]] = defaultdict(list)
         for name in names:
