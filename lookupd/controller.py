@@ -19,7 +19,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lookupd.links import Links
 from lookupd.standby import Gone, Standby
@@ -68,6 +68,9 @@ from nsqha.server.replica.replica_reports import reports_in
 from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.tasks import TaskGroup, first_done
 
+if TYPE_CHECKING:
+    from nsqha.server.runtime.metadata import RunBlocking
+
 TTL_S = 3.0
 WORKERS = 8
 CAMPAIGN_AGAIN_S = 1.0
@@ -102,6 +105,60 @@ class ControllerCounts:
         self.election_seconds = Histogram(SECONDS)  # from the suspicion to the record
 
 
+class MetadataTrust:
+    """Whether the controller may decide by the metadata, as the gate says."""
+
+    def __init__(self, gate: MetadataGate, run: RunBlocking) -> None:
+        self._gate = gate
+        self._run = run
+        self._maybe_doubted = asyncio.Event()
+
+    def look(self) -> None:
+        """There may be a doubt."""
+        self._maybe_doubted.set()
+
+    async def why_not(self) -> str:
+        return await self._run(self._gate.why_not)
+
+    async def accepted(self) -> bool:
+        """Whether an operator has accepted metadata that were not trusted, so that they are now."""
+        try:
+            return await self._run(self._gate.believe_accepted)
+        except NsqhaError:
+            return False
+
+    async def ended(self) -> str:
+        """Wait until the metadata are no longer trusted; return the reason."""
+        while True:
+            await self._maybe_doubted.wait()
+            self._maybe_doubted.clear()
+            try:
+                if why := await self.why_not():
+                    return why
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(CAMPAIGN_AGAIN_S)
+                self._maybe_doubted.set()
+            except StaleMetadata as error:
+                return str(error)
+
+
+class TrustedMetadata:
+    """Metadata that are always trusted: there is no gate."""
+
+    def look(self) -> None:
+        pass
+
+    async def why_not(self) -> str:
+        return ""
+
+    async def accepted(self) -> bool:
+        return False
+
+    async def ended(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
+
 class ControllerShell:
     """The controller's shell of one lookup daemon; used on one loop."""
 
@@ -128,9 +185,8 @@ class ControllerShell:
         self._name = name
         self._workers = ThreadPoolExecutor(WORKERS, "metadata")
         self._tasks = TaskGroup()
-        self._gate = gate
+        self._trust = MetadataTrust(gate, self.run) if gate is not None else TrustedMetadata()
         self._maybe_free = asyncio.Event()  # the controller key may be free
-        self._maybe_doubted = asyncio.Event()
         self._standby = Standby(gone, self._controller_gone) if gone is not None else None
         self._gone: Controller | None = None  # a controller whose process has died
         self._unwatch: Callable[[], None] | None = None
@@ -159,7 +215,7 @@ class ControllerShell:
         if name in ("", "controller"):
             self._maybe_free.set()
         if name in ("", "hold") or name.startswith("waiting/"):
-            self._maybe_doubted.set()
+            self._trust.look()
         if self.term is not None:
             self.term.hint(name)
 
@@ -183,31 +239,12 @@ class ControllerShell:
                 if str(error) != said:
                     self.logger.warning("controller_paused", "the metadata store does not let us campaign: %s", error)
                     said = str(error)
-                if isinstance(error, StaleMetadata) and self._gate is not None:
-                    await self._believe_accepted(self._gate)
+                if isinstance(error, StaleMetadata) and await self._trust.accepted():
+                    self.logger.info("metadata_believed", "an operator accepted the metadata as they are now")
             except Exception as error:
                 # A bug must not leave the cluster without this candidate for good.
                 self.logger.error("controller_failed", "the campaign broke off: %s", error, error=error)
             await asyncio.sleep(CAMPAIGN_AGAIN_S)
-
-    async def _believe_accepted(self, gate: MetadataGate) -> None:
-        with contextlib.suppress(NsqhaError):
-            if await self.run(gate.believe_accepted):
-                self.logger.info("metadata_believed", "an operator accepted the metadata as they are now")
-
-    async def _doubted(self, gate: MetadataGate) -> str:
-        """Wait until the metadata are no longer trusted; return the reason."""
-        while True:
-            await self._maybe_doubted.wait()
-            self._maybe_doubted.clear()
-            try:
-                if why := await self.run(gate.why_not):
-                    return why
-            except (Unavailable, OutcomeUnknown):
-                await asyncio.sleep(CAMPAIGN_AGAIN_S)
-                self._maybe_doubted.set()
-            except StaleMetadata as error:
-                return str(error)
 
     async def _session(self) -> None:
         """Run from getting a lease to its loss."""
@@ -217,7 +254,7 @@ class ControllerShell:
         try:
             while not lost.is_set():
                 self._maybe_free.clear()
-                if self._gate is not None and (why := await self.run(self._gate.why_not)):
+                if why := await self._trust.why_not():
                     raise Unavailable(why)
                 if (dead := self._gone) is not None:
                     await self.run(lambda: session.depose(dead))
@@ -242,17 +279,16 @@ class ControllerShell:
         self.logger.info("controller_began", "this process is the controller, epoch %d", epoch, epoch=epoch)
         term = self.term = Term(self, epoch, cluster_id)
         why = "stopped"
-        self._maybe_doubted.set()  # the doubt may have come between the check and winning the key
-        doubted = self._tasks.spawn(self._doubted(self._gate)) if self._gate is not None else None
+        self._trust.look()  # the doubt may have come between the check and winning the key
+        doubted = self._tasks.spawn(self._trust.ended())
         try:
             term.hint("")
-            await first_done(term.over, lost.wait(), *([doubted] if doubted is not None else []))
+            await first_done(term.over, lost.wait(), doubted)
             why = term.over.result() if term.over.done() else "the lease is lost"
-            if doubted is not None and doubted.done():
+            if doubted.done():
                 why = doubted.result()
         finally:
-            if doubted is not None:
-                doubted.cancel()
+            doubted.cancel()
             self.term = None
             term.end()
             self.logger.info(

@@ -27,7 +27,6 @@ LARGE = {
     # What is put together here is named here.
     "Broker": (20, 22),
     "Membership": (14, 17),
-    "ControllerShell": (12, 16),
     # Counters and limits of one connection, job or thread pool, read where they are changed.
     "PartitionPublisher": (14, 16),
 }
