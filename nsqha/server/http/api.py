@@ -31,7 +31,7 @@ from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
 from nsqha.server.http import debug as http_debug
 from nsqha.server.http import server as http_envelope
 from nsqha.server.http.administration import AdministrationRoutes
-from nsqha.server.http.publishing import PublishRoutes
+from nsqha.server.http.publishing import HttpPublishRoutes
 from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
@@ -48,7 +48,7 @@ TOPICS_AT_ONCE = 100
 def routes(broker: BrokerApi) -> HttpApi:
     """All routes of one broker."""
     api = HttpApi()
-    PublishRoutes(broker).add_to(api)
+    HttpPublishRoutes(broker).add_to(api)
     AdministrationRoutes(broker).add_to(api)
     NodeRoutes(broker).add_to(api)
     http_debug.add_to(api)

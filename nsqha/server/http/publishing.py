@@ -24,7 +24,7 @@ PIECE_BYTES = 16 * 1024
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
-class PublishRoutes:
+class HttpPublishRoutes:
     """The handlers of /pub and /mpub."""
 
     def __init__(self, broker: BrokerApi) -> None:

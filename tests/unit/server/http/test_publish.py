@@ -14,7 +14,7 @@ from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unava
 from nsqha.options import Options
 from nsqha.server.clients.publish import Publishing, SingleNodePublishRoutes
 from nsqha.server.http import server as http_envelope
-from nsqha.server.http.publishing import PIECE_BYTES, PublishRoutes, frames_of_lines
+from nsqha.server.http.publishing import PIECE_BYTES, HttpPublishRoutes, frames_of_lines
 from nsqha.server.http.server import ApiError, Query
 from nsqha.server.runtime.budget import PublishBudget
 from tests.fakes.loop import VirtualLoop
@@ -176,7 +176,7 @@ class Crowd:
             refusal=lambda: None,
             next_number=lambda: 0,
         )
-        self._http = PublishRoutes(self.broker)
+        self._http = HttpPublishRoutes(self.broker)
 
     async def _made(self, topic: str) -> None:
         pass
