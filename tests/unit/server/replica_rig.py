@@ -34,6 +34,8 @@ from nsqha.server.replica.roles import ReplicaLimits, Replicas
 from nsqha.server.runtime.journal import JournalWriter
 from tests.fakes.disk import FakeDisk
 from tests.fakes.loop import VirtualLoop
+from tests.fakes.metadata import FakeMetadata
+from tests.fakes.peers import FakePeers
 
 UID = 0x51
 CLUSTER = 9
@@ -60,33 +62,6 @@ async def pause(seconds: float = 0.05) -> None:
     await asyncio.sleep(seconds)
 
 
-class Store:
-    """One topic's record, as etcd has it."""
-
-    def __init__(self) -> None:
-        self.record: Versioned[TopicRecord] | None = None
-        self.down = False
-        self.revision = 1
-        self.reads = 0
-
-    def topic(self, name: str) -> Versioned[TopicRecord] | None:
-        self.reads += 1
-        if self.down:
-            raise Unavailable("etcd is away")
-        return self.record if self.record is not None and self.record.record.name == name else None
-
-
-class FakeMetadata:
-    def __init__(self, records: Store) -> None:
-        self.records = records
-
-    async def read(self, read: Callable[[], Any]) -> Any:
-        await asyncio.sleep(0.001)
-        return read()
-
-    write = read
-
-
 class FakeTopic:
     def __init__(self) -> None:
         self.led: list[Any] = []
@@ -97,27 +72,6 @@ class FakeTopic:
 
     def remove_led(self, partition: Any, why: str) -> None:
         self.led.remove(partition)
-
-
-class FakePeers:
-    """The leader's answers to EpochEnd and Fetch are those of `serves`."""
-
-    def __init__(self) -> None:
-        self.serves: Any = None
-        self.calls: list[str] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    async def call(self, address: str, method: str, request: Any, *, timeout: float) -> Any:
-        self.calls.append(method)
-        await asyncio.sleep(0.001)
-        await self.gate.wait()
-        if self.serves is None:
-            raise Unavailable("nobody there")
-        return self.serves(method, request)
-
-    def stream(self, address: str, method: str, handler: Any) -> Any:
-        raise AssertionError("no streams here")
 
 
 class FakeCluster:
@@ -246,8 +200,8 @@ class ReplicaRig:
         self.journal = NodeJournal.open(self.storage, "data", self.rng, boot_id="boot")
         self.node = self.journal.identity.node_uid
         self.writer = JournalWriter(self.journal, self.disk, self.failures.append)  # type: ignore[arg-type]
-        self.store = Store()
-        self.peers = FakePeers()
+        self.metadata = FakeMetadata(self.journal, self.failures.append, cluster_id=CLUSTER)
+        self.peers = FakePeers(loop)
         self.links = FakeLinks()
         self.topic: Any = FakeTopic()
         self.nodes = {node: NodeInfo(node, grpc_address=f"n{node}", peer_address=f"n{node}") for node in (A, B)}
@@ -272,7 +226,7 @@ class ReplicaRig:
             cluster_id=CLUSTER,
             journal=self.journal,
             journal_writer=self.writer,
-            metadata=cast(Any, FakeMetadata(self.store)),
+            metadata=self.metadata.node,
             opener=self.opener,
             disk=cast(Any, self.disk),
             peers=cast(Any, self.peers),
@@ -308,8 +262,9 @@ class ReplicaRig:
         meta.setdefault("min_isr", 2)
         partition = PartitionMeta(version=self.version, **meta)
         record = TopicRecord("t", UID, 3, TopicSettings(), partitions={0: partition})
-        self.store.record = Versioned(record, self.version)
-        return self.store.record
+        versioned = Versioned(record, self.version)
+        self.metadata.put(versioned)
+        return versioned
 
     async def settle(self, record: Versioned[TopicRecord]) -> None:
         await self.replicas.settle(record)

@@ -19,7 +19,8 @@ from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.node.cluster.records import DROP_AGAIN_SECONDS
 from nsqha.server.node.cluster.registration import REJOIN_SECONDS
 from nsqha.server.routing.leaders import LeaderAt
-from tests.unit.server.replica_rig import FakePeers, pause, run
+from tests.fakes.peers import FakePeers
+from tests.unit.server.replica_rig import pause, run
 
 
 def cluster(store: Any = None) -> Membership:
@@ -30,8 +31,8 @@ def cluster(store: Any = None) -> Membership:
         clock=ManualClock(),
         node=1,
         cluster_id=9,
-        peers=cast(Any, FakePeers()),
-        routing_peers=cast(Any, FakePeers()),
+        peers=cast(Any, FakePeers(asyncio.get_running_loop())),
+        routing_peers=cast(Any, FakePeers(asyncio.get_running_loop())),
         ttl_s=5.0,
     )
 

@@ -289,10 +289,10 @@ def test_an_election_while_the_metadata_can_not_be_read_is_looked_at_again() -> 
         rig = ReplicaRig()
         log_uid = await fit_to_lead(rig)
         record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
-        rig.store.down = True
+        rig.metadata.away = True
         await rig.settle(record)
         assert not rig.replicas.leading
-        rig.store.down = False
+        rig.metadata.away = False
         await pause(3)
         assert rig.replicas.leading[KEY].epoch == 2
 
@@ -449,15 +449,16 @@ def test_a_partition_is_led_while_another_one_of_the_topic_can_not_be_settled() 
         rig = ReplicaRig()
         metas = {n: PartitionMeta(leader=A, epoch=1, isr={A: 5}, replicas=(A, B, rig.node), version=1) for n in (0, 1)}
         record = TopicRecord("t", UID, 3, TopicSettings(partitions=2), partitions=metas)
-        rig.store.record = Versioned(record, 1)
-        await rig.settle(rig.store.record)
+        rig.metadata.put(first := Versioned(record, 1))
+        await rig.settle(first)
         log_uid = rig.replicas.followers[UID, 1].log_uid
         elected = replace(
             metas[1], leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION, version=2
         )
-        rig.store.record = Versioned(replace(record, partitions={0: replace(metas[0], version=2), 1: elected}), 2)
+        next_ = Versioned(replace(record, partitions={0: replace(metas[0], version=2), 1: elected}), 2)
+        rig.metadata.put(next_)
         async with rig.replicas.table.changing((UID, 0)):
-            rig.spawn(rig.settle(rig.store.record))
+            rig.spawn(rig.settle(next_))
             await pause()
             assert list(rig.replicas.leading) == [(UID, 1)]
 

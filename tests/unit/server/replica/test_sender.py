@@ -15,47 +15,12 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica.leading import sender as push
 from nsqha.server.replica.leading.sender import FollowerProgress, FollowerStreams
 from tests.fakes.loop import VirtualLoop
+from tests.fakes.peers import FakePeers, FakeStream
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import add, copy_of, log_of
 
 NODE = 7
 HELLO = pb.PushHello(cluster_id=1, node_uid=2, target_uid=NODE)
-
-
-class Stream:
-    def __init__(self, handler: Any) -> None:
-        self.handler = handler
-        self.sent: list[pb.PushMessage] = []
-        self.stuck = False  # the network takes nothing
-        self.asks: Any = None
-        self.closed = False
-
-    def send(self, message: pb.PushMessage) -> None:
-        copy = pb.PushMessage()
-        copy.CopyFrom(message)
-        self.sent.append(copy)
-
-    def pull(self, give: Any) -> None:
-        self.asks = give
-
-    def room(self) -> None:
-        """Ask for what there is, unless nothing would go."""
-        while self.asks is not None and not self.stuck:
-            give, self.asks = self.asks, None
-            if (message := give()) is not None:
-                self.send(message)
-
-    def close(self, why: str = "") -> None:
-        self.closed = True
-
-
-class Peers:
-    def __init__(self) -> None:
-        self.streams: list[Stream] = []
-
-    def stream(self, address: str, method: str, handler: Any) -> Stream:
-        self.streams.append(Stream(handler))
-        return self.streams[-1]
 
 
 class Partition:
@@ -98,7 +63,7 @@ class Leader:
 class Rig:
     def __init__(self) -> None:
         self.loop = VirtualLoop()
-        self.peers = Peers()
+        self.peers = FakePeers(self.loop)
         self.links = FollowerStreams(cast(Any, self.loop), cast(Any, self.peers), HELLO)
         self.link = self.links._link(NODE, "there")
 
@@ -113,7 +78,7 @@ class Rig:
         self.turn()
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> FakeStream:
         return self.peers.streams[-1]
 
     def hello(self, registration: int = 5) -> None:
@@ -146,7 +111,7 @@ class Rig:
         self.link.on_closed("gone")
         self.turn()
 
-    def sent_ids(self, stream: Stream | None = None, leader: Leader | None = None) -> list[int]:
+    def sent_ids(self, stream: FakeStream | None = None, leader: Leader | None = None) -> list[int]:
         """Log ids that were pushed, in order."""
         found = []
         for message in (stream or self.stream).sent:
