@@ -6,34 +6,22 @@ A `FakeNode` answers for the partitions that it leads; a `FakeOthers` is how one
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.errors import Unavailable
+from tests.fakes.partitions import FakeLeaders
 
 UID = 77
 
 
-@dataclass(frozen=True)
-class Place:
-    """A `LeaderAt`."""
-
-    node: int
-    address: str
-
-
-@dataclass
-class FakeLeaders:
-    """What one node thinks of who leads; `asked` counts looks."""
-
-    node: int
-    known: dict[int, int] = field(default_factory=dict)  # partition -> node
-
-    def leader(self, topic: str, number: int) -> Place | None:
-        found = self.known.get(number)
-        return None if found is None else Place(found, f"n{found}")
+def leaders_of(known: dict[int, int]) -> FakeLeaders:
+    """What node 1 thinks of who leads; `known`: a node for each partition of topic "t" that has a leader."""
+    leaders = FakeLeaders(1)
+    for number, node in known.items():
+        leaders.appoint("t", number, node)
+    return leaders
 
 
 def topic_of(leads: list[int], partitions: int) -> Any:

@@ -13,7 +13,8 @@ from nsqha.admin.fan_out import FanOut
 from nsqha.admin.topic_request import concerned, for_leader
 from nsqha.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.pb.v1 import admin_pb2 as pb
-from tests.unit.admin.leaders_rig import UID, FakeLeaders, FakeOthers, topic_of
+from tests.fakes.partitions import FakeLeaders
+from tests.unit.admin.leaders_rig import UID, FakeOthers, leaders_of, topic_of
 
 Answers = dict[int, str]
 
@@ -63,7 +64,7 @@ def ask(
 ) -> Answers:
     """What node 1 answers."""
     topic = topic_of(list(leads), partitions)
-    known = FakeLeaders(1, leaders)
+    known = leaders_of(leaders)
 
     work = Work(topic, request or pb.SeekRequest(topic="t"), here, lambda: after(known))
     fan_out = FanOut(known, others, seconds=0.12)  # type: ignore[arg-type]
@@ -91,7 +92,7 @@ def test_a_partition_that_nobody_leads_says_so() -> None:
 
 def test_a_new_leader_is_found() -> None:
     def elect(leaders: FakeLeaders) -> None:
-        leaders.known[2] = 3
+        leaders.appoint("t", 2, 3)
 
     others = FakeOthers(n2=seek_answer("two", not_led=(2,)), n3=seek_answer("three"))
     assert ask(others, {1: 2, 2: 2}, after=elect) == {0: "here", 1: "two", 2: "three"}

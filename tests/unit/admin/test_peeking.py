@@ -13,7 +13,7 @@ from nsqha.admin import peeking
 from nsqha.admin.fan_out import FanOut
 from nsqha.errors import LogCorrupt, OutcomeUnknown, Unavailable
 from nsqha.pb.v1 import admin_pb2 as pb
-from tests.unit.admin.leaders_rig import FakeLeaders, FakeOthers, topic_of
+from tests.unit.admin.leaders_rig import FakeOthers, leaders_of, topic_of
 
 
 def messages(partition: int, times: Iterable[int]) -> list[Any]:
@@ -34,7 +34,7 @@ def peek(others: FakeOthers, leaders: dict[int, int], partitions: int, **where: 
 
     async def story() -> list[Any]:
         broker: Any = SimpleNamespace(topics=SimpleNamespace(topic=lambda name: topic_of([], partitions)))
-        fan_out = FanOut(FakeLeaders(1, leaders), others, seconds=0.0)  # type: ignore[arg-type]
+        fan_out = FanOut(leaders_of(leaders), others, seconds=0.0)  # type: ignore[arg-type]
         request = pb.PeekMessagesRequest(topic="t", **where)
         return [message async for message in peeking.peek(broker, request, fan_out)]
 

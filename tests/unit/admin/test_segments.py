@@ -16,7 +16,8 @@ from nsqha.errors import LimitReached, OutcomeUnknown
 from nsqha.pb.v1 import segments_pb2 as pb
 from nsqha.server.segments.log_source import reachable
 from nsqha.server.segments.renewals import GUESSES_MAX, LIST_SECONDS, LOOK_SECONDS, HoldRenewals
-from tests.unit.admin.leaders_rig import UID, FakeLeaders, FakeOthers, info, topic_of
+from tests.fakes.partitions import FakeLeaders
+from tests.unit.admin.leaders_rig import UID, FakeOthers, info, leaders_of, topic_of
 
 
 class Refused(Exception):
@@ -41,10 +42,12 @@ def pinned(*numbers: int, end: int = 7, uid: int = UID) -> Callable[[str, Any], 
     return answer
 
 
-def snapshot(others: FakeOthers, leaders: dict[int, int], partitions: int = 3, **fields: Any) -> dict[int, Any]:
+def snapshot(
+    others: FakeOthers, leaders: dict[int, int] | FakeLeaders, partitions: int = 3, **fields: Any
+) -> dict[int, Any]:
     """What node 1, which leads nothing, answers."""
     topic = topic_of([], partitions)
-    cluster: Any = FakeLeaders(1, leaders)
+    cluster: Any = leaders_of(leaders) if isinstance(leaders, dict) else leaders
     cluster.leaders = cluster
     cluster.nodes = lambda: {n: info(n) for n in (1, 2, 3)}
 
@@ -103,10 +106,10 @@ def test_who_leads_since_a_leader_froze_is_asked_once_however_late_it_is(
     monkeypatch: pytest.MonkeyPatch, successor: int, answered: bool
 ) -> None:
     monkeypatch.setattr(segments, "LEADER_SECONDS", 0.0)
-    leaders = {0: 2}
+    leaders = leaders_of({0: 2})
 
     def frozen(rpc: str, request: Any) -> Any:
-        leaders[0] = successor
+        leaders.appoint("t", 0, successor)
         raise OutcomeUnknown("n2 did not answer")
 
     others = FakeOthers(n2=frozen, n3=pinned(0))
@@ -117,10 +120,12 @@ def test_who_leads_since_a_leader_froze_is_asked_once_however_late_it_is(
 
 def test_leaders_that_change_for_ever_are_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "LEADER_SECONDS", 0.0)
-    leaders = {0: 2}
+    leaders = leaders_of({0: 2})
 
     def frozen(rpc: str, request: Any) -> Any:
-        leaders[0] = 5 - leaders[0]
+        known = leaders.leader("t", 0)
+        assert known is not None
+        leaders.appoint("t", 0, 5 - known.node)
         raise OutcomeUnknown("silence")
 
     others = FakeOthers(n2=frozen, n3=frozen)

@@ -16,16 +16,16 @@ SECOND = 10**9
 
 
 @dataclass
-class FakeChannel:
+class BrokerChannel:
     paused: bool = False
     clients: tuple[ClientStats, ...] = ()
     depth: int = 0
 
 
 @dataclass
-class FakeTopic:
+class BrokerTopic:
     paused: bool = False
-    channels: dict[str, FakeChannel] = field(default_factory=dict)
+    channels: dict[str, BrokerChannel] = field(default_factory=dict)
     bodies: list[bytes] = field(default_factory=list)
 
 
@@ -39,19 +39,19 @@ def bodies_of(frames: bytes) -> list[bytes]:
     return bodies
 
 
-class FakeTopics(dict[str, FakeTopic]):
+class FakeTopics(dict[str, BrokerTopic]):
     def __init__(self) -> None:
         self.refusal: Exception | None = None
 
     async def create_topic(self, topic: str) -> None:
         self.maybe_refuse()
-        self.setdefault(topic, FakeTopic())
+        self.setdefault(topic, BrokerTopic())
 
     async def delete_topic(self, topic: str) -> None:
         self.topic(topic)
         del self[topic]
 
-    def topic(self, topic: str) -> FakeTopic:
+    def topic(self, topic: str) -> BrokerTopic:
         self.maybe_refuse()
         if topic not in self:
             raise NotFound(topic)
@@ -67,7 +67,7 @@ class FakeChannels:
         self._topics = topics
 
     async def create(self, topic: str, channel: str) -> None:
-        self._topics.topic(topic).channels.setdefault(channel, FakeChannel())
+        self._topics.topic(topic).channels.setdefault(channel, BrokerChannel())
 
     async def delete(self, topic: str, channel: str) -> None:
         self._channel(topic, channel)
@@ -88,7 +88,7 @@ class FakeChannels:
     def has(self, topic: str, channel: str) -> bool:
         return topic in self._topics and channel in self._topics[topic].channels
 
-    def _channel(self, topic: str, channel: str) -> FakeChannel:
+    def _channel(self, topic: str, channel: str) -> BrokerChannel:
         found = self._topics.topic(topic).channels.get(channel)
         if found is None:
             raise NotFound(channel)
@@ -110,7 +110,7 @@ class FakePublishing:
         self._topics.maybe_refuse()
         bodies = bodies_of(frames)
         assert bodies
-        self._topics.setdefault(topic, FakeTopic()).bodies += bodies
+        self._topics.setdefault(topic, BrokerTopic()).bodies += bodies
         self.delays.append(deliver_in_ms)
 
     async def room(self, until: float | None = None) -> None:

@@ -31,8 +31,9 @@ from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.measures import Measures
 from nsqha.server.topics.channel_list import wrong_kind
 from tests.fakes.disk import FakeDisk
+from tests.fakes.partitions import TOPIC_UID, FakeLeaders
 from tests.sim.net import Network
-from tests.unit.server.routing_rig import TOPIC_UID, FakeLeaders, Nodes
+from tests.unit.server.routing_rig import Nodes
 from tests.unit.server.shell_rig import FakeWire, Outcome
 
 

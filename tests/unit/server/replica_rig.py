@@ -27,6 +27,8 @@ from nsqha.errors import Unavailable
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.opening.opener import PartitionOpener
+from nsqha.server.partition.delivery import Delivery
+from nsqha.server.partition.topic import Topic
 from nsqha.server.peers.api import PeerIdentity
 from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
@@ -60,18 +62,6 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 async def pause(seconds: float = 0.05) -> None:
     """Let everybody do what there is to do."""
     await asyncio.sleep(seconds)
-
-
-class FakeTopic:
-    def __init__(self) -> None:
-        self.led: list[Any] = []
-        self.record = TopicRecord("t", UID, 3)
-
-    def add_led(self, partition: Any) -> None:
-        self.led.append(partition)
-
-    def remove_led(self, partition: Any, why: str) -> None:
-        self.led.remove(partition)
 
 
 class FakeCluster:
@@ -203,7 +193,11 @@ class ReplicaRig:
         self.metadata = FakeMetadata(self.journal, self.failures.append, cluster_id=CLUSTER)
         self.peers = FakePeers(loop)
         self.links = FakeLinks()
-        self.topic: Any = FakeTopic()
+        self.topic: Any = Topic(
+            Versioned(TopicRecord("t", UID, 3), 1),
+            (),
+            lambda partition, channel: Delivery(partition, channel, self.rng, None),
+        )
         self.nodes = {node: NodeInfo(node, grpc_address=f"n{node}", peer_address=f"n{node}") for node in (A, B)}
         self.opener = PartitionOpener(
             Options(data_path="data", sync=sync),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from nsqha import hot
 from nsqha.clock import ManualClock, read
 from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
@@ -22,6 +21,7 @@ from nsqha.wire.compression import new_codec
 from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.session import LINE_BYTES_MAX
 from tests.fakes.loop import VirtualLoop
+from tests.fakes.partitions import FakePartition
 from tests.unit.server.shell_rig import Rig
 
 OK = b"\0\0\0\6\0\0\0\0OK"
@@ -80,31 +80,9 @@ class FakeTransport:
         self.protocol.connection_lost(None)
 
 
-class FakePartition:
-    """Remembers who waits for what. `quick`: connections put their PUBs into its queue themselves."""
-
-    closed = False
-
-    def __init__(self, *, quick: bool = True) -> None:
-        self._queue = hot.PublishQueue(SimpleNamespace(used=0, bytes_max=1 << 40), lambda: None)
-        self._waiting: list[Any] = []
-        self.queue = self._queue if quick else None
-        self.bodies: list[bytes] = []
-
-    def publish(self, frames: bytes, reply: Any, delay_ms: int | None) -> None:
-        self._queue.add(frames, reply, 0.0, delay_ms)
-
-    @property
-    def waiting(self) -> list[Any]:
-        taken = self._queue.take_all()
-        self._waiting += [reply for reply, _ in taken.waiters]
-        for run in taken.runs:
-            at = 0
-            while at < len(run):
-                end = at + 4 + int.from_bytes(run[at : at + 4], "big")
-                self.bodies.append(run[at + hot.HEADER : end])
-                at = end
-        return self._waiting
+def open_partition(loop: VirtualLoop) -> FakePartition:
+    """It has a budget of its own, without an end."""
+    return FakePartition(loop, PublishBudget(loop, 1 << 40))
 
 
 class AllTopics:
@@ -125,7 +103,7 @@ class Bench:
     def __init__(self, **context: Any) -> None:
         self.clock = ManualClock()
         self.loop = VirtualLoop(self.clock)
-        self.partition = FakePartition()
+        self.partition = open_partition(self.loop)
         self.exiting = False
         self.connections = Connections(lambda: self.exiting, lambda consumer: None)
 

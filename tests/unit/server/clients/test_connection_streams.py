@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from nsqha.wire.compression import new_codec
-from tests.unit.server.clients.test_connection import Bench, FakePartition, pub
+from tests.unit.server.clients.test_connection import Bench, open_partition, pub
 
 FULL = 1 << 21  # more than the budget of a `Bench`
 
@@ -59,7 +59,7 @@ class Producer:
 def test_a_producer_that_ends_its_stream_has_all_its_commands_run_and_answered(seed: int, codec: str) -> None:
     rng = random.Random(seed)
     producer, bench = Producer(rng), Bench()
-    partition = bench.partition = FakePartition()
+    partition = bench.partition = open_partition(bench.loop)
     connection, transport, budget = bench.connection, bench.transport, bench.connection.context.budget
     if codec:
         connection.transport.codec = new_codec(codec, 6)

@@ -11,7 +11,7 @@ import pytest
 from nsqha.server.http.api import BrokerHttp
 from nsqha.server.http.broker_api import Check
 from nsqha.server.runtime.tls import server_context
-from tests.unit.server.fake_broker import FakeBroker, FakeChannel, FakeTopic, client
+from tests.unit.server.fake_broker import BrokerChannel, BrokerTopic, FakeBroker, client
 from tests.unit.server.http_rig import JSON, NSQ, TEXT, ask, refusals, talk
 from tests.unit.server.raw_http import Connection
 
@@ -111,8 +111,8 @@ def test_what_is_wrong_with_a_change_of_options() -> None:
 
 def test_stats_filters_by_query() -> None:
     broker = FakeBroker()
-    broker.topics["bb"] = FakeTopic(channels={"y": FakeChannel()})
-    broker.topics["aa"] = FakeTopic(channels={"x": FakeChannel(clients=(client(),))})
+    broker.topics["bb"] = BrokerTopic(channels={"y": BrokerChannel()})
+    broker.topics["aa"] = BrokerTopic(channels={"x": BrokerChannel(clients=(client(),))})
 
     async def conversation(connection: Connection) -> None:
         async def names(query: str) -> list[str] | None:
@@ -143,7 +143,7 @@ def test_stats_filters_by_query() -> None:
 
 def test_statistics_of_many_topics() -> None:
     broker = FakeBroker()
-    broker.topics.update({f"t{n:03}": FakeTopic() for n in range(150)})
+    broker.topics.update({f"t{n:03}": BrokerTopic() for n in range(150)})
     assert len(ask(broker, "GET", "/stats?format=json").json["topics"]) == 150
     assert ask(broker, "GET", "/stats").body.count(b"be-depth") == 150
 
@@ -176,7 +176,7 @@ def test_probes_tell_alive_from_ready() -> None:
 
 def test_metrics_are_served_in_both_formats() -> None:
     broker = FakeBroker()
-    broker.topics["orders"] = FakeTopic(bodies=[b"x"])
+    broker.topics["orders"] = BrokerTopic(bodies=[b"x"])
 
     async def conversation(connection: Connection) -> None:
         plain = await connection.ask("GET", "/metrics")

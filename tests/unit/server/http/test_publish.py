@@ -18,7 +18,7 @@ from nsqha.server.http.publishing import PIECE_BYTES, HttpPublishRoutes, frames_
 from nsqha.server.http.server import ApiError, Query
 from nsqha.server.runtime.budget import PublishBudget
 from tests.fakes.loop import VirtualLoop
-from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic, bodies_of
+from tests.unit.server.fake_broker import SECOND, BrokerTopic, FakeBroker, bodies_of
 from tests.unit.server.http_rig import NSQ, TEXT, ask, refusals, talk
 from tests.unit.server.raw_http import Connection
 
@@ -158,7 +158,7 @@ class Crowd:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.broker = FakeBroker()
-        self.broker.topics["t"] = FakeTopic()
+        self.broker.topics["t"] = BrokerTopic()
         self.budget = PublishBudget(loop, 1000)
         self.budget.take(1001)
         self.published: list[bytes] = []
@@ -331,7 +331,7 @@ def test_mpub_limits() -> None:
 )
 def test_a_failed_publish_says_whether_it_may_be_stored(error: Exception, refusal: tuple[int, str]) -> None:
     broker = FakeBroker()
-    broker.topics["t"] = FakeTopic()
+    broker.topics["t"] = BrokerTopic()
     broker.topics.refusal = error
     answer = ask(broker, "POST", "/pub?topic=t", b"x")
     assert answer.refusal == refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqha.errors import NotFound, Unavailable
-from tests.unit.server.fake_broker import FakeBroker, FakeChannel, FakeTopic
+from tests.unit.server.fake_broker import BrokerChannel, BrokerTopic, FakeBroker
 from tests.unit.server.http_rig import NSQ, ask, refusals, talk
 from tests.unit.server.raw_http import Connection
 
@@ -50,7 +50,7 @@ def test_the_life_of_topics_and_channels() -> None:
 @pytest.mark.parametrize("verb", ["create", "delete", "empty", "pause", "unpause"])
 def test_channel_calls_check_topic_then_channel(verb: str) -> None:
     broker = FakeBroker()
-    broker.topics["t"] = FakeTopic()
+    broker.topics["t"] = BrokerTopic()
     path = f"/channel/{verb}"
     assert refusals(
         broker,
@@ -89,7 +89,7 @@ def test_only_create_and_empty_look_at_the_name_of_a_topic() -> None:
 
 def test_what_vanishes_while_it_is_changed_is_not_found() -> None:
     broker = FakeBroker()
-    broker.topics["t"] = FakeTopic(channels={"c": FakeChannel()})
+    broker.topics["t"] = BrokerTopic(channels={"c": BrokerChannel()})
     broker.topics.refusal = NotFound("gone meanwhile")
     assert ask(broker, "POST", "/topic/pause?topic=t").refusal == (404, "TOPIC_NOT_FOUND")
     assert ask(broker, "POST", "/channel/pause?topic=t&channel=c").refusal == (404, "CHANNEL_NOT_FOUND")

@@ -10,26 +10,20 @@ import pytest
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
 from nsqha.server.node.cluster.logs import ClusterLogs
 from nsqha.server.node.log_sources import SingleNodeLogs
+from nsqha.server.partition.topic import Topic
 from nsqha.server.segments.log_source import ServingReplica
 from nsqha.server.segments.ranges import Refusal
+from tests.fakes import partitions
 
 ME, OTHER, BEHIND, SILENT, GONE = 1, 2, 3, 4, 5
 UID = 7
 
 
-class FakeTopic:
+def led_topic(*isr: int, name: str = "t") -> Topic:
     """A topic of which partition 0 is led here."""
-
-    ephemeral = False
-    name = "t"
-
-    def __init__(self, *isr: int) -> None:
-        meta = PartitionMeta(leader=ME, isr=dict.fromkeys(isr, 9), replicas=(BEHIND, SILENT, GONE, ME, OTHER))
-        self.record = TopicRecord("t", UID, 3, partitions={0: meta})
-        self.led: Any = [SimpleNamespace(log="the led log", number=0)]
-
-    def leads(self, number: int) -> Any:
-        return self.led[0] if number == 0 else None
+    meta = PartitionMeta(leader=ME, isr=dict.fromkeys(isr, 9), replicas=(BEHIND, SILENT, GONE, ME, OTHER))
+    record = TopicRecord(name, UID, 3, partitions={0: meta})
+    return partitions.topic(record, SimpleNamespace(log="the led log", number=0))
 
 
 def alone(topic: Any, address: str = "me:4154") -> SingleNodeLogs:
@@ -58,7 +52,7 @@ def why_not(source: Any, uid: int, number: int) -> str:
 
 
 def test_what_is_led_here_is_found_by_uid_and_number() -> None:
-    source: Any = alone(FakeTopic())
+    source: Any = alone(led_topic())
     assert source.log_of(UID, 0) == "the led log"
     assert why_not(source, UID, 1) == "this node has no replica of partition 1 of topic 0000000000000007"
     assert why_not(source, 8, 0) == "this node has no replica of partition 0 of topic 0000000000000008"
@@ -66,28 +60,27 @@ def test_what_is_led_here_is_found_by_uid_and_number() -> None:
 
 
 def test_an_ephemeral_topic_has_no_files() -> None:
-    topic = FakeTopic()
-    topic.ephemeral, topic.name = True, "t#ephemeral"
+    topic = led_topic(name="t#ephemeral")
     assert why_not(alone(topic), UID, 0) == "t#ephemeral is #ephemeral: it has no files"
     assert why_not(member(topic, followed="in memory", name="t#ephemeral"), UID, 0).endswith("it has no files")
 
 
 def test_a_member_has_the_logs_that_it_follows_as_well() -> None:
-    source: Any = member(FakeTopic(), followed="the followed log")
+    source: Any = member(led_topic(), followed="the followed log")
     assert source.log_of(8, 0) == "the followed log"
     assert [*source.followed()] == [None], "its state has not come yet"
-    source = member(FakeTopic())
+    source = member(led_topic())
     assert source.log_of(UID, 0) == "the led log"
 
 
 def test_a_node_that_is_alone_names_itself_if_it_serves() -> None:
-    topic: Any = FakeTopic()
+    topic: Any = led_topic()
     assert alone(topic).replicas_of(topic, 0) == [ServingReplica(ME, "me:4154", leader=True, in_sync=True)]
     assert alone(topic, address="").replicas_of(topic, 0) == []
 
 
 def test_a_member_names_the_replicas_that_serve_and_those_in_sync_first() -> None:
-    topic: Any = FakeTopic(ME, OTHER)
+    topic: Any = led_topic(ME, OTHER)
     found = member(topic).replicas_of(topic, 0)
     assert [(replica.node, replica.leader, replica.in_sync) for replica in found] == [
         (ME, True, True),

@@ -11,7 +11,7 @@ from nsqha.quantile import Result
 from nsqha.server.http.stats import BrokerStats, ChannelStats, TopicStats
 from nsqha.server.node.statsd import NOTHING_YET, Push, StatsdPusher, host_prefix, lines, packets
 from nsqha.server.runtime.measures import MemoryStats
-from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic
+from tests.unit.server.fake_broker import SECOND, BrokerTopic, FakeBroker
 
 
 def stats_of(*topics: TopicStats) -> BrokerStats:
@@ -137,7 +137,7 @@ def test_a_push_arrives() -> None:
         receiver.bind(("127.0.0.1", 0))
         receiver.setblocking(False)
         broker = FakeBroker(statsd_interval_ns=SECOND)
-        broker.topics["t"] = FakeTopic(bodies=[b"x"])
+        broker.topics["t"] = BrokerTopic(bodies=[b"x"])
         pusher = StatsdPusher(broker, f"127.0.0.1:{receiver.getsockname()[1]}", "p.", interval_seconds=0.01)
         task = asyncio.create_task(pusher.run())
         try:

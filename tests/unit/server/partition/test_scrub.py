@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,17 +58,13 @@ class AtOnce(Executor):
         return future
 
 
-class FakeLeader:
-    committed = 0
-
-
-class FakePartition:
-    """A partition as the scrub sees one; everything is committed unless told."""
+class ScrubbedLog:
+    """A partition as the scrub sees one; everything is committed unless the test says otherwise."""
 
     def __init__(self, storage: SimStorage, number: int = 0) -> None:
         self.number = number
         self.closed = False
-        self.leader = FakeLeader()
+        self.leader = SimpleNamespace(committed=0)
         self.log = PartitionLog.create(
             storage,
             f"data/t/{number}",
@@ -87,7 +84,7 @@ class FakePartition:
 class Rig:
     def __init__(self, rate: int = 1 << 20, seed: int = 1) -> None:
         self.storage = SimStorage()
-        self.partition = FakePartition(self.storage)
+        self.partition = ScrubbedLog(self.storage)
         self.partitions: list[Any] = [self.partition]
         self.sleeps: list[float] = []
         self.meanwhile: Callable[[], object] = lambda: None  # happens once, between two pieces
@@ -122,7 +119,7 @@ class Rig:
         with pytest.raises(RoundOver):
             asyncio.run(self.scrubber.run())
 
-    def flip(self, log_id: int, byte: int = 20, partition: FakePartition | None = None) -> None:
+    def flip(self, log_id: int, byte: int = 20, partition: ScrubbedLog | None = None) -> None:
         """A bit of a batch's frames."""
         log = (partition or self.partition).log
         pair = log.files.pair_of(log_id)
@@ -202,7 +199,7 @@ def test_neighbours_are_one_range() -> None:
 def test_what_was_mended_is_damaged_no_more(mended: tuple[int, int], left: list[tuple[int, int]]) -> None:
     rig = Rig()
     rig.partition.fill(18)
-    other = FakePartition(rig.storage, 1)
+    other = ScrubbedLog(rig.storage, 1)
     other.fill(18)
     rig.partitions.append(other)
     for log_id in (5, 6, 7):
@@ -219,9 +216,7 @@ def test_what_was_mended_is_damaged_no_more(mended: tuple[int, int], left: list[
 
 @pytest.mark.parametrize("n", [0, 2])
 @pytest.mark.parametrize("with_entry", [False, True])
-def test_a_damaged_anchor_is_told_apart_from_the_batch_that_it_copies(
-    n: int, with_entry: bool
-) -> None:
+def test_a_damaged_anchor_is_told_apart_from_the_batch_that_it_copies(n: int, with_entry: bool) -> None:
     rig = Rig()
     rig.partition.fill(18)
     log = rig.partition.log
@@ -271,7 +266,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_no_damage(before: bool) -> None:
     for seed in range(10):
         rig = Rig(rate=BATCH_BYTES_MIN, seed=seed)
         rig.partition.fill(18)
-        other = FakePartition(rig.storage, 1)
+        other = ScrubbedLog(rig.storage, 1)
         other.fill(18)
         rig.partitions.append(other)
 

@@ -227,7 +227,8 @@ def test_channels_made_here_since_the_record_was_read_are_in_the_epoch_start() -
         rig.disk.hold()
         task = asyncio.ensure_future(rig.settle(record))
         await pause()
-        rig.topic.record = replace(rig.topic.record, channels=ChannelList().with_channel("c", 1))
+        record = replace(rig.topic.record, channels=ChannelList().with_channel("c", 1))
+        rig.topic.versioned = Versioned(record, 2)
         rig.disk.release()
         await task
         await pause()

@@ -12,8 +12,9 @@ from nsqha.errors import NotFound, Unavailable
 from nsqha.pb.v1 import routing_pb2
 from nsqha.server.routing.channel_sync import Reconciler
 from nsqha.server.routing.leaders import Administration
+from tests.fakes.partitions import CLUSTER, TOPIC_UID, FakeLeaders
 from tests.sim.net import Network
-from tests.unit.server.routing_rig import CLUSTER, TOPIC_UID, FakeLeaders, Nodes
+from tests.unit.server.routing_rig import Nodes
 
 SECONDS = 2.0
 

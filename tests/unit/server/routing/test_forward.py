@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from nsqha import hot
+from nsqha.election.model import TopicRecord, Versioned
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.routing import forward_client as forwarding
 from nsqha.server.routing import forward_server as forward_service
 from nsqha.server.routing import publisher as publishers
+from tests.fakes.partitions import CLUSTER
 from tests.unit.server.peer_rig import Recorder
-from tests.unit.server.routing_rig import CLUSTER, Nodes, answered, publish
+from tests.unit.server.routing_rig import Nodes, answered, publish
 from tests.unit.server.shell_rig import Outcome
 
 
@@ -376,7 +378,7 @@ def test_a_window_of_what_was_given_up_is_free_again_when_it_is_answered_at_last
 def test_another_life_of_the_topic_gets_nothing():
     async def story(nodes: Any) -> None:
         nodes[2].lead("t", 0, nodes[2].log)
-        nodes[2].topics["t"].record = type("Record", (), {"uid": 6})
+        nodes[2].topics["t"].versioned = Versioned(TopicRecord("t", 6, 3), 1)
         nodes.appoint("t", 0, 2)
         outcome = publish(nodes[1], b"1")
         await answered(outcome)

@@ -11,8 +11,9 @@ import pytest
 from nsqha.server.routing import hints
 from nsqha.server.routing.hints import from_wire, hint_of
 from nsqha.server.routing.leaders import LeaderAt
+from tests.fakes.partitions import TOPIC_UID
 from tests.unit.server.relay_rig import RelayNodes, until
-from tests.unit.server.routing_rig import TOPIC_UID, Nodes, answered, publish
+from tests.unit.server.routing_rig import Nodes, answered, publish
 
 
 def elect(nodes: Any, leader: int, epoch: int, *, unknown_to: int) -> Any:
@@ -43,7 +44,7 @@ def test_a_publish_that_an_old_leader_refuses_goes_where_that_one_says():
         partition = nodes[2].lead("t", 0, nodes[2].log, at_once=False)
         outcomes = [publish(nodes[1], b"%d" % n) for n in range(5)]
         await asyncio.sleep(0.1)
-        assert len(partition.held) == 5
+        assert len(partition.waiting) == 5
         elect(nodes, 3, 2, unknown_to=1)
         nodes[2].step_down("t")
         outcomes += [publish(nodes[1], b"%d" % n) for n in range(5, 9)]

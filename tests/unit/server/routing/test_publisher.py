@@ -18,7 +18,7 @@ WAIT = 5.0
 EARLIER = "not stored: an earlier publish of this connection failed"
 
 
-class FakeLeader:
+class HeldTarget:
     """A target: holds what it was given until told what comes of it."""
 
     counts = False
@@ -48,8 +48,8 @@ class World:
         self.loop = VirtualLoop()
         self.budget = PublishBudget(self.loop, 1 << 20)  # type: ignore[arg-type]
         self.log: list[int] = []
-        self.leader: FakeLeader | None = FakeLeader(self.log)
-        self.old: list[FakeLeader] = []
+        self.leader: HeldTarget | None = HeldTarget(self.log)
+        self.old: list[HeldTarget] = []
         self.deleted = False
         self.outcomes: list[Outcome] = []
         self.publisher = PartitionPublisher("t", 0, self, loop=self.loop, budget=self.budget, wait_seconds=WAIT)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ class World:
     def change_leader(self, *, there: bool = True, tell: bool = True) -> None:
         if self.leader is not None:
             self.old.append(self.leader)
-        self.leader = FakeLeader(self.log) if there else None
+        self.leader = HeldTarget(self.log) if there else None
         if tell:
             self.publisher.leaders_changed()
 
@@ -254,7 +254,7 @@ def test_whatever_happens_the_order_is_kept_and_answers_are_true(steps: list[str
         step(world, what)
         world.loop.turn()
         assert world.log == sorted(set(world.log))
-    for leader in [*world.old, world.leader or FakeLeader(world.log)]:
+    for leader in [*world.old, world.leader or HeldTarget(world.log)]:
         while leader.held:
             leader.store()
     world.change_leader()
