@@ -19,7 +19,7 @@ from nsqha.server.runtime.budget import PublishBudget
 from tests.fakes.loop import VirtualLoop
 from tests.fakes.partitions import CLUSTER, TOPIC_UID, FakeLeaders, FakePartition, bodies, topic
 from tests.fakes.peers import FakePeers
-from tests.unit.server.shell_rig import Outcome, Rig
+from tests.unit.server.shell_rig import Outcome, PartitionRig
 
 
 class Published:
@@ -43,7 +43,7 @@ class Published:
 
 
 def real() -> Published:
-    rig = Rig()
+    rig = PartitionRig()
 
     def stored() -> list[bytes]:
         return [bytes(rig.log.message(offset)[34:]) for offset in range(rig.log.end.offset)]

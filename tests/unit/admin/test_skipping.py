@@ -16,7 +16,7 @@ from tests.fakes.loop import VirtualLoop
 from tests.unit.admin.leaders_rig import topic_of
 
 
-class Rig:
+class SkippingRig:
     """A node that leads both partitions of a topic, the second of them without serving yet."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Rig:
 @pytest.mark.parametrize("here", [True, False])
 def test_a_leader_that_does_not_serve_yet_is_waited_for_alone(here: bool) -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = SkippingRig()
         loop = asyncio.get_running_loop()
         loop.call_later(1.0, setattr, rig.topic.led[1], "serving", True)
         began = loop.time()
@@ -58,7 +58,7 @@ def test_a_leader_that_does_not_serve_yet_is_waited_for_alone(here: bool) -> Non
 
 def test_one_that_never_serves_is_told_and_others_are_asked_now_and_then() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = SkippingRig()
         reply = await rig.skip(here=False)
         assert [(error.partition, error.error) for error in reply.errors] == [(1, "1 has only begun")]
         times = [when for partition, when in rig.asked if partition == 1]

@@ -28,7 +28,7 @@ def flush(cache: LmdbCache, now: float = 0.0) -> bool:
     return taken.error is None
 
 
-class Rig:
+class CacheRig:
     """A leader whose committed state is cached."""
 
     def __init__(self, path: str, log: TinyLog | None = None) -> None:
@@ -66,8 +66,8 @@ class CachedLog(TinyLog):
         return self.loaded.state
 
 
-def rig_with_deferred(path: str, count: int = 40) -> Rig:
-    rig = Rig(path)
+def rig_with_deferred(path: str, count: int = 40) -> CacheRig:
+    rig = CacheRig(path)
     channel = rig.leader.create("c")
     rig.leader.publish(count)
     rig.leader.deliver(channel)

@@ -10,7 +10,7 @@ from nsqha.cursor.holds import HOLD_MS_MAX, HOLDS_MAX, LIFE_MS_MAX, RELEASED, Ho
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.loading import CACHE
 from nsqha.errors import LimitReached
-from tests.unit.cursor.cache_rig import MAP, Rig, flush, load
+from tests.unit.cursor.cache_rig import MAP, CacheRig, flush, load
 from tests.unit.cursor.tiny import Leader, TinyLog
 
 SECOND = 1_000_000_000
@@ -106,7 +106,7 @@ def test_a_hold_that_was_not_committed_is_none_after_a_crash():
 
 
 def test_the_cache_knows_holds(path):
-    rig = Rig(path)
+    rig = CacheRig(path)
     rig.leader.publish(4)
     hold(rig.leader, 7, 3)
     assert flush(rig.cache)

@@ -14,7 +14,7 @@ from nsqha.cursor.deferred_store import DeferredStore
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
 from nsqha.cursor.loading import CACHE, LOG_START
-from tests.unit.cursor.cache_rig import KEY, MAP, Rig, flush, load, rig_with_deferred
+from tests.unit.cursor.cache_rig import KEY, MAP, CacheRig, flush, load, rig_with_deferred
 from tests.unit.cursor.judged import SMALL
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
@@ -102,7 +102,7 @@ def test_partitions_do_not_see_each_other(path: str) -> None:
 
 def test_the_checkpoint_that_is_being_written_is_remembered(path: str) -> None:
     """Its last frame completes it, also for who starts in the middle of it."""
-    rig = Rig(path)
+    rig = CacheRig(path)
     rig.leader = Leader(rig.leader.log, limits=SMALL)
     for n in range(20):
         rig.leader.create(f"channel-{n}")

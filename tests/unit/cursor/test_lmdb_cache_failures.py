@@ -14,7 +14,7 @@ from nsqha.cursor.checkpoint import digest
 from nsqha.cursor.deferred import MemoryDeferred
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
-from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog, Rig, flush, load, rig_with_deferred
+from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog, CacheRig, flush, load, rig_with_deferred
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
@@ -44,7 +44,7 @@ def test_a_write_that_fails_is_tried_again(path: str, monkeypatch: pytest.Monkey
 
 def test_a_disk_that_is_full_for_a_while(path: str) -> None:
     """LMDB itself, refused by the file system in the middle of its transactions."""
-    rig = Rig(path)
+    rig = CacheRig(path)
     channel = rig.leader.create("c")
     rig.leader.publish(30_000)
     rig.leader.deliver(channel)

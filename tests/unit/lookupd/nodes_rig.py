@@ -41,7 +41,7 @@ class FakeNode:
         self.store = store
         self.uid = uid
         self.up = True
-        self.streams: list[FakeStream] = []
+        self.streams: list[NodeStream] = []
         self.statuses = 0
         self.known_channels: list[str] = []  # of any topic, what its other lookup daemons say
         self.session: ClusterSession = store.sessions.open(ttl_s=3, lost=lambda: None)
@@ -77,7 +77,7 @@ class FakeNode:
             stream.end("reset")
 
 
-class FakeStream:
+class NodeStream:
     def __init__(self, node: FakeNode | None, handler: StreamHandler) -> None:
         self.peer = PeerIdentity()
         self.pending = 0
@@ -111,7 +111,7 @@ class FakeStream:
             self.handler.on_closed(why)
 
 
-class FakePeers:
+class NodePeers:
     def __init__(self, nodes: dict[int, FakeNode]) -> None:
         self.nodes = nodes
 
@@ -120,7 +120,7 @@ class FakePeers:
 
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
         assert method == "Live"
-        return FakeStream(self._at(address), handler)
+        return NodeStream(self._at(address), handler)
 
     async def call(self, address: str, method: str, request: Any, *, timeout: float) -> Any:
         await asyncio.sleep(0)
@@ -141,7 +141,7 @@ class World:
         """All use one store in memory, or each node one of `stores`; the last one is for the rest."""
         self.store: Any = stores[-1] if stores else MemoryStore(random.Random(1))
         self.nodes = {uid: FakeNode(stores[uid - 1] if stores else self.store, uid) for uid in range(1, nodes + 1)}
-        self.peers = FakePeers(self.nodes)
+        self.peers = NodePeers(self.nodes)
 
     def shell(self, name: str = "l1", gone: Gone | None = None, gate: MetadataGate | None = None) -> ControllerShell:
         return ControllerShell(self.store, self.peers, SystemClock(), name=name, limits=LIMITS, gone=gone, gate=gate)

@@ -19,7 +19,7 @@ def record(
     )
 
 
-class Rig:
+class IsrRig:
     """A keeper of node A, whose log ends at 10 and is committed up to 8, and its clock."""
 
     def __init__(self, meta: PartitionMeta | None = None, *, sync_always: bool = False) -> None:

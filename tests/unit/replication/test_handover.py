@@ -8,12 +8,12 @@ import pytest
 
 from nsqha.election.model import PartitionMeta
 from nsqha.replication.isr import Applied, Fence, ProposalRefused, Propose, Reread, StepDown, Unknown
-from tests.unit.replication.isr_rig import A, B, C, Rig, newer, proposal, record
+from tests.unit.replication.isr_rig import A, B, C, IsrRig, newer, proposal, record
 
 
-def departing(*nodes: int, meta: PartitionMeta | None = None) -> Rig:
+def departing(*nodes: int, meta: PartitionMeta | None = None) -> IsrRig:
     """Everybody has everything, and these nodes shut down."""
-    rig = Rig(meta)
+    rig = IsrRig(meta)
     rig.in_sync(B, C)
     rig.committed = rig.end
     rig.keeper.depart(frozenset(nodes), rig.now)
@@ -91,7 +91,7 @@ def test_a_named_successor_that_says_that_it_is_unfit_is_not_waited_for() -> Non
 
 def test_a_successor_that_does_not_take_over_is_taken_out_of_the_record() -> None:
     """Other nodes send their publishes nowhere meanwhile, and there may be no controller that gives it up."""
-    rig = Rig()
+    rig = IsrRig()
     rig.committed = rig.end
     rig.in_sync(B, C)
     rig.step(20.0)
@@ -108,7 +108,7 @@ def test_a_successor_that_does_not_take_over_is_taken_out_of_the_record() -> Non
 
 
 def test_a_successor_has_its_time_from_when_it_was_named() -> None:
-    rig = Rig(replace(record(), successor=C))
+    rig = IsrRig(replace(record(), successor=C))
     rig.in_sync(B)
     rig.committed = rig.end
     rig.keeper.followers.lost(C, rig.now)

@@ -21,13 +21,13 @@ from nsqha.replication.isr import (
     StepDown,
     Unknown,
 )
-from tests.unit.replication.isr_rig import NOW, A, B, C, D, Rig, effective, newer, proposal, record
+from tests.unit.replication.isr_rig import NOW, A, B, C, D, IsrRig, effective, newer, proposal, record
 
 # ---- Shrink
 
 
 def test_nothing_is_proposed_while_everybody_acknowledges() -> None:
-    rig = Rig()
+    rig = IsrRig()
     for _ in range(60):
         rig.end += 1
         rig.in_sync(B, C)
@@ -36,13 +36,13 @@ def test_nothing_is_proposed_while_everybody_acknowledges() -> None:
 
 
 def test_an_idle_partition_proposes_nothing() -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B, C)
     assert rig.step(60) == []
 
 
 def test_a_member_that_leaves_something_unacknowledged_is_proposed_to_leave() -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B, C)
     rig.step()
     rig.end += 1
@@ -56,7 +56,7 @@ def test_a_member_that_leaves_something_unacknowledged_is_proposed_to_leave() ->
 
 
 def test_a_slow_member_that_stays_behind_leaves_although_it_acknowledges() -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B, C)
     for _ in range(100):
         rig.end += 2
@@ -70,7 +70,7 @@ def test_a_slow_member_that_stays_behind_leaves_although_it_acknowledges() -> No
 
 @pytest.mark.parametrize(("delay", "leaves"), [(1.7, False), (2.3, True)])
 def test_late_is_who_acknowledges_a_batch_after_replica_timeout(delay: float, leaves: bool) -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B, C)
     actions: list[Action] = []
     written: list[tuple[float, int]] = []
@@ -84,7 +84,7 @@ def test_late_is_who_acknowledges_a_batch_after_replica_timeout(delay: float, le
 
 
 def test_who_joined_just_now_is_not_late_for_what_was_there_before() -> None:
-    rig = Rig(record((A, B)))
+    rig = IsrRig(record((A, B)))
     rig.in_sync(B)
     rig.heard(C, 2)
     rig.end = 12
@@ -97,7 +97,7 @@ def test_who_joined_just_now_is_not_late_for_what_was_there_before() -> None:
 
 
 def test_a_lost_stream_is_given_300_ms() -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B, C)
     rig.keeper.followers.lost(C, rig.now)
     assert rig.step(0.2) == []
@@ -105,7 +105,7 @@ def test_a_lost_stream_is_given_300_ms() -> None:
 
 
 def test_a_stream_that_is_back_in_time_changes_nothing() -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B, C)
     rig.keeper.followers.lost(C, rig.now)
     rig.step(0.2)
@@ -114,7 +114,7 @@ def test_a_stream_that_is_back_in_time_changes_nothing() -> None:
 
 
 def test_a_pause_of_this_process_is_not_held_against_the_members() -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B, C)
     rig.step()
     rig.end += 1
@@ -123,14 +123,14 @@ def test_a_pause_of_this_process_is_not_held_against_the_members() -> None:
 
 
 def test_sync_always_goes_by_what_is_on_the_disk() -> None:
-    rig = Rig(sync_always=True)
+    rig = IsrRig(sync_always=True)
     rig.heard(B, 10, durable=10)
     rig.heard(C, 10, durable=7)
     assert proposal(rig.step(3)).meta.isr == {A: 100, B: 200}
 
 
 def test_the_floor_is_kept() -> None:
-    rig = Rig(record((A, B)))
+    rig = IsrRig(record((A, B)))
     rig.heard(C, 1)
     rig.keeper.followers.lost(B, rig.now)
     assert rig.step(20) == []
@@ -138,14 +138,14 @@ def test_the_floor_is_kept() -> None:
 
 def test_a_proposal_below_the_floor_stops_the_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IsrKeeper, "_floor", 0)
-    rig = Rig(record((A, B)))
+    rig = IsrRig(record((A, B)))
     rig.keeper.followers.lost(B, rig.now)
     with pytest.raises(AssertionError, match="below the floor"):
         rig.step(1)
 
 
 def test_who_is_no_replica_any_more_leaves_when_all_replicas_are_in() -> None:
-    rig = Rig(record((A, B, C, D), min_isr=2))
+    rig = IsrRig(record((A, B, C, D), min_isr=2))
     rig.in_sync(B, C, D)
     assert proposal(rig.step()).meta.isr == {A: 100, B: 200, C: 300}
 
@@ -154,7 +154,7 @@ def test_who_is_no_replica_any_more_leaves_when_all_replicas_are_in() -> None:
 
 
 def test_a_replica_that_caught_up_joins_and_counts_at_once() -> None:
-    rig = Rig(record((A, B)))
+    rig = IsrRig(record((A, B)))
     rig.in_sync(B)
     rig.heard(C, 9, registration=44)
     actions = rig.step()
@@ -170,7 +170,7 @@ def test_a_replica_that_caught_up_joins_and_counts_at_once() -> None:
 def test_who_lacks_committed_or_the_epochs_begin_or_is_far_behind_does_not_join(
     end: int, committed: int, own_end: int
 ) -> None:
-    rig = Rig(record((A, B)))
+    rig = IsrRig(record((A, B)))
     rig.committed, rig.end = committed, own_end
     rig.in_sync(B)
     rig.heard(C, end)
@@ -178,13 +178,13 @@ def test_who_lacks_committed_or_the_epochs_begin_or_is_far_behind_does_not_join(
 
 
 def test_who_is_no_replica_does_not_join() -> None:
-    rig = Rig(record((A, B)))
+    rig = IsrRig(record((A, B)))
     rig.in_sync(B, D)
     assert rig.step(1) == []
 
 
 def test_at_the_floor_a_dead_member_is_swapped() -> None:
-    rig = Rig(record((A, B)))
+    rig = IsrRig(record((A, B)))
     rig.in_sync(B)
     rig.keeper.followers.lost(B, rig.now)
     rig.step(0.5)
@@ -197,7 +197,7 @@ def test_at_the_floor_a_dead_member_is_swapped() -> None:
 
 
 def test_below_the_floor_the_isr_only_grows() -> None:
-    rig = Rig(record((A, B), min_isr=3))
+    rig = IsrRig(record((A, B), min_isr=3))
     rig.in_sync(B)
     rig.keeper.followers.lost(B, rig.now)
     assert rig.step(5) == []
@@ -206,13 +206,13 @@ def test_below_the_floor_the_isr_only_grows() -> None:
 
 
 def test_a_new_topic_grows_from_its_leader_alone() -> None:
-    rig = Rig(record((A,)))
+    rig = IsrRig(record((A,)))
     rig.heard(B, 10)
     assert proposal(rig.step()).meta.isr == {A: 100, B: 200}
 
 
 def test_a_replica_that_was_removed_keeps_up_for_a_while_before_it_joins_again() -> None:
-    rig = Rig(record((A, B, C)))
+    rig = IsrRig(record((A, B, C)))
     waited = []
     for _ in range(3):
         rig.in_sync(B)
@@ -228,7 +228,7 @@ def test_a_replica_that_was_removed_keeps_up_for_a_while_before_it_joins_again()
 
 
 def test_it_need_not_wait_if_nothing_commits_without_it() -> None:
-    rig = Rig(record((A, B, C)))
+    rig = IsrRig(record((A, B, C)))
     rig.keeper.refreshed(newer(rig.keeper.meta, isr={A: 100}), rig.now)
     rig.in_sync(B)
     assert proposal(rig.step()).meta.isr == {A: 100, B: 200}
@@ -238,7 +238,7 @@ def test_it_need_not_wait_if_nothing_commits_without_it() -> None:
 
 
 def test_a_member_with_another_log_counts_for_nothing_and_leaves() -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B)
     rig.heard(C, 2, log_uid=999)
     assert rig.keeper.counted(C) == (0, 0)
@@ -247,7 +247,7 @@ def test_a_member_with_another_log_counts_for_nothing_and_leaves() -> None:
 
 
 def test_at_the_floor_it_joins_again_in_its_place_and_counts_once_in_force() -> None:
-    rig = Rig(record((A, B)))
+    rig = IsrRig(record((A, B)))
     rig.heard(B, 10, log_uid=999, registration=7)
     actions = rig.step()
     assert proposal(actions).meta.isr == {A: 100, B: 999}
@@ -258,15 +258,15 @@ def test_at_the_floor_it_joins_again_in_its_place_and_counts_once_in_force() -> 
 
 
 def test_a_log_uid_that_was_never_reported_is_nobodys() -> None:
-    rig = Rig(replace(record(), isr={A: 100, B: 0, C: 300}))
+    rig = IsrRig(replace(record(), isr={A: 100, B: 0, C: 300}))
     assert not rig.keeper.countable(B, 0)
 
 
 # ---- Reply
 
 
-def expanding() -> tuple[Rig, PartitionMeta]:
-    rig = Rig(record((A, B)))
+def expanding() -> tuple[IsrRig, PartitionMeta]:
+    rig = IsrRig(record((A, B)))
     rig.in_sync(B, C)
     return rig, proposal(rig.step()).meta
 
@@ -384,7 +384,7 @@ def test_an_old_copy_of_the_record_changes_nothing() -> None:
 
 
 def test_a_shrink_of_unknown_outcome_still_asks_who_would_leave() -> None:
-    rig = Rig()
+    rig = IsrRig()
     rig.in_sync(B, C)
     rig.keeper.followers.lost(C, rig.now)
     asked = proposal(rig.step(1)).meta

@@ -1,6 +1,6 @@
 """A partition with its channels and consumers on a loop whose time moves only when told: no sockets, no sleeping.
 
-    rig = Rig()                      an open log in memory, sync=always, one channel "c"
+    rig = PartitionRig()                      an open log in memory, sync=always, one channel "c"
     rig.publish(b"one")              -> Outcome, which remembers what it was told
     rig.turn()                       run what the loop has to do now
     rig.disk.sync()                  one disk round for whoever asked
@@ -84,7 +84,7 @@ class FakeWire:
         return found
 
 
-class Rig:
+class PartitionRig:
     """One partition that this node leads."""
 
     def __init__(

@@ -12,7 +12,7 @@ from nsqha.election.etcd import lease as etcd_lease
 from nsqha.election.etcd.lease import EtcdLease
 
 
-class FakeClient:
+class LeaseClient:
     options = SimpleNamespace(call_s=1.0)
 
     def lease_call(self, method: Any, request: Any) -> Any:
@@ -23,7 +23,7 @@ class FakeClient:
     def rotate(self, failed: int) -> None: ...
 
 
-class FakeStream:
+class LeaseStream:
     def __init__(self) -> None:
         self.closed = False
 
@@ -34,7 +34,7 @@ class FakeStream:
 class Dropped(EtcdLease):
     """Its stream is there at the first look, and gone at every later one."""
 
-    stream: FakeStream | None = None
+    stream: LeaseStream | None = None
 
     @property
     def _stream(self) -> Any:
@@ -47,25 +47,25 @@ class Dropped(EtcdLease):
 
 
 def lease(kind: type[EtcdLease] = EtcdLease) -> Any:
-    return kind(cast(Any, FakeClient()), ManualClock(), ttl_s=3, lost=lambda: None, trouble=lambda text: None)
+    return kind(cast(Any, LeaseClient()), ManualClock(), ttl_s=3, lost=lambda: None, trouble=lambda text: None)
 
 
 def test_a_stream_that_the_thread_drops_meanwhile_does_not_fail_the_stop() -> None:
     stopped = lease(Dropped)
-    stopped.stream = stream = FakeStream()
+    stopped.stream = stream = LeaseStream()
     stopped.stop(revoke=True)
     assert stream.closed and stopped.gone
     dropping = lease(Dropped)
-    dropping.stream = stream = FakeStream()
+    dropping.stream = stream = LeaseStream()
     dropping._drop_stream(ValueError("gone"))
     assert stream.closed
 
 
 def test_a_stream_that_is_opened_while_the_lease_is_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[FakeStream] = []
+    opened: list[LeaseStream] = []
     stopping = lease()
 
-    class Late(FakeStream):
+    class Late(LeaseStream):
         def __init__(self, client: Any, endpoint: int, lease_id: int) -> None:
             super().__init__()
             opened.append(self)
@@ -83,9 +83,9 @@ def test_a_stream_that_is_opened_while_the_lease_is_stopped_is_closed(monkeypatc
 
 def test_a_thread_that_can_not_be_started_costs_a_renewal_and_not_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     renewing = lease()
-    tried: list[FakeStream] = []
+    tried: list[LeaseStream] = []
 
-    class Short(FakeStream):
+    class Short(LeaseStream):
         """Of a machine that has no threads left, once."""
 
         def __init__(self, client: Any, endpoint: int, lease_id: int) -> None:
@@ -107,9 +107,9 @@ def test_a_thread_that_can_not_be_started_costs_a_renewal_and_not_the_lease(monk
 
 def test_the_lease_leaves_an_endpoint_that_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
     moving = lease()
-    opened: list[tuple[int, FakeStream]] = []
+    opened: list[tuple[int, LeaseStream]] = []
 
-    class Answering(FakeStream):
+    class Answering(LeaseStream):
         def __init__(self, client: Any, endpoint: int, lease_id: int) -> None:
             super().__init__()
             opened.append((endpoint, self))

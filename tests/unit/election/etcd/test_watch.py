@@ -17,7 +17,7 @@ from nsqha.errors import NsqhaError, StaleMetadata, Unavailable
 KEYS = etcd_keys.Keys("test")
 
 
-class FakeClient:
+class WatchClient:
     """Lists `kvs` at `revision`; each stream that is opened gives the next of `streams`, then ends."""
 
     def __init__(self, *streams: list[Any], revision: int = 1, kvs: list[Any] | None = None) -> None:
@@ -50,7 +50,7 @@ class FakeClient:
             self.done.set()
             raise NsqhaError("nothing is left")
         self.watched_from.append(next(requests).create_request.start_revision)
-        return FakeStream(self.streams.pop(0))
+        return WatchStream(self.streams.pop(0))
 
     def saw(self, header: Any, *, at_least: int) -> None:
         """Believed."""
@@ -67,7 +67,7 @@ class FakeClient:
         self.tokens_forgotten += 1
 
 
-class FakeStream:
+class WatchStream:
     def __init__(self, responses: list[Any]) -> None:
         self._responses = responses
 
@@ -103,7 +103,7 @@ def intent(n: int) -> Any:
     return put(KEYS.intent(f"n{n}"), b"{}", n)
 
 
-def run(client: FakeClient) -> tuple[list[View], list[list[str]], list[str]]:
+def run(client: WatchClient) -> tuple[list[View], list[list[str]], list[str]]:
     views: list[View] = []
     hints: list[list[str]] = []
     trouble: list[str] = []
@@ -121,7 +121,7 @@ def run(client: FakeClient) -> tuple[list[View], list[list[str]], list[str]]:
 
 def test_in_a_backlog_it_resumes_behind_the_last_event_not_the_header() -> None:
     backlog = [response(5001, created=True), response(5001, *(intent(n) for n in range(2, 1002)))]
-    client = FakeClient(backlog, [])
+    client = WatchClient(backlog, [])
     run(client)
     assert client.watched_from == [2, 1002]
     assert client.listed == 1
@@ -129,7 +129,7 @@ def test_in_a_backlog_it_resumes_behind_the_last_event_not_the_header() -> None:
 
 
 def test_an_etcd_that_was_put_back_is_a_hint_once_and_is_not_watched() -> None:
-    client = FakeClient([response(3, created=True), response(3, intent(3))], [response(2, intent(2))])
+    client = WatchClient([response(3, created=True), response(3, intent(3))], [response(2, intent(2))])
     client.older = True
     views, hints, _ = run(client)
     assert hints == [[""], ["intents/n3"], [""]]
@@ -137,19 +137,19 @@ def test_an_etcd_that_was_put_back_is_a_hint_once_and_is_not_watched() -> None:
 
 
 def test_a_progress_notification_moves_it_to_its_header() -> None:
-    client = FakeClient([response(3, created=True), response(3, intent(3)), response(90)], [])
+    client = WatchClient([response(3, created=True), response(3, intent(3)), response(90)], [])
     run(client)
     assert client.watched_from == [2, 91]
 
 
 def test_that_a_watch_was_created_says_nothing_about_events() -> None:
-    client = FakeClient([response(500, created=True)], [])
+    client = WatchClient([response(500, created=True)], [])
     run(client)
     assert client.watched_from == [2, 2]
 
 
 def test_after_a_compaction_everything_is_read_again() -> None:
-    client = FakeClient([response(900, canceled=True, compact_revision=800)], [], revision=1)
+    client = WatchClient([response(900, canceled=True, compact_revision=800)], [], revision=1)
     _, hints, trouble = run(client)
     assert client.listed == 2
     assert hints == [[""], [""]]
@@ -158,7 +158,7 @@ def test_after_a_compaction_everything_is_read_again() -> None:
 
 def test_what_is_to_be_read_again_is_read_again_though_the_first_attempt_fails() -> None:
     """Else it goes on behind a revision of another past, and waits there without a word."""
-    client = FakeClient([response(900, intent(900))], [], [], revision=1)
+    client = WatchClient([response(900, intent(900))], [], [], revision=1)
     client.away_at = 2
     watch = EtcdWatch(client, KEYS, lambda view, names: watch.begin_again() if names != [""] else None, print)  # type: ignore[arg-type]
     watch.start()
@@ -168,7 +168,7 @@ def test_what_is_to_be_read_again_is_read_again_though_the_first_attempt_fails()
 
 
 def test_a_thread_that_can_not_be_started_does_not_end_the_watch() -> None:
-    class Short(FakeClient):
+    class Short(WatchClient):
         """Of a machine that has no threads left, once."""
 
         tried = 0
@@ -185,7 +185,7 @@ def test_a_thread_that_can_not_be_started_does_not_end_the_watch() -> None:
 
 def test_a_watch_that_is_refused_logs_in_again_and_goes_on() -> None:
     refused = response(1, canceled=True, cancel_reason="permission denied")
-    client = FakeClient([refused], [response(7, intent(7))], [])
+    client = WatchClient([refused], [response(7, intent(7))], [])
     _, hints, trouble = run(client)
     assert client.tokens_forgotten == 1
     assert client.watched_from == [2, 2, 8]
@@ -205,7 +205,7 @@ def test_a_new_topic_is_one_hint_though_its_partitions_come_first() -> None:
     gone = response(
         4, deleted(KEYS.partition(5, 0), 4), deleted(KEYS.partition(5, 1), 4), deleted(KEYS.topic("orders"), 4)
     )
-    views, hints, trouble = run(FakeClient([created, moved, gone]))
+    views, hints, trouble = run(WatchClient([created, moved, gone]))
     assert hints == [[""], ["topics/orders"], ["topics/orders"], ["topics/orders"]]
     leaders = [{n: meta.leader for n, meta in view.topics["orders"].record.partitions.items()} for view in views[1:3]]
     assert leaders == [{0: 7, 1: 0}, {0: 7, 1: 8}]
@@ -224,7 +224,7 @@ def test_a_topic_that_was_deleted_and_created_again_has_only_its_new_partitions(
         put(KEYS.partition(6, 0), b'{"format": 1, "leader": 8}', 3),
         put(KEYS.topic("orders"), second, 3),
     )
-    views, _, _ = run(FakeClient([again], kvs=before))
+    views, _, _ = run(WatchClient([again], kvs=before))
     assert [view.partition("orders", 0) and view.partition("orders", 0).leader for view in views] == [7, 8]  # type: ignore[union-attr]
     assert views[1].topics["orders"].record.uid == 6
 
@@ -232,7 +232,7 @@ def test_a_topic_that_was_deleted_and_created_again_has_only_its_new_partitions(
 def test_a_record_that_can_not_be_read_is_left_as_it_was_and_the_rest_goes_on() -> None:
     node = KEYS.node(7)
     newer = response(3, put(node, b'{"format": 99}', 3), put(KEYS.node(8), encode(NodeInfo(8)), 3))
-    views, hints, trouble = run(FakeClient([newer], kvs=[kv(node, encode(NodeInfo(7, name="a")), 1)]))
+    views, hints, trouble = run(WatchClient([newer], kvs=[kv(node, encode(NodeInfo(7, name="a")), 1)]))
     assert {uid: info.name for uid, info in views[1].nodes.items()} == {7: "a", 8: ""}
     assert hints[1] == [f"nodes/{7:016x}", f"nodes/{8:016x}"]
     assert "/nsqha/test/nodes/0000000000000007" in trouble[0]
@@ -245,7 +245,7 @@ def test_a_view_names_the_records_that_can_not_be_read_until_they_can_or_go() ->
         response(3, put(node, encode(NodeInfo(7)), 3)),
         response(4, deleted(intent, 4)),
     ]
-    views, _, trouble = run(FakeClient(changes))
+    views, _, trouble = run(WatchClient(changes))
     assert [sorted(view.unreadable) for view in views] == [
         [],
         ["intents/moves/x", f"nodes/{7:016x}"],
@@ -260,7 +260,7 @@ def test_keys_that_are_not_ours_are_left_alone() -> None:
     strange = response(
         2, *(put(KEYS.prefix.encode() + key, b"?", 2) for key in (b"new/kind", b"nodes/x", b"partitions/5"))
     )
-    views, hints, trouble = run(FakeClient([strange]))
+    views, hints, trouble = run(WatchClient([strange]))
     assert (views[1].nodes, views[1].topics) == ({}, {})
     assert hints[1] == ["new/kind", "nodes/x", "partitions/5"]
     assert len(trouble) == 1, "only that the stream ended"

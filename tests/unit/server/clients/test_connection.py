@@ -22,7 +22,7 @@ from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.session import LINE_BYTES_MAX
 from tests.fakes.loop import VirtualLoop
 from tests.fakes.partitions import FakePartition
-from tests.unit.server.shell_rig import Rig
+from tests.unit.server.shell_rig import PartitionRig
 
 OK = b"\0\0\0\6\0\0\0\0OK"
 
@@ -165,7 +165,7 @@ def test_replies_leave_in_the_order_of_the_commands():
 
 
 def test_what_one_batch_answers_leaves_in_one_write():
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     bench = Bench(publishing=always(lambda topic, source: rig.partition))
     bench.send((b"MPUB t\n" + struct.pack(">III", 9, 1, 1) + b"x") * 5)
     assert bench.frames == []

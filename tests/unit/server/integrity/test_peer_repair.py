@@ -43,7 +43,7 @@ class Others:
         return pb.FetchReply(entries=run.entries, data=run.data, committed=self.committed)
 
 
-class Rig:
+class RepairerRig:
     def __init__(self, mine: PartitionLog | None, **logs: PartitionLog | None) -> None:
         self.loop = VirtualLoop()
         self.others = Others(**logs)
@@ -86,7 +86,7 @@ def test_a_range_is_fetched_in_pieces_and_written_where_it_was() -> None:
     mine = replica()
     for log_id in range(4, 8):
         damage(mine, log_id)
-    rig = Rig(mine, a=replica())
+    rig = RepairerRig(mine, a=replica())
     rig.damaged(4, 8)
     assert verifies(mine) and rig.mended == [(4, 8)] and len(rig.others.asked) == 4
 
@@ -95,7 +95,7 @@ def test_who_has_another_log_or_the_same_damage_or_is_away_is_passed_over() -> N
     mine, same = replica(), replica()
     damage(mine, 5)
     damage(same, 5)
-    rig = Rig(mine, away=None, other=replica(seed=2), same=same, good=replica())
+    rig = RepairerRig(mine, away=None, other=replica(seed=2), same=same, good=replica())
     rig.damaged(5, 6)
     assert verifies(mine) and rig.mended == [(5, 6)]
     assert rig.others.asked == ["away", "other", "same", "good"]
@@ -104,7 +104,7 @@ def test_who_has_another_log_or_the_same_damage_or_is_away_is_passed_over() -> N
 def test_it_is_tried_again_until_somebody_has_it() -> None:
     mine = replica()
     damage(mine, 5)
-    rig = Rig(mine, a=None)
+    rig = RepairerRig(mine, a=None)
     rig.damaged(5, 6)
     rig.damaged(5, 6)  # found again meanwhile: one repair at a time
     assert rig.others.asked == ["a"] and not rig.mended
@@ -117,7 +117,7 @@ def test_it_is_tried_again_at_once_when_a_node_comes() -> None:
     """Nobody may lead before: half a minute is long."""
     mine = replica()
     damage(mine, 5)
-    rig = Rig(mine, a=None)
+    rig = RepairerRig(mine, a=None)
     rig.damaged(5, 6)
     rig.others.logs["a"] = replica()
     rig.repairer.ask_again()
@@ -130,7 +130,7 @@ def test_what_was_given_up_is_asked_for_less_and_less_often_until_a_node_comes()
     mine = replica()
     damage(mine, 5)
     mine.repair.giving_up(5, 6)()
-    rig = Rig(mine, a=None)
+    rig = RepairerRig(mine, a=None)
     rig.damaged(5, 6)
     rig.loop.pass_time(24 * 3600.0)
     assert 24 <= len(rig.others.asked) <= 24 + 8
@@ -145,7 +145,7 @@ def test_what_is_found_later_does_not_wait_for_what_nobody_has() -> None:
     damage(mine, 3)
     damage(mine, 6)
     damage(other, 3)
-    rig = Rig(mine, a=other)
+    rig = RepairerRig(mine, a=other)
     rig.damaged(3, 4)
     rig.damaged(6, 7)
     assert rig.mended == [(6, 7)]
@@ -154,7 +154,7 @@ def test_what_is_found_later_does_not_wait_for_what_nobody_has() -> None:
 def test_it_ends_when_the_partition_is_gone() -> None:
     mine = replica()
     damage(mine, 5)
-    rig = Rig(mine, a=None)
+    rig = RepairerRig(mine, a=None)
     rig.damaged(5, 6)
     rig.mine = None
     rig.pass_time()
@@ -165,7 +165,7 @@ def test_ranges_that_are_found_while_one_is_mended_are_mended_too() -> None:
     mine = replica()
     damage(mine, 3)
     damage(mine, 6)
-    rig = Rig(mine, a=None)
+    rig = RepairerRig(mine, a=None)
     rig.damaged(3, 4)
     rig.damaged(6, 7)
     rig.others.logs["a"] = replica()
@@ -176,7 +176,7 @@ def test_ranges_that_are_found_while_one_is_mended_are_mended_too() -> None:
 def test_nothing_is_written_on_the_loop_nor_behind_a_cut_that_came_meanwhile() -> None:
     mine = replica()
     damage(mine, 5)
-    rig = Rig(mine, a=replica())
+    rig = RepairerRig(mine, a=replica())
     rig.repairer.damaged(KEY, 5, 6)
     rig.loop.turn()
     assert len(rig.disk.jobs) == 1 and not verifies(mine) and not rig.mended
@@ -193,7 +193,7 @@ def test_nothing_is_written_on_the_loop_nor_behind_a_cut_that_came_meanwhile() -
 def test_a_disk_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = replica()
     damage(mine, 5)
-    rig = Rig(mine, a=replica())
+    rig = RepairerRig(mine, a=replica())
     monkeypatch.setattr(LogRepair, "mending", lambda repair, batches, **how: failing)
     rig.damaged(5, 6)
     assert [str(error) for error in rig.failures] == ["fsync"] and not rig.mended
@@ -209,7 +209,7 @@ def test_what_can_not_be_written_just_now_is_written_later(when: str, monkeypatc
     as it was."""
     mine = replica()
     damage(mine, 5)
-    rig = Rig(mine, a=replica())
+    rig = RepairerRig(mine, a=replica())
 
     def full(*_: object, **how: object) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -232,7 +232,7 @@ def test_at_the_end_of_a_log_only_what_is_committed_elsewhere_counts() -> None:
     def whole() -> bool:  # on the disk: the log itself has its last batch in memory
         return pair.read_data(entry.position, entry.size) == other.read(entry)
 
-    rig = Rig(mine, other=other)
+    rig = RepairerRig(mine, other=other)
     rig.damaged(end - 1, end)
     assert rig.others.asked == ["other"] and not rig.mended and not whole()
     rig.others.committed = end
@@ -245,7 +245,7 @@ def test_damaged_entries_are_followed_up_to_one_that_proves_them_and_fetched_aga
     mine = replica()
     for log_id in range(4, 8):
         damage(mine, log_id, entry=True)
-    rig = Rig(mine, a=replica())
+    rig = RepairerRig(mine, a=replica())
     rig.damaged(4, 8)
     assert verifies(mine) and rig.mended == [(4, 8)]
     assert len(rig.others.asked) == 1 + 4 + 4, "nothing is proven; followed; written"
@@ -256,7 +256,7 @@ def test_a_replica_that_parted_behind_the_range_gives_nothing_of_damaged_entries
     add(fork, b"another one")
     for log_id in range(5, 8):
         damage(mine, log_id, entry=True)
-    rig = Rig(mine, fork=fork)
+    rig = RepairerRig(mine, fork=fork)
     before = [mine.files.pair_of(n).read_slots(n, 1) for n in range(5, 8)]
     rig.damaged(5, 8)
     assert not rig.mended and [mine.files.pair_of(n).read_slots(n, 1) for n in range(5, 8)] == before
@@ -266,7 +266,7 @@ def test_a_replica_that_has_another_content_the_second_time_gives_nothing_more()
     mine, other = replica(), replica()
     for log_id in range(5, 8):
         damage(mine, log_id, entry=True)
-    rig = Rig(mine, a=other)
+    rig = RepairerRig(mine, a=other)
 
     def meanwhile() -> None:
         if len(rig.others.asked) == 5:  # between the two passes
@@ -282,7 +282,7 @@ def test_a_range_with_more_damage_right_behind_it_is_proven_by_nothing() -> None
     mine = replica()
     for log_id in range(5, 8):
         damage(mine, log_id, entry=True)
-    rig = Rig(mine, a=replica())
+    rig = RepairerRig(mine, a=replica())
     rig.damaged(5, 7)
     assert not rig.mended and not rig.tasks[0].done(), "it is tried again"
     rig.damaged(5, 8)  # whoever found the rest tells the whole
@@ -297,7 +297,7 @@ def test_what_one_replica_lacks_another_one_gives() -> None:
         damage(mine, log_id)
     damage(a, 6)
     damage(b, 4)
-    rig = Rig(mine, a=a, b=b)
+    rig = RepairerRig(mine, a=a, b=b)
     rig.damaged(4, 8)
     assert verifies(mine) and rig.mended == [(4, 8)]
 
@@ -307,7 +307,7 @@ def test_what_others_gave_up_mends_nothing() -> None:
     for log in (mine, other):
         damage(log, 5)
     other.repair.giving_up(5, 6)()
-    rig = Rig(mine, a=other)
+    rig = RepairerRig(mine, a=other)
     rig.damaged(5, 6)
     assert not rig.mended and not mine.entry(5).flags & LOST
 
@@ -318,7 +318,7 @@ def test_what_retention_has_gone_past_is_not_asked_of_the_leader() -> None:
     roll(mine)
     start = mine.end.log_id
     mine.forget_pairs(mine.end)
-    rig = Rig(mine, a=replica())
+    rig = RepairerRig(mine, a=replica())
     task = rig.loop.create_task(rig.repairer.mend_as_leader(KEY, mine, "a", 1, 2, 3))
     rig.loop.turn()
     assert mine.start.log_id == start and task.done() and task.exception() is None and not rig.others.asked

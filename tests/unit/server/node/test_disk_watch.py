@@ -10,7 +10,7 @@ from nsqha.errors import Unavailable
 from nsqha.server.node.cluster.disk_watch import CALM_LOOKS, LOOKS, DiskWatch
 
 
-class Rig:
+class DiskWatchRig:
     def __init__(self) -> None:
         self.round = 0
         self.away = False
@@ -33,7 +33,7 @@ class Rig:
 
 
 def test_rounds_that_end_are_no_news_however_many_there_are() -> None:
-    rig = Rig()
+    rig = DiskWatchRig()
     rig.look(3 * LOOKS)
     rig.look(3 * LOOKS, next_round=1)
     rig.look(LOOKS - 1)  # one that takes long
@@ -42,7 +42,7 @@ def test_rounds_that_end_are_no_news_however_many_there_are() -> None:
 
 
 def test_a_round_that_does_not_end_is_told_once_and_taken_back_after_a_while() -> None:
-    rig = Rig()
+    rig = DiskWatchRig()
     rig.round = 7
     rig.look(LOOKS)
     assert rig.told == []
@@ -59,7 +59,7 @@ def test_a_round_that_does_not_end_is_told_once_and_taken_back_after_a_while() -
 
 
 def test_what_could_not_be_told_is_told_as_soon_as_it_can_be() -> None:
-    rig = Rig()
+    rig = DiskWatchRig()
     rig.away = True
     rig.round = 7
     rig.look(2 * LOOKS)

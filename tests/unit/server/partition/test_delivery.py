@@ -10,15 +10,15 @@ import pytest
 from nsqha.clock import Now
 from nsqha.cursor.events import TARGET_END
 from nsqha.errors import LogCorrupt
-from tests.unit.server.shell_rig import Consumer, Rig
+from tests.unit.server.shell_rig import Consumer, PartitionRig
 
 
-def stored(rig: Rig, *bodies: bytes) -> None:
+def stored(rig: PartitionRig, *bodies: bytes) -> None:
     outcome = rig.store(*bodies)
     assert outcome.answers == ["OK"]
 
 
-def req(rig: Rig, consumer: Consumer, message_id: bytes, delay_ms: int) -> str | None:
+def req(rig: PartitionRig, consumer: Consumer, message_id: bytes, delay_ms: int) -> str | None:
     """REQ as the connection does it."""
     subscription = consumer.subscriptions[0]
     why = subscription.channel.req(
@@ -31,7 +31,7 @@ def req(rig: Rig, consumer: Consumer, message_id: bytes, delay_ms: int) -> str |
     return why
 
 
-def touch(rig: Rig, consumer: Consumer, message_id: bytes) -> str | None:
+def touch(rig: PartitionRig, consumer: Consumer, message_id: bytes) -> str | None:
     subscription = consumer.subscriptions[0]
     return subscription.channel.touch(
         int(message_id, 16) - subscription.id_base, subscription.owner, rig.partition.now(), consumer.msg_timeout
@@ -42,7 +42,7 @@ def touch(rig: Rig, consumer: Consumer, message_id: bytes) -> str | None:
 
 
 def test_what_is_committed_is_delivered_and_what_is_written_behind_it_is_not():
-    rig = Rig()
+    rig = PartitionRig()
     stored(rig, b"committed")
     rig.publish(b"written")
     rig.turn()
@@ -54,7 +54,7 @@ def test_what_is_committed_is_delivered_and_what_is_written_behind_it_is_not():
 
 
 def test_nothing_is_delivered_before_it_is_committed():
-    rig = Rig()
+    rig = PartitionRig()
     consumer = rig.consume(10)
     rig.publish(b"one")
     rig.turn()
@@ -66,7 +66,7 @@ def test_nothing_is_delivered_before_it_is_committed():
 
 
 def test_a_consumer_whose_socket_is_full_gets_nothing_until_it_is_not():
-    rig = Rig()
+    rig = PartitionRig()
     stored(rig, b"one", b"two")
     consumer = rig.consume(1)
     consumer.wire.writable = False
@@ -79,7 +79,7 @@ def test_a_consumer_whose_socket_is_full_gets_nothing_until_it_is_not():
 
 
 def test_channels_that_are_woken_in_one_turn_are_looked_at_once_at_one_moment():
-    rig = Rig(sync="interval", channel=False)
+    rig = PartitionRig(sync="interval", channel=False)
     rig.channels("c", "d")
     readers = [rig.consume(0, "c"), rig.consume(0, "d")]
     rig.publish(b"one")
@@ -95,7 +95,7 @@ def test_channels_that_are_woken_in_one_turn_are_looked_at_once_at_one_moment():
 
 
 def test_a_little_backlog_is_dealt_out_to_all_who_are_ready():
-    rig = Rig()
+    rig = PartitionRig()
     consumers = [rig.consume(10) for _ in range(3)]
     stored(rig, *[b"m"] * 6)
     assert min(len(c.wire.bodies) for c in consumers) >= 1
@@ -103,7 +103,7 @@ def test_a_little_backlog_is_dealt_out_to_all_who_are_ready():
 
 
 def test_what_a_lost_consumer_had_goes_to_the_next():
-    rig = Rig()
+    rig = PartitionRig()
     stored(rig, b"one")
     first, second = rig.consume(1), rig.consume(1)
     subscription = first.subscriptions[0]
@@ -115,7 +115,7 @@ def test_what_a_lost_consumer_had_goes_to_the_next():
 
 def test_files_that_can_not_be_opened_delay_a_channel_and_do_not_stop_it():
     """Too many connections, for a while: the next read may go well, and nobody is there to start the node again."""
-    rig = Rig()
+    rig = PartitionRig()
     stored(rig, b"one")
     rig.log.shelf.clear()
     reads = []
@@ -139,7 +139,7 @@ def test_files_that_can_not_be_opened_delay_a_channel_and_do_not_stop_it():
 
 
 def test_a_time_out_fires_although_nothing_else_happens():
-    rig = Rig()
+    rig = PartitionRig()
     stored(rig, b"one")
     consumer = rig.consume(1, timeout=3.0)
     rig.pass_time(2.9)
@@ -149,7 +149,7 @@ def test_a_time_out_fires_although_nothing_else_happens():
 
 
 def test_a_touch_moves_the_time_out():
-    rig = Rig()
+    rig = PartitionRig()
     stored(rig, b"one")
     consumer = rig.consume(1, timeout=3.0)
     rig.pass_time(2)
@@ -162,7 +162,7 @@ def test_a_touch_moves_the_time_out():
 
 @pytest.mark.parametrize("delay_ms", [100, 4_000, 60_000])
 def test_a_requeued_message_comes_when_it_is_due(delay_ms: int):
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     stored(rig, b"one")
     consumer = rig.consume(1, timeout=900)
     assert req(rig, consumer, consumer.wire.messages[0][0], delay_ms) is None
@@ -174,7 +174,7 @@ def test_a_requeued_message_comes_when_it_is_due(delay_ms: int):
 
 def test_what_is_due_comes_when_the_wall_clock_is_set_forward():
     """Or the host slept: due times are of the wall clock, and timers of one that stood still."""
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     rig.publish(b"later", defer_ms=3_600_000)
     rig.turn()
     consumer = rig.consume(1)
@@ -201,7 +201,7 @@ def test_what_is_due_comes_when_the_wall_clock_is_set_forward():
 
 
 def test_a_deferred_publish_comes_when_it_is_due_although_nobody_publishes():
-    rig = Rig()
+    rig = PartitionRig()
     consumer = rig.consume(1)
     rig.store(b"later", defer_ms=5_000)
     rig.pass_time(4.9)
@@ -212,7 +212,7 @@ def test_a_deferred_publish_comes_when_it_is_due_although_nobody_publishes():
 
 def test_a_deferred_publish_that_is_read_again_before_its_time_waits_once_more() -> None:
     """An empty drops what is deferred, and going back from it meets the message in its place."""
-    rig = Rig()
+    rig = PartitionRig()
     rig.publish(b"first")
     rig.publish(b"later", defer_ms=60_000)
     rig.store(b"last")
@@ -228,7 +228,7 @@ def test_a_deferred_publish_that_is_read_again_before_its_time_waits_once_more()
 
 
 def test_progress_is_written_although_nobody_publishes():
-    rig = Rig()
+    rig = PartitionRig()
     stored(rig, b"one")
     consumer = rig.consume(1)
     rig.finish(consumer)
@@ -239,7 +239,7 @@ def test_progress_is_written_although_nobody_publishes():
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_what_is_due_and_nobody_takes_costs_no_timers(paused: bool):
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     stored(rig, *[b"m"] * 3)
     rig.publish(b"later", defer_ms=1_000)
     rig.turn()
@@ -254,7 +254,7 @@ def test_what_is_due_and_nobody_takes_costs_no_timers(paused: bool):
 
 
 def test_a_disk_that_stalls_does_not_make_timers_spin():
-    rig = Rig()
+    rig = PartitionRig()
     stored(rig, b"one")
     consumer = rig.consume(1)
     rig.finish(consumer)
@@ -265,7 +265,7 @@ def test_a_disk_that_stalls_does_not_make_timers_spin():
 
 
 def test_a_channel_stops_at_what_can_not_be_read_and_the_others_go_on():
-    rig = Rig(channel=False)
+    rig = PartitionRig(channel=False)
     rig.channels("c", "d")
     consumer, other = rig.consume(10, "c"), rig.consume(10, "d")
     delivery = rig.partition.deliveries["c"]
@@ -280,7 +280,7 @@ def test_a_channel_stops_at_what_can_not_be_read_and_the_others_go_on():
 
 
 def test_a_broken_invariant_stops_the_channel_and_not_the_partition():
-    rig = Rig(channel=False)
+    rig = PartitionRig(channel=False)
     rig.channels("c", "d")
     rig.consume(10, "c")
     other = rig.consume(10, "d")
@@ -303,7 +303,7 @@ def test_a_broken_invariant_stops_the_channel_and_not_the_partition():
 def test_in_flight_counts_never_drift(seed: int):
     """Whatever happens to messages: what consumers count as in flight is what the channel does; windows hold."""
     rng = random.Random(seed)
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     channel = rig.cursors.channels["c"]
     delivery = rig.partition.deliveries["c"]
     consumers: list[Consumer] = []

@@ -6,7 +6,7 @@ import pytest
 
 from nsqha import hot
 from nsqha.server.partition.publishes import SKIPPED_MAX, TURNS, Linger
-from tests.unit.server.shell_rig import Rig
+from tests.unit.server.shell_rig import PartitionRig
 
 
 def turns_of(gathering: Linger, runs: int, size: int) -> int:
@@ -95,7 +95,7 @@ def test_most_are_waited_for_also_where_the_last_ones_never_come():
 class Again:
     """A publisher that waits for each OK and publishes again some turns of the loop later."""
 
-    def __init__(self, rig: Rig, turns: int, rounds: int) -> None:
+    def __init__(self, rig: PartitionRig, turns: int, rounds: int) -> None:
         self.rig, self.turns, self.rounds = rig, turns, rounds
         self.answers = 0
 
@@ -118,7 +118,7 @@ class Again:
             self.publish()
 
 
-def batches(rig: Rig, publishers: list[Again]) -> int:
+def batches(rig: PartitionRig, publishers: list[Again]) -> int:
     """How many batches it takes until all are done, with a disk round for each."""
     before = rig.partition.log.end.log_id
     for publisher in publishers:
@@ -132,12 +132,12 @@ def batches(rig: Rig, publishers: list[Again]) -> int:
 
 def test_publishers_in_two_groups_become_one():
     """The first of them finds nothing outstanding; without gathering it would be in a group of its own for ever."""
-    rig = Rig()
+    rig = PartitionRig()
     assert batches(rig, [Again(rig, n % 3, 40) for n in range(8)]) <= 40 + 3
 
 
 def test_who_is_answered_at_once_waits_for_those_who_are_slower_to_come_back():
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     before = rig.log.end.log_id
     publishers = [Again(rig, n % 3, 40) for n in range(8)]
     for publisher in publishers:
@@ -148,12 +148,12 @@ def test_who_is_answered_at_once_waits_for_those_who_are_slower_to_come_back():
 
 
 def test_a_publisher_that_is_alone_waits_for_nobody():
-    rig = Rig()
+    rig = PartitionRig()
     assert batches(rig, [Again(rig, 3, 20)]) == 20
 
 
 def test_those_who_come_late_do_not_hold_up_the_others():
-    rig = Rig()
+    rig = PartitionRig()
     slow, quick = Again(rig, TURNS * 3, 10), Again(rig, 0, 200)
     batches(rig, [slow, quick])
     assert slow.answers == 10 and quick.answers == 200

@@ -15,26 +15,26 @@ from nsqha.server.partition.holding import hold, live_holds, release, renew
 from nsqha.server.partition.retention import AbandonedPolicy
 from nsqha.server.segments.renewals import LOOK_SECONDS, RENEW_MS
 from tests.unit.server.partition.test_retention import fill, keep_house, skip_to_end
-from tests.unit.server.shell_rig import Rig
+from tests.unit.server.shell_rig import PartitionRig
 
 MINUTE_MS = 60_000
 
 
-def ask(rig: Rig, question: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+def ask(rig: PartitionRig, question: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     task = rig.loop.create_task(question)
     rig.turn()
     return task
 
 
-def answer(rig: Rig, question: Coroutine[Any, Any, Any]) -> Any:
+def answer(rig: PartitionRig, question: Coroutine[Any, Any, Any]) -> Any:
     task = ask(rig, question)
     rig.disk.sync()
     return task.result()
 
 
-def filled() -> Rig:
+def filled() -> PartitionRig:
     """Many small files that no channel needs any more, and that retention wants to go."""
-    rig = Rig(limits=LogLimits(segment_bytes=300))
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300))
     fill(rig, pairs=6)
     skip_to_end(rig)
     rig.disk.sync()
@@ -83,7 +83,7 @@ def test_a_hold_that_comes_too_late_says_from_where_on_it_holds() -> None:
 
 
 def test_an_abandoned_channel_keeps_what_a_hold_keeps() -> None:
-    rig = Rig(limits=LogLimits(segment_bytes=300))
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300))
     fill(rig, pairs=6)
     rig.partition.retention.abandoned = AbandonedPolicy(over_bytes=1)
     answer(rig, hold(rig.partition, 1, 2, MINUTE_MS))
@@ -96,7 +96,7 @@ def test_an_abandoned_channel_keeps_what_a_hold_keeps() -> None:
 
 
 def test_a_single_old_pair_is_not_closed_while_it_is_held() -> None:
-    rig = Rig()
+    rig = PartitionRig()
     rig.store(b"one")
     skip_to_end(rig)
     answer(rig, hold(rig.partition, 1, 0, MINUTE_MS))
@@ -156,7 +156,7 @@ def test_what_is_over_or_was_never_held_is_not_renewed() -> None:
 @pytest.mark.parametrize("hold_ms", [0, -1, HOLD_MS_MAX + 1])
 def test_a_hold_has_a_length(hold_ms: int) -> None:
     with pytest.raises(ValueError, match="6 hours"):
-        answer(filled(), hold(Rig().partition, 1, 0, hold_ms))
+        answer(filled(), hold(PartitionRig().partition, 1, 0, hold_ms))
 
 
 def test_nothing_is_held_before_the_epoch_has_begun() -> None:
@@ -170,7 +170,7 @@ def test_nothing_is_held_before_the_epoch_has_begun() -> None:
     assert not live_holds(rig.partition), "nothing was queued either"
 
 
-async def _events(rig: Rig) -> None:
+async def _events(rig: PartitionRig) -> None:
     await rig.partition.commit_events()
 
 

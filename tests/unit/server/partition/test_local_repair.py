@@ -15,10 +15,10 @@ from nsqha.commitlog.verify import verify
 from nsqha.server.partition import local_repair as local_repair
 from nsqha.server.partition.local_repair import LocalRepair
 from tests.sim.storage import SimStorage
-from tests.unit.server.shell_rig import Rig
+from tests.unit.server.shell_rig import PartitionRig
 
 
-class Alone(Rig):
+class Alone(PartitionRig):
     """A partition of three pairs, whose messages nobody has read; its cache holds nothing."""
 
     def __init__(self, storage: SimStorage | None = None) -> None:

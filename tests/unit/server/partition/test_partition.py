@@ -10,24 +10,24 @@ from nsqha.commitlog.log import LogLimits
 from nsqha.errors import LogCorrupt, Poisoned, Unavailable
 from nsqha.server.node.snapshot import oldest_unfinished_seconds
 from tests.sim.storage import SimStorage
-from tests.unit.server.shell_rig import Outcome, Rig
+from tests.unit.server.shell_rig import Outcome, PartitionRig
 
 ONE_BATCH = LogLimits(segment_bytes=100)  # a roll behind each
 BIG = b"x" * 70_000  # above FLUSH_BYTES: written although a batch is outstanding
 
 
-def full_disk(rig: Rig) -> SimStorage:
+def full_disk(rig: PartitionRig) -> SimStorage:
     storage = rig.storage
     assert isinstance(storage, SimStorage)
     storage.fail("pwrite", code=errno.ENOSPC, times=10_000)
     return storage
 
 
-def sim_rig(**options: object) -> Rig:
-    return Rig(storage=SimStorage(random.Random(1)), **options)  # type: ignore[arg-type]
+def sim_rig(**options: object) -> PartitionRig:
+    return PartitionRig(storage=SimStorage(random.Random(1)), **options)  # type: ignore[arg-type]
 
 
-def rolling_with_news() -> Rig:
+def rolling_with_news() -> PartitionRig:
     """A roll is under way, and a message that was finished is not written yet."""
     rig = sim_rig(limits=ONE_BATCH)
     rig.store(b"x" * 100)
@@ -40,7 +40,7 @@ def rolling_with_news() -> Rig:
 
 
 def test_ok_waits_for_the_disk():
-    rig = Rig()
+    rig = PartitionRig()
     outcome = rig.publish(b"one")
     rig.turn()
     rig.disk.begin()
@@ -50,14 +50,14 @@ def test_ok_waits_for_the_disk():
 
 
 def test_with_sync_interval_ok_waits_for_the_write_only():
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     outcome = rig.publish(b"one")
     rig.turn()
     assert outcome.answers == ["OK"]
 
 
 def test_sync_none_asks_for_no_round_and_interval_by_count_and_time():
-    rigs = {sync: Rig(sync=sync, sync_every=10) for sync in ("none", "interval")}
+    rigs = {sync: PartitionRig(sync=sync, sync_every=10) for sync in ("none", "interval")}
     for rig in rigs.values():
         rig.disk.wanting.clear()
         outcome = rig.publish(*[b"x"] * 9)
@@ -77,7 +77,7 @@ def test_sync_none_asks_for_no_round_and_interval_by_count_and_time():
 
 def test_an_entry_says_what_was_durable_everywhere_when_it_was_written_and_no_more():
     """What it says more would be called corrupt after a crash, and never be cut."""
-    rig = Rig(sync="interval", channel=False)
+    rig = PartitionRig(sync="interval", channel=False)
     for body in (b"one", b"two"):
         rig.publish(body)
         rig.turn()
@@ -91,7 +91,7 @@ def test_an_entry_says_what_was_durable_everywhere_when_it_was_written_and_no_mo
 
 
 def test_answers_come_in_the_order_of_the_log():
-    rig = Rig()
+    rig = PartitionRig()
     order: list[int] = []
 
     class Numbered(Outcome):
@@ -115,14 +115,14 @@ def test_answers_come_in_the_order_of_the_log():
 
 
 def test_a_closed_partition_refuses_at_once():
-    rig = Rig()
+    rig = PartitionRig()
     rig.partition.abandon("the topic was deleted")
     outcome = rig.publish(b"late")
     assert outcome.answers == ["not stored: the topic was deleted"]
 
 
 def test_a_reply_that_breaks_does_not_keep_the_others_from_their_answer():
-    rig = Rig()
+    rig = PartitionRig()
 
     class Broken(Outcome):
         def stored(self) -> None:
@@ -135,7 +135,7 @@ def test_a_reply_that_breaks_does_not_keep_the_others_from_their_answer():
 
 
 def test_what_was_written_with_sync_none_is_synced_when_the_setting_changes():
-    rig = Rig(sync="none")
+    rig = PartitionRig(sync="none")
     rig.publish(b"one")
     rig.turn()
     rig.partition.batches.sync.change("interval")
@@ -144,7 +144,7 @@ def test_what_was_written_with_sync_none_is_synced_when_the_setting_changes():
 
 
 def test_figures_are_there_although_a_batch_can_not_be_read():
-    rig = Rig()
+    rig = PartitionRig()
     rig.store(b"one")
 
     def broken(offset: int) -> None:
@@ -159,7 +159,7 @@ def test_figures_are_there_although_a_batch_can_not_be_read():
 
 def test_a_batch_that_a_roll_made_durable_is_answered():
     """The disk round that it asked for finds nothing left to sync, so nobody else tells the leader."""
-    rig = Rig(limits=ONE_BATCH)
+    rig = PartitionRig(limits=ONE_BATCH)
     outcome = rig.publish(b"y" * 200)
     rig.turn()
     rig.disk.work()  # the roll; a round of other partitions was under way meanwhile
@@ -168,7 +168,7 @@ def test_a_batch_that_a_roll_made_durable_is_answered():
 
 
 def test_nothing_is_appended_while_a_roll_is_under_way():
-    rig = Rig(limits=ONE_BATCH)
+    rig = PartitionRig(limits=ONE_BATCH)
     rig.publish(b"y" * 200)
     rig.turn()
     end = rig.log.end
@@ -183,7 +183,7 @@ def test_nothing_is_appended_while_a_roll_is_under_way():
 
 def test_a_clean_stop_does_not_begin_a_roll():
     """It would run on files that the stop closes."""
-    rig = Rig(limits=ONE_BATCH)
+    rig = PartitionRig(limits=ONE_BATCH)
     rig.publish(b"y" * 200)
     closing = rig.loop.create_task(rig.partition.close())
     rig.disk.work()
@@ -363,7 +363,7 @@ def test_who_waits_for_an_event_hears_that_the_disk_failed():
 
 
 def test_a_broken_invariant_stops_the_partition_and_answers_who_waits():
-    rig = Rig()
+    rig = PartitionRig()
     rig.publish(b"written before")
     rig.turn()
 
@@ -382,7 +382,7 @@ def test_a_broken_invariant_stops_the_partition_and_answers_who_waits():
 
 
 def test_an_event_that_cannot_be_applied_stops_the_partition():
-    rig = Rig()
+    rig = PartitionRig()
     first, second = rig.publish(b"a"), rig.publish(b"b")
     rig.turn()
 
@@ -401,7 +401,7 @@ def test_an_event_that_cannot_be_applied_stops_the_partition():
 
 def test_an_event_that_another_batch_carries_is_waited_for():
     """Its first asker went away; who asks again must not hear of success before it is committed."""
-    rig = Rig()
+    rig = PartitionRig()
     rig.partition.write_events()
     rig.cursors.requests.topic_empty()
     rig.turn()
@@ -418,7 +418,7 @@ def test_an_event_that_another_batch_carries_is_waited_for():
 
 
 def test_a_deferred_publish_that_an_ephemeral_topic_drops_delays_no_other():
-    rig = Rig(sync="none", held_back_max=1, channel=False)
+    rig = PartitionRig(sync="none", held_back_max=1, channel=False)
     rig.publish(b"kept")
     rig.turn()
     dropped = rig.publish(b"dropped", defer_ms=60_000)
@@ -432,7 +432,7 @@ def test_a_deferred_publish_that_an_ephemeral_topic_drops_delays_no_other():
 
 
 def test_all_messages_of_a_deferred_run_are_deferred():
-    rig = Rig()
+    rig = PartitionRig()
     rig.store(b"one", b"two", defer_ms=2_000)
     consumer = rig.consume(10)
     assert consumer.wire.bodies == []
@@ -441,7 +441,7 @@ def test_all_messages_of_a_deferred_run_are_deferred():
 
 
 def test_a_carried_message_comes_out_as_it_was_published():
-    rig = Rig()
+    rig = PartitionRig()
     rig.store(b"one", b"two", defer_ms=2_000)
     stored = [rig.log.message(offset) for offset in (0, 1)]
     for _ in range(2):  # what was carried may be carried again
@@ -461,7 +461,7 @@ def test_a_carried_message_comes_out_as_it_was_published():
 
 
 def test_a_publish_that_could_not_be_written_in_time_is_refused_and_never_stored():
-    rig = Rig()
+    rig = PartitionRig()
     first = rig.publish(b"first")
     rig.turn()
     rig.pass_time(4.0)
@@ -481,7 +481,7 @@ def test_a_publish_that_could_not_be_written_in_time_is_refused_and_never_stored
 
 
 def test_a_written_publish_without_outcome_is_answered_unknown_and_only_once():
-    rig = Rig()
+    rig = PartitionRig()
     outcome = rig.publish(b"one")
     rig.turn()
     used = rig.budget.used
@@ -499,7 +499,7 @@ def test_a_written_publish_without_outcome_is_answered_unknown_and_only_once():
 
 
 def test_a_round_that_ends_after_the_partition_did_is_ignored():
-    rig = Rig()
+    rig = PartitionRig()
     outcome = rig.publish(b"one")
     rig.turn()
     rig.disk.begin()
@@ -512,7 +512,7 @@ def test_a_round_that_ends_after_the_partition_did_is_ignored():
 
 
 def test_publishers_that_are_not_read_are_read_again_when_the_partition_ends():
-    rig = Rig(waiting_bytes_max=10)
+    rig = PartitionRig(waiting_bytes_max=10)
     rig.publish(b"one, which is more than ten bytes")
     woken: list[bool] = []
     rig.budget.when_room(lambda: woken.append(True))
@@ -522,7 +522,7 @@ def test_publishers_that_are_not_read_are_read_again_when_the_partition_ends():
 
 
 def test_a_clean_stop_answers_what_it_stored():
-    rig = Rig()
+    rig = PartitionRig()
     outcome = rig.publish(b"one")
     closing = rig.loop.create_task(rig.partition.close())
     rig.disk.work()
@@ -531,7 +531,7 @@ def test_a_clean_stop_answers_what_it_stored():
 
 
 def test_channel_events_queued_too_early_wait_for_the_epoch_and_block_none():
-    rig = Rig(channel=False)
+    rig = PartitionRig(channel=False)
     rig.partition.life.serving = False
     rig.partition.start_epoch()
     rig.turn()

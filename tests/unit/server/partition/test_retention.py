@@ -12,10 +12,10 @@ from nsqha.server.partition import retention as trimming
 from nsqha.server.partition.file_jobs import REMOVAL_RETRY_SECONDS
 from nsqha.server.partition.retention import AbandonedPolicy
 from tests.sim.storage import SimStorage
-from tests.unit.server.shell_rig import Rig
+from tests.unit.server.shell_rig import PartitionRig
 
 
-def fill(rig: Rig, body: bytes = b"y" * 300, *, pairs: int = 3) -> None:
+def fill(rig: PartitionRig, body: bytes = b"y" * 300, *, pairs: int = 3) -> None:
     """Publish until the log has so many pairs of files."""
     while len(rig.log.pairs) < pairs:
         rig.store(body)
@@ -23,13 +23,13 @@ def fill(rig: Rig, body: bytes = b"y" * 300, *, pairs: int = 3) -> None:
         rig.disk.sync()
 
 
-def skip_to_end(rig: Rig) -> None:
+def skip_to_end(rig: PartitionRig) -> None:
     """Nobody reads what is there."""
     rig.cursors.requests.seek("c", rig.cursors.state.pump)
     rig.partition.commit_events()
 
 
-def keep_house(rig: Rig, times: int = 1) -> None:
+def keep_house(rig: PartitionRig, times: int = 1) -> None:
     for _ in range(times):
         rig.partition.keep_house(rig.partition.now())
         rig.disk.sync()
@@ -38,7 +38,7 @@ def keep_house(rig: Rig, times: int = 1) -> None:
 
 def test_a_deferred_message_that_can_not_be_read_keeps_its_files_and_is_told() -> None:
     storage = SimStorage(random.Random(1))
-    rig = Rig(storage=storage, limits=LogLimits(segment_bytes=300))
+    rig = PartitionRig(storage=storage, limits=LogLimits(segment_bytes=300))
     rig.log._cache.bytes_max = 0  # what is read comes from the files
     told: list[tuple[int, int]] = []
     rig.partition.on_damage = lambda first, end: told.append((first, end))
@@ -61,7 +61,7 @@ def test_a_deferred_message_that_can_not_be_read_keeps_its_files_and_is_told() -
 
 
 def test_publishers_do_not_wait_for_files_that_are_unlinked_and_the_end_does() -> None:
-    rig = Rig(limits=LogLimits(segment_bytes=300))
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300))
     fill(rig)
     first = "topic/0/00000000000000000000.segment"
     skip_to_end(rig)
@@ -82,7 +82,7 @@ def test_publishers_do_not_wait_for_files_that_are_unlinked_and_the_end_does() -
 def test_files_stay_until_what_replaces_them_is_on_the_disk() -> None:
     """With sync=interval the log start and the checkpoint are committed before they are durable."""
     storage = SimStorage(random.Random(1))
-    rig = Rig(sync="interval", storage=storage, limits=LogLimits(segment_bytes=300))
+    rig = PartitionRig(sync="interval", storage=storage, limits=LogLimits(segment_bytes=300))
     while len(rig.log.pairs) < 3:
         rig.publish(b"y" * 300)
         rig.turn()
@@ -107,7 +107,7 @@ def test_files_stay_until_what_replaces_them_is_on_the_disk() -> None:
 def test_files_that_can_not_be_unlinked_are_tried_again_and_end_nothing(operation: str) -> None:
     """A folder that takes no change for a while: the log has forgotten its files, and nobody else knows of them."""
     storage = SimStorage(random.Random(1))
-    rig = Rig(storage=storage, limits=LogLimits(segment_bytes=300))
+    rig = PartitionRig(storage=storage, limits=LogLimits(segment_bytes=300))
     fill(rig, pairs=4)
     skip_to_end(rig)
     storage.fail(operation, code=errno.EROFS, after=1, times=1000)
@@ -125,7 +125,7 @@ def test_files_that_can_not_be_unlinked_are_tried_again_and_end_nothing(operatio
     assert outcome.answers == ["OK"]
 
 
-def deferred_and_old(rig: Rig, *sizes: int) -> None:
+def deferred_and_old(rig: PartitionRig, *sizes: int) -> None:
     """Deferred messages of these sizes, behind which the log has new files and nobody reads."""
     for size in sizes:
         rig.store(b"%08d" % size + b"z" * (size - 8), defer_ms=3_600_000)
@@ -135,7 +135,7 @@ def deferred_and_old(rig: Rig, *sizes: int) -> None:
 
 
 def test_what_is_carried_at_once_fits_a_message_between_nodes() -> None:
-    rig = Rig(limits=LogLimits(segment_bytes=64 << 20), waiting_bytes_max=1 << 30)
+    rig = PartitionRig(limits=LogLimits(segment_bytes=64 << 20), waiting_bytes_max=1 << 30)
     sizes = [400_000] * 12
     for _ in range(150):
         rig.store(b"y" * 400_000)
@@ -152,7 +152,7 @@ def test_what_is_carried_at_once_fits_a_message_between_nodes() -> None:
 
 def test_files_that_hold_little_but_deferred_messages_stay() -> None:
     """To append all that again would free nothing; what does not have to be appended goes all the same."""
-    rig = Rig(limits=LogLimits(segment_bytes=2 << 20), waiting_bytes_max=1 << 30)
+    rig = PartitionRig(limits=LogLimits(segment_bytes=2 << 20), waiting_bytes_max=1 << 30)
     deferred_and_old(rig, *[60_000] * 20)
     before = rig.log.end.position
     keep_house(rig, 20)
@@ -167,7 +167,7 @@ def test_files_that_hold_little_but_deferred_messages_stay() -> None:
     assert rig.log.start.offset >= 20
 
 
-def stalled(rig: Rig, seconds: int) -> int:
+def stalled(rig: PartitionRig, seconds: int) -> int:
     """No disk round: nothing is committed. Where the log ends then."""
     for _ in range(seconds):
         rig.pass_time(1)
@@ -179,7 +179,7 @@ def stalled(rig: Rig, seconds: int) -> int:
 def test_nothing_is_carried_again_while_commits_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is a checkpoint written again and again: each would be kept until the others are back."""
     monkeypatch.setattr(trimming, "CARRY_AT_ONCE", 2)
-    rig = Rig(limits=LogLimits(segment_bytes=2 << 20), waiting_bytes_max=1 << 30)
+    rig = PartitionRig(limits=LogLimits(segment_bytes=2 << 20), waiting_bytes_max=1 << 30)
     for _ in range(30):
         rig.store(b"y" * 60_000)
     deferred_and_old(rig, 1000, 1000, 1000)
@@ -200,7 +200,7 @@ def test_nothing_is_carried_again_while_commits_stall(monkeypatch: pytest.Monkey
 
 
 def test_what_nobody_reads_is_given_up_when_it_is_too_old() -> None:
-    rig = Rig(limits=LogLimits(segment_bytes=300))
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300))
     rig.partition.retention.abandoned = AbandonedPolicy(after_ns=60 * 10**9)
     fill(rig)
     for wait, start in ((59, 0), (2, 2)):
@@ -212,7 +212,7 @@ def test_what_nobody_reads_is_given_up_when_it_is_too_old() -> None:
 
 def test_a_log_start_that_a_channel_held_back_is_asked_for_again() -> None:
     """One channel is given up, another one reads on: what it still needed then goes when it has read it."""
-    rig = Rig(limits=LogLimits(segment_bytes=300), channel=False)
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300), channel=False)
     rig.channels("abandoned", "slow")
     rig.partition.retention.abandoned = AbandonedPolicy(over_bytes=1)
     consumer = rig.consume(1, "slow")

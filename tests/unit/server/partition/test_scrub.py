@@ -81,7 +81,7 @@ class ScrubbedLog:
         self.leader.committed = self.log.end.log_id
 
 
-class Rig:
+class ScrubberRig:
     def __init__(self, rate: int = 1 << 20, seed: int = 1) -> None:
         self.storage = SimStorage()
         self.partition = ScrubbedLog(self.storage)
@@ -130,7 +130,7 @@ class Rig:
         return sorted((d.first.log_id, d.end.log_id) for damage in self.scrubber.damage.values() for d in damage)
 
 
-def _meanwhile(rig: Rig, before: bool, happens: Callable[[], object]) -> None:
+def _meanwhile(rig: ScrubberRig, before: bool, happens: Callable[[], object]) -> None:
     if before:
         rig.thread.before = happens
     else:
@@ -138,7 +138,7 @@ def _meanwhile(rig: Rig, before: bool, happens: Callable[[], object]) -> None:
 
 
 def test_everything_is_read_once_a_round() -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     rig.round()
     assert rig.scrubber.bytes_read == rig.partition.log.end.position
@@ -148,7 +148,7 @@ def test_everything_is_read_once_a_round() -> None:
 
 
 def test_damage_is_found_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     rig.flip(6)
     with caplog.at_level(logging.ERROR, "nsqha.scrub"):
@@ -166,7 +166,7 @@ def test_damage_is_found_told_and_counted(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_damage_of_the_newest_pair_is_found_too() -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     rig.flip(18)
     assert rig.partition.log.files.pair_of(18) is rig.partition.log.files.pairs[-1]
@@ -175,7 +175,7 @@ def test_damage_of_the_newest_pair_is_found_too() -> None:
 
 
 def test_neighbours_are_one_range() -> None:
-    rig = Rig(rate=4096)  # each batch is a piece of its own
+    rig = ScrubberRig(rate=4096)  # each batch is a piece of its own
     rig.partition.fill(18)
     for log_id in (1, 2, 3, 9):
         rig.flip(log_id)
@@ -197,7 +197,7 @@ def test_neighbours_are_one_range() -> None:
     ],
 )
 def test_what_was_mended_is_damaged_no_more(mended: tuple[int, int], left: list[tuple[int, int]]) -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     other = ScrubbedLog(rig.storage, 1)
     other.fill(18)
@@ -217,7 +217,7 @@ def test_what_was_mended_is_damaged_no_more(mended: tuple[int, int], left: list[
 @pytest.mark.parametrize("n", [0, 2])
 @pytest.mark.parametrize("with_entry", [False, True])
 def test_a_damaged_anchor_is_told_apart_from_the_batch_that_it_copies(n: int, with_entry: bool) -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     log = rig.partition.log
     first, commitlog = log.files.pairs[n].first.log_id, log.files.pairs[n].path(".commitlog")
@@ -237,7 +237,7 @@ def test_a_damaged_anchor_is_told_apart_from_the_batch_that_it_copies(n: int, wi
 
 
 def test_what_is_not_committed_is_not_looked_at() -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     rig.flip(17)
     rig.flip(5)
@@ -252,7 +252,7 @@ def test_what_is_not_committed_is_not_looked_at() -> None:
 @pytest.mark.parametrize("before", [True, False], ids=["before a piece", "between pieces"])
 def test_files_that_retention_takes_meanwhile_are_no_damage(before: bool) -> None:
     for seed in range(10):
-        rig = Rig(rate=BATCH_BYTES_MIN, seed=seed)
+        rig = ScrubberRig(rate=BATCH_BYTES_MIN, seed=seed)
         rig.partition.fill(18)
         log = rig.partition.log
         _meanwhile(rig, before, lambda log=log: drop_pairs(log, log.pairs[-1].first))  # type: ignore[misc]
@@ -264,13 +264,13 @@ def test_files_that_retention_takes_meanwhile_are_no_damage(before: bool) -> Non
 @pytest.mark.parametrize("before", [True, False], ids=["before a piece", "between pieces"])
 def test_a_topic_that_is_deleted_meanwhile_is_no_damage(before: bool) -> None:
     for seed in range(10):
-        rig = Rig(rate=BATCH_BYTES_MIN, seed=seed)
+        rig = ScrubberRig(rate=BATCH_BYTES_MIN, seed=seed)
         rig.partition.fill(18)
         other = ScrubbedLog(rig.storage, 1)
         other.fill(18)
         rig.partitions.append(other)
 
-        def deleted(rig: Rig = rig) -> None:
+        def deleted(rig: ScrubberRig = rig) -> None:
             rig.partition.closed = True
             rig.partition.log.close()
             rig.storage.remove_tree("data/t/0")
@@ -282,7 +282,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_no_damage(before: bool) -> None:
 
 
 def test_batches_and_files_that_come_meanwhile_are_for_the_next_round() -> None:
-    rig = Rig(rate=BATCH_BYTES_MIN)
+    rig = ScrubberRig(rate=BATCH_BYTES_MIN)
     rig.partition.fill(18)
     end = rig.partition.log.end.position
     rig.meanwhile = lambda: rig.partition.fill(20)
@@ -295,7 +295,7 @@ def test_batches_and_files_that_come_meanwhile_are_for_the_next_round() -> None:
 
 
 def test_damage_counts_until_it_is_repaired() -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     rig.flip(2)
     rig.round()
@@ -307,7 +307,7 @@ def test_damage_counts_until_it_is_repaired() -> None:
 
 
 def test_damage_that_is_gone_counts_no_more() -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     rig.flip(2)
     rig.round()
@@ -317,7 +317,7 @@ def test_damage_that_is_gone_counts_no_more() -> None:
 
 
 def test_the_rate_is_kept_and_small_batches_cost_more() -> None:
-    rig = Rig(rate=10_000)
+    rig = ScrubberRig(rate=10_000)
     rig.partition.fill(18, size=9000)
     rig.round()
     before, *waited, until_next = rig.sleeps
@@ -325,18 +325,18 @@ def test_the_rate_is_kept_and_small_batches_cost_more() -> None:
     assert sum(waited) == pytest.approx(rig.partition.log.end.position / 10_000)
     assert until_next == pytest.approx(INTERVAL, rel=0.01)
 
-    rig = Rig(rate=10_000)
+    rig = ScrubberRig(rate=10_000)
     rig.partition.fill(18, size=10)
     rig.round()
     assert sum(rig.sleeps[1:-1]) == pytest.approx(18 * BATCH_BYTES_MIN / 10_000)
 
 
 def test_a_piece_is_a_second_of_a_slow_rate_and_bounded_at_a_fast_one() -> None:
-    rig = Rig(rate=10_000)
+    rig = ScrubberRig(rate=10_000)
     rig.partition.fill(30, size=500)
     rig.round()
     assert max(rig.sleeps[1:-1]) < (10_000 + BATCH_BYTES_MIN) / 10_000
-    rig = Rig(rate=1 << 40)
+    rig = ScrubberRig(rate=1 << 40)
     rig.partition.log.limits = LogLimits(segment_bytes=10 << 20)
     rig.partition.fill(40, size=100_000)
     rig.round()
@@ -344,14 +344,14 @@ def test_a_piece_is_a_second_of_a_slow_rate_and_bounded_at_a_fast_one() -> None:
 
 
 def test_off() -> None:
-    rig = Rig(rate=0)
+    rig = ScrubberRig(rate=0)
     rig.partition.fill(18)
     asyncio.run(rig.scrubber.run())
     assert (rig.scrubber.bytes_read, rig.sleeps) == (0, [])
 
 
 def test_a_pair_that_can_not_be_opened_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(18)
     rig.flip(1)
     rig.flip(18)
@@ -371,7 +371,7 @@ def test_a_pair_that_can_not_be_opened_delays_no_other(caplog: pytest.LogCapture
 
 
 def test_thousands_of_ranges_are_told_in_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.log.limits = LogLimits(segment_bytes=1 << 30)
     rig.partition.fill(2 * LINES_MAX + 10, size=10)
     for log_id in range(1, 2 * LINES_MAX + 10, 2):
@@ -384,7 +384,7 @@ def test_thousands_of_ranges_are_told_in_a_few_lines(caplog: pytest.LogCaptureFi
 
 
 def test_every_round_has_an_order_of_its_own() -> None:
-    rig = Rig()
+    rig = ScrubberRig()
     rig.partition.fill(60)
     seen: list[int] = []
     part = rig.partition.log.part

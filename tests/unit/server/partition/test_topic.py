@@ -6,7 +6,7 @@ from typing import Any
 
 from nsqha.server.partition.delivery import Consumer
 from nsqha.server.partition.topic import EndedCounts, TopicConsumers
-from tests.unit.server.shell_rig import FakeWire, Rig
+from tests.unit.server.shell_rig import FakeWire, PartitionRig
 
 
 class Elsewhere(Consumer):
@@ -55,7 +55,7 @@ def test_clients_of_other_nodes_stand_by_while_one_of_this_node_reads_their_chan
 
 def test_what_was_counted_stays_until_the_channel_is_deleted() -> None:
     counts = EndedCounts()
-    rig = Rig()
+    rig = PartitionRig()
     rig.store(b"one", b"two")
     rig.finish(rig.consume(10))
     for _ in range(2):  # as of two epochs, or partitions

@@ -10,18 +10,18 @@ import pytest
 from nsqha.commitlog.log import LogLimits
 from nsqha.errors import Unavailable
 from nsqha.replication.leader import LeaderReplica
-from tests.unit.server.shell_rig import NODE, Rig
+from tests.unit.server.shell_rig import NODE, PartitionRig
 
 FOLLOWER = NODE + 1
 
 
-def stored(rig: Rig, *bodies: bytes) -> None:
+def stored(rig: PartitionRig, *bodies: bytes) -> None:
     outcome = rig.publish(*bodies)
     rig.turn()
     assert outcome.answers == ["OK"]
 
 
-def elected(rig: Rig) -> None:
+def elected(rig: PartitionRig) -> None:
     """As if this node had just been elected with one follower in the ISR, in epoch 2."""
     leader = LeaderReplica(
         node=NODE,
@@ -35,14 +35,14 @@ def elected(rig: Rig) -> None:
     rig.lead(leader, serving=False)
 
 
-def acked(rig: Rig) -> None:
+def acked(rig: PartitionRig) -> None:
     end = rig.log.end.log_id
     rig.partition.replica_acked(FOLLOWER, end, end)
     rig.turn()
 
 
 def test_nothing_is_delivered_before_the_epoch_start_is_committed() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     stored(rig, b"one")
     elected(rig)
     start = rig.partition.start_epoch()
@@ -53,7 +53,7 @@ def test_nothing_is_delivered_before_the_epoch_start_is_committed() -> None:
 
 
 def test_publishes_are_taken_before_that_and_answered_after_it() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     elected(rig)
     rig.partition.start_epoch()
     outcome = rig.publish(b"early")
@@ -66,7 +66,7 @@ def test_publishes_are_taken_before_that_and_answered_after_it() -> None:
 
 def test_channels_begin_where_the_files_do_if_nothing_says_why() -> None:
     """Nobody has the event any more that let them go: it was in a batch that was given up."""
-    rig = Rig(sync="interval", limits=LogLimits(segment_bytes=300))
+    rig = PartitionRig(sync="interval", limits=LogLimits(segment_bytes=300))
     for n in range(3):
         stored(rig, b"%d" % n * 300)
         rig.disk.work()
@@ -82,7 +82,7 @@ def test_channels_begin_where_the_files_do_if_nothing_says_why() -> None:
 
 
 def test_channel_events_wait_for_it() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     elected(rig)
     rig.partition.start_epoch()
     rig.turn()
@@ -97,7 +97,7 @@ def test_channel_events_wait_for_it() -> None:
 
 
 def test_what_another_leader_left_uncommitted_is_committed_with_it() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     stored(rig, b"one")
     applied = rig.cursors.state.applied.log_id
     rig.append_copied(b"two")
@@ -112,7 +112,7 @@ def test_what_another_leader_left_uncommitted_is_committed_with_it() -> None:
 
 
 def test_the_log_is_in_line_with_the_record_from_the_first_batch_on() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     elected(rig)
     rig.partition.start_epoch(rig.channel_list("c", "new"))
     rig.turn()
@@ -125,7 +125,7 @@ def test_the_log_is_in_line_with_the_record_from_the_first_batch_on() -> None:
 
 
 def test_a_leader_that_is_to_be_followed_by_another_writes_nothing_more() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     end = rig.log.end
     rig.partition.hand_over(True)
     outcome = rig.publish(b"later")
@@ -138,7 +138,7 @@ def test_a_leader_that_is_to_be_followed_by_another_writes_nothing_more() -> Non
 
 def test_a_leader_that_hands_over_says_first_where_its_channels_are() -> None:
     """Its successor repeats nothing that was finished, and counts attempts on."""
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     consumer = rig.consume(2)
     stored(rig, b"one", b"two", b"three")
     rig.finish(consumer)
@@ -154,7 +154,7 @@ def test_a_leader_that_hands_over_says_first_where_its_channels_are() -> None:
 
 
 def test_a_leader_that_hands_over_hands_out_nothing_more() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     stored(rig, b"one", b"two")
     rig.partition.hand_over(True)
     consumer = rig.consume(10)
@@ -166,7 +166,7 @@ def test_a_leader_that_hands_over_hands_out_nothing_more() -> None:
 
 
 def test_what_it_held_was_definitely_not_stored() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     rig.partition.hand_over(True)
     outcome = rig.publish(b"later")
     rig.turn()
@@ -175,7 +175,7 @@ def test_what_it_held_was_definitely_not_stored() -> None:
 
 
 def test_who_waits_for_replicas_is_told_that_it_is_replicas() -> None:
-    rig = Rig(sync="interval")
+    rig = PartitionRig(sync="interval")
     elected(rig)
     rig.partition.leader.set_isr({NODE}, {NODE})
     rig.partition.start_epoch()

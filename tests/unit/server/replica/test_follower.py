@@ -41,7 +41,7 @@ class Port:
         self.refusals.append(refusal)
 
 
-class Rig:
+class FollowerRig:
     """A follower in sync with `leader`, an empty log of epoch 1."""
 
     def __init__(self, *, sync: str = "always", limits: LogLimits | None = None) -> None:
@@ -89,7 +89,7 @@ class Rig:
 
 
 def test_with_sync_always_nothing_is_acknowledged_before_a_disk_round() -> None:
-    rig = Rig()
+    rig = FollowerRig()
     rig.write(b"a", b"b")
     rig.push(1)
     assert rig.port.acks == []
@@ -98,7 +98,7 @@ def test_with_sync_always_nothing_is_acknowledged_before_a_disk_round() -> None:
 
 
 def test_what_came_during_a_round_is_durable_after_the_next() -> None:
-    rig = Rig()
+    rig = FollowerRig()
     rig.write(b"a", b"b")
     rig.push(1, 2)
     rig.disk.begin()
@@ -111,7 +111,7 @@ def test_what_came_during_a_round_is_durable_after_the_next() -> None:
 
 @pytest.mark.parametrize("sync", ["interval", "none"])
 def test_without_it_the_end_is_acknowledged_at_once(sync: str) -> None:
-    rig = Rig(sync=sync)
+    rig = FollowerRig(sync=sync)
     rig.write(b"a")
     rig.push(1)
     assert rig.port.acks == [(2, 1)]
@@ -121,7 +121,7 @@ def test_without_it_the_end_is_acknowledged_at_once(sync: str) -> None:
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
 def test_what_is_here_already_is_acknowledged_again_and_stored_once(sync: str) -> None:
-    rig = Rig(sync=sync)
+    rig = FollowerRig(sync=sync)
     rig.write(b"a", b"b")
     rig.push(1)
     rig.disk.sync()
@@ -131,7 +131,7 @@ def test_what_is_here_already_is_acknowledged_again_and_stored_once(sync: str) -
 
 
 def test_a_run_that_overlaps_is_taken_from_the_end_on() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b", b"c")
     rig.push(1, 3)
     rig.push(2)
@@ -139,7 +139,7 @@ def test_a_run_that_overlaps_is_taken_from_the_end_on() -> None:
 
 
 def test_a_gap_is_refused() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b", b"c")
     rig.push(1, 2)
     rig.port.acks.clear()
@@ -148,7 +148,7 @@ def test_a_gap_is_refused() -> None:
 
 
 def test_the_same_log_id_with_another_content_is_refused_and_not_acknowledged() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1)
     other = log_of()
@@ -161,7 +161,7 @@ def test_the_same_log_id_with_another_content_is_refused_and_not_acknowledged() 
 
 
 def test_another_epoch_or_stream_is_fenced() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a")
     rig.push(1, epoch=2)
     stranger = Port()
@@ -175,7 +175,7 @@ def test_another_epoch_or_stream_is_fenced() -> None:
 
 
 def test_a_full_disk_is_told_and_nothing_is_acknowledged() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a")
     rig.storage.fail("pwrite", "segment")
     rig.push(1)
@@ -185,7 +185,7 @@ def test_a_full_disk_is_told_and_nothing_is_acknowledged() -> None:
 
 
 def test_a_failed_round_ends_the_node_and_acknowledges_nothing() -> None:
-    rig = Rig()
+    rig = FollowerRig()
     rig.write(b"a")
     rig.push(1)
     rig.storage.fail("sync", "segment")
@@ -194,7 +194,7 @@ def test_a_failed_round_ends_the_node_and_acknowledges_nothing() -> None:
 
 
 def test_only_what_is_committed_is_applied() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b", b"c")
     rig.push(1, committed=2)
     assert rig.state.applied.log_id == 1
@@ -203,7 +203,7 @@ def test_only_what_is_committed_is_applied() -> None:
 
 
 def test_damage_in_front_of_what_is_to_be_applied_is_told_and_waited_for() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b", b"c")
     rig.push(1)
     rig.follower.applier.forget_pending()  # as after a restart: it is read from the files
@@ -225,7 +225,7 @@ def test_damage_in_front_of_what_is_to_be_applied_is_told_and_waited_for() -> No
 
 
 def test_a_follower_whose_channels_are_not_known_says_that_it_could_not_lead() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.follower.applier.state = None
     rig.write(b"a")
     rig.push(1)
@@ -235,7 +235,7 @@ def test_a_follower_whose_channels_are_not_known_says_that_it_could_not_lead() -
 
 
 def test_a_repair_that_was_not_possible_is_asked_for_again() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1)
     rig.follower.applier.forget_pending()
@@ -247,7 +247,7 @@ def test_a_repair_that_was_not_possible_is_asked_for_again() -> None:
 
 def test_what_recovery_marked_as_lost_is_not_passed_over() -> None:
     """There may have been channel events in it, and the other replicas have them."""
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1)
     rig.follower.applier.forget_pending()  # as after a restart
@@ -262,7 +262,7 @@ def test_what_recovery_marked_as_lost_is_not_passed_over() -> None:
 
 
 def test_a_damaged_end_is_not_forgotten_while_nobody_says_that_it_is_committed() -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1, committed=2)
     rig.storage.flip(next(path for path in rig.storage.contents() if path.endswith(".commitlog")), 16 * ENTRY_BYTES)
@@ -278,7 +278,7 @@ def too_many_files(*_: object) -> Any:
 
 
 def test_what_can_not_be_opened_just_now_is_applied_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1)
     rig.follower.applier.forget_pending()  # as after a restart
@@ -294,7 +294,7 @@ def test_what_can_not_be_opened_just_now_is_applied_later(monkeypatch: pytest.Mo
 
 
 def test_a_run_that_can_not_be_compared_just_now_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b", b"c")
     rig.push(1, 3)
     with monkeypatch.context() as patched:
@@ -306,7 +306,7 @@ def test_a_run_that_can_not_be_compared_just_now_is_asked_for_again(monkeypatch:
 
 
 def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before() -> None:
-    rig = Rig(limits=LogLimits(segment_bytes=72))
+    rig = FollowerRig(limits=LogLimits(segment_bytes=72))
     rig.write(b"x" * 40, b"y", b"z")
     rig.push(1, 2)
     assert rig.follower.jobs.running is not None
@@ -322,9 +322,9 @@ def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before()
     assert rig.port.acks[-1] == (4, 4)
 
 
-def rig_with_three_pairs(missing: str = "nothing") -> Rig:
+def rig_with_three_pairs(missing: str = "nothing") -> FollowerRig:
     """All of it is committed and the first pair may go, but for what is missing."""
-    rig = Rig(sync="none", limits=LogLimits(segment_bytes=72))
+    rig = FollowerRig(sync="none", limits=LogLimits(segment_bytes=72))
     rig.write(b"x" * 40, b"y" * 40, b"z")
     for first in (1, 2, 3):
         rig.push(first, first + 1)
@@ -386,7 +386,7 @@ def test_files_that_can_not_be_unlinked_are_tried_again() -> None:
 
 def test_much_that_is_committed_at_once_is_applied_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier_module, "APPLY_SLICE", 3)
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(*[b"m"] * 10)
     rig.push(1)
     rig.follower.committed_to(11)
@@ -397,7 +397,7 @@ def test_much_that_is_committed_at_once_is_applied_in_turns(monkeypatch: pytest.
 
 def test_who_leads_with_the_state_is_not_disturbed_by_what_was_left_to_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier_module, "APPLY_SLICE", 3)
-    rig = Rig(sync="interval")
+    rig = FollowerRig(sync="interval")
     rig.write(*[b"m"] * 10)
     rig.push(1)
     rig.follower.committed_to(11)
@@ -408,7 +408,7 @@ def test_who_leads_with_the_state_is_not_disturbed_by_what_was_left_to_apply(mon
 
 
 def test_a_job_that_is_given_up_before_it_began_leaves_the_files_free() -> None:
-    rig = Rig()
+    rig = FollowerRig()
 
     async def never() -> None:
         raise AssertionError("it was given up")
@@ -424,7 +424,7 @@ def test_a_job_that_is_given_up_before_it_began_leaves_the_files_free() -> None:
 
 
 def test_what_was_pulled_is_synced_though_nothing_more_comes() -> None:
-    rig = Rig()
+    rig = FollowerRig()
     rig.write(b"a")
     rig.follower.behind = True
     rig.log.append_copy(rig.leader.entry(1), rig.leader.read(rig.leader.entry(1)))

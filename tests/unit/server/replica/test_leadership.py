@@ -16,7 +16,7 @@ from nsqha.errors import Conflict, NsqhaError, OutcomeUnknown, StaleMetadata, Un
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.replica.leading.leadership import HOLD_SECONDS_MAX, Leadership, LeadershipRuntime, PublishHold
 from tests.unit.server.replica_rig import A, B, FakeLinks
-from tests.unit.server.shell_rig import NODE, Rig
+from tests.unit.server.shell_rig import NODE, PartitionRig
 
 META = PartitionMeta(
     leader=NODE, epoch=1, isr={NODE: 70, A: 71}, replicas=(NODE, A, B), min_isr=2, version=5, registration=9
@@ -60,7 +60,7 @@ class Leading:
     """A leader with A in its ISR, and B that may join."""
 
     def __init__(self, *, sync: str = "interval", meta: PartitionMeta = META) -> None:
-        self.rig = Rig(sync=sync)
+        self.rig = PartitionRig(sync=sync)
         leader = LeaderReplica(
             node=NODE,
             epoch=1,

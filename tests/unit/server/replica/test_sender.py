@@ -60,7 +60,7 @@ class Leader:
         self.said.append(("fenced", promised))
 
 
-class Rig:
+class FollowerStreamsRig:
     def __init__(self) -> None:
         self.loop = VirtualLoop()
         self.peers = FakePeers(self.loop)
@@ -130,7 +130,7 @@ class Rig:
 
 
 def test_it_says_hello_then_asks_then_pushes_from_where_the_follower_is() -> None:
-    rig, leader = Rig(), Leader(log_of(1, 1, 1))
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1, 1, 1))
     rig.link.add(leader)
     assert rig.stream.sent[0].hello == HELLO and len(rig.stream.sent) == 1
     rig.hello()
@@ -143,7 +143,7 @@ def test_it_says_hello_then_asks_then_pushes_from_where_the_follower_is() -> Non
 
 
 def test_what_was_appended_in_one_tick_leaves_in_one_message() -> None:
-    rig = Rig()
+    rig = FollowerStreamsRig()
     leaders = [Leader(log_of(), uid=uid) for uid in (1, 2)]
     pushed = [rig.pushing(leader) for leader in leaders]
     before = len(rig.stream.sent)
@@ -159,7 +159,7 @@ def test_what_was_appended_in_one_tick_leaves_in_one_message() -> None:
 
 def test_a_window_is_filled_and_goes_on_with_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "WINDOW_BYTES", 100)
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
     for _ in range(6):
         add(leader.log, 1, b"x" * 20)  # 54 bytes each
@@ -174,7 +174,7 @@ def test_a_window_is_filled_and_goes_on_with_acks(monkeypatch: pytest.MonkeyPatc
 
 def test_one_full_window_holds_up_no_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "WINDOW_BYTES", 100)
-    rig = Rig()
+    rig = FollowerStreamsRig()
     slow, quick = Leader(log_of(), uid=1), Leader(log_of(), uid=2)
     first, second = rig.pushing(slow), rig.pushing(quick)
     for _ in range(6):
@@ -188,7 +188,7 @@ def test_one_full_window_holds_up_no_other_partition(monkeypatch: pytest.MonkeyP
 
 
 def test_a_full_stream_is_given_all_there_is_in_one_message_once_it_has_room() -> None:
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
     rig.stream.stuck = True
     before = len(rig.stream.sent)
@@ -206,7 +206,7 @@ def test_a_full_stream_is_given_all_there_is_in_one_message_once_it_has_room() -
 
 def test_more_than_one_message_takes_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "MESSAGE_BYTES", 100)
-    rig = Rig()
+    rig = FollowerStreamsRig()
     leaders = [Leader(log_of(), uid=uid) for uid in (1, 2)]
     pushed = [rig.pushing(leader) for leader in leaders]
     before = len(rig.stream.sent)
@@ -223,7 +223,7 @@ def test_a_large_batch_shares_its_message_with_nothing(monkeypatch: pytest.Monke
     """The largest that clients may send just fits one: with another partition's batches before it the stream would end,
     and end again with each attempt."""
     monkeypatch.setattr(push, "MESSAGE_BYTES", 100)
-    rig = Rig()
+    rig = FollowerStreamsRig()
     leaders = [Leader(log_of(), uid=uid) for uid in (1, 2)]
     pushed = [rig.pushing(leader) for leader in leaders]
     before = len(rig.stream.sent)
@@ -236,7 +236,7 @@ def test_a_large_batch_shares_its_message_with_nothing(monkeypatch: pytest.Monke
 
 
 def test_followers_that_are_equally_far_share_one_message() -> None:
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     first = rig.pushing(leader)
     other = rig.links.add(cast(Any, leader), NODE + 1, "elsewhere")
     link = rig.links._link(NODE + 1, "elsewhere")
@@ -274,7 +274,7 @@ def test_followers_that_are_equally_far_share_one_message() -> None:
 
 def test_what_is_shared_fits_the_window_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "WINDOW_BYTES", 120)
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
     for _ in range(2):
         add(leader.log, 1, b"x" * 20)  # 54 bytes each
@@ -286,7 +286,7 @@ def test_what_is_shared_fits_the_window_of_each(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_after_a_lost_stream_it_asks_again_and_sends_from_the_end_it_is_told() -> None:
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
     for _ in range(3):
         add(leader.log, 1, b"x")
@@ -306,7 +306,7 @@ def test_after_a_lost_stream_it_asks_again_and_sends_from_the_end_it_is_told() -
 
 
 def test_there_is_never_a_second_stream_beside_the_first() -> None:
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     rig.pushing(leader)
     rig.ended()
     rig.link.add(Leader(log_of(), uid=2))
@@ -316,7 +316,7 @@ def test_there_is_never_a_second_stream_beside_the_first() -> None:
 
 
 def test_an_answer_of_another_epoch_counts_for_nothing() -> None:
-    rig, leader = Rig(), Leader(log_of(1))
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1))
     rig.pushing(leader)
     before = list(leader.said)
     rig.acked(leader, 2, epoch=2)
@@ -324,7 +324,7 @@ def test_an_answer_of_another_epoch_counts_for_nothing() -> None:
 
 
 def test_a_follower_that_is_behind_is_sent_nothing_until_it_is_near() -> None:
-    rig, leader = Rig(), Leader(log_of(1, 1))
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1, 1))
     pushed = rig.link.add(leader)
     rig.hello()
     rig.opened(leader, 2, behind=True)
@@ -337,7 +337,7 @@ def test_a_follower_that_is_behind_is_sent_nothing_until_it_is_near() -> None:
 
 
 def test_a_follower_whose_past_is_another_counts_for_nothing_and_is_asked_again() -> None:
-    rig, leader = Rig(), Leader(log_of(1, 1))
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1, 1))
     rig.link.add(leader)
     rig.hello()
     rig.opened(leader, 2, chain=12345)
@@ -347,7 +347,7 @@ def test_a_follower_whose_past_is_another_counts_for_nothing_and_is_asked_again(
 
 
 def test_a_silent_log_tells_its_committed_point_alone_and_once() -> None:
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
     add(leader.log, 1, b"x")
     pushed.wake()
@@ -362,7 +362,7 @@ def test_a_silent_log_tells_its_committed_point_alone_and_once() -> None:
 
 def test_a_stream_that_takes_nothing_is_told_once_what_is_committed_by_then() -> None:
     """Others commit without a follower that hangs: what it is to be told must not pile up here."""
-    rig = Rig()
+    rig = FollowerStreamsRig()
     leaders = [Leader(log_of(1, 1, 1, 1), uid=uid) for uid in (1, 2)]
     for leader in leaders:
         rig.pushing(leader)
@@ -381,7 +381,7 @@ def test_a_stream_that_takes_nothing_is_told_once_what_is_committed_by_then() ->
 
 
 def test_an_append_tells_it_and_then_it_is_not_told_alone() -> None:
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
     leader.committed = 1
     rig.links.committed(cast(Any, leader))
@@ -403,7 +403,7 @@ def test_an_append_tells_it_and_then_it_is_not_told_alone() -> None:
     ],
 )
 def test_a_refusal_is_told_and_tried_again(refusal: Any, said: list[Any]) -> None:
-    rig, leader = Rig(), Leader(log_of(1))
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1))
     pushed = rig.pushing(leader)
     leader.said.clear()
     rig.refused(leader, refusal, promised=4)
@@ -417,7 +417,7 @@ def test_a_refusal_is_told_and_tried_again(refusal: Any, said: list[Any]) -> Non
 
 
 def test_a_follower_that_retention_left_behind_is_asked_again_and_others_go_on() -> None:
-    rig = Rig()
+    rig = FollowerStreamsRig()
     left, other = Leader(log_of(limits=LogLimits(segment_bytes=100)), uid=1), Leader(log_of(), uid=2)
     first, second = rig.pushing(left), rig.pushing(other)
     for _ in range(3):
@@ -436,7 +436,7 @@ def test_a_follower_that_retention_left_behind_is_asked_again_and_others_go_on()
 
 
 def test_an_entry_of_ours_that_can_not_be_read_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+    rig = FollowerStreamsRig()
     bad, good = Leader(log_of(1), uid=1), Leader(log_of(), uid=2)
     rig.pushing(good)
     rig.link.add(bad)
@@ -457,7 +457,7 @@ def test_an_entry_of_ours_that_can_not_be_read_ends_no_stream(monkeypatch: pytes
 
 
 def test_a_partition_that_is_not_led_any_more_is_pushed_no_more() -> None:
-    rig, leader = Rig(), Leader(log_of())
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
     add(leader.log, 1, b"x")
     pushed.wake()
@@ -468,7 +468,7 @@ def test_a_partition_that_is_not_led_any_more_is_pushed_no_more() -> None:
 
 
 def test_a_copy_that_is_a_beginning_of_ours_is_near() -> None:
-    rig, leader = Rig(), Leader(log_of(1, 1, 2, 2))
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1, 1, 2, 2))
     rig.link.add(leader)
     rig.hello()
     copy = copy_of(leader.log, 4)
@@ -477,7 +477,7 @@ def test_a_copy_that_is_a_beginning_of_ours_is_near() -> None:
 
 
 def test_a_stream_is_there_before_a_partition_is_pushed() -> None:
-    rig = Rig()
+    rig = FollowerStreamsRig()
     links = FollowerStreams(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
     links.prepare(NODE, "there")
     links.prepare(NODE, "there")
@@ -489,7 +489,7 @@ def test_a_stream_is_there_before_a_partition_is_pushed() -> None:
 
 
 def test_a_stream_that_nobody_uses_is_not_opened_again_before_it_is_asked_for() -> None:
-    rig = Rig()
+    rig = FollowerStreamsRig()
     links = FollowerStreams(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
     links.prepare(NODE, "there")
     rig.stream.handler.on_closed("gone")
@@ -500,7 +500,7 @@ def test_a_stream_that_nobody_uses_is_not_opened_again_before_it_is_asked_for() 
 
 
 def test_the_leader_hears_who_could_lead() -> None:
-    rig = Rig()
+    rig = FollowerStreamsRig()
     leader = Leader(log_of(1, 1))
     rig.link.add(leader)  # type: ignore[arg-type]
     rig.hello()

@@ -22,7 +22,7 @@ from tests.unit.spark.stored import PARTITION, UID, Stored
 SECONDS = 10.0  # for whatever has to happen
 
 
-class Rig:
+class ByteServerRig:
     def __init__(
         self,
         log: Stored,
@@ -132,8 +132,8 @@ class Reader:
 
 
 @contextmanager
-def running(log: Stored, **options: Any) -> Iterator[Rig]:
-    rig = Rig(log, **options)
+def running(log: Stored, **options: Any) -> Iterator[ByteServerRig]:
+    rig = ByteServerRig(log, **options)
     try:
         yield rig
     finally:

@@ -19,7 +19,7 @@ from nsqha.server.segments import turns as turns_module
 from nsqha.server.segments.byte_server import ReaderLimits
 from nsqha.server.segments.ranges import Refusal
 from nsqha.server.segments.turns import Turns
-from tests.unit.server.segments.byte_rig import Response, Rig, running
+from tests.unit.server.segments.byte_rig import ByteServerRig, Response, running
 from tests.unit.spark.stored import Stored
 
 
@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> Stored:
 
 
 @pytest.fixture
-def rig(log: Stored) -> Iterator[Rig]:
+def rig(log: Stored) -> Iterator[ByteServerRig]:
     with running(log) as rig:
         yield rig
 
@@ -50,18 +50,18 @@ def content(response: Response) -> tuple[int, int, bytes, bytes]:
 # ---- what a reader gets
 
 
-def test_a_range_is_its_entries_and_then_their_frames(rig: Rig) -> None:
+def test_a_range_is_its_entries_and_then_their_frames(rig: ByteServerRig) -> None:
     assert content(rig.ask(3, 8)) == (3, 8, *rig.stored.content(3, 8))
     assert content(rig.ask(1, 2)) == (1, 2, *rig.stored.content(1, 2))
 
 
-def test_an_answer_ends_where_its_file_ends(rig: Rig) -> None:
+def test_an_answer_ends_where_its_file_ends(rig: ByteServerRig) -> None:
     assert content(rig.ask(8, 25)) == (8, 11, *rig.stored.content(8, 11))
     assert content(rig.ask(11, 31)) == (11, 21, *rig.stored.content(11, 21))
     assert content(rig.ask(21, 31)) == (21, 31, *rig.stored.content(21, 31))
 
 
-def test_an_answer_ends_at_max_bytes_between_two_batches(rig: Rig) -> None:
+def test_an_answer_ends_at_max_bytes_between_two_batches(rig: ByteServerRig) -> None:
     size = rig.stored.log.entry(1).size
     for wanted, end in (0, 2), (1, 2), (2 * size - 1, 2), (2 * size, 3), (3 * size + 1, 4), (1 << 60, 11):
         assert content(rig.ask(1, 31, max=wanted)) == (1, end, *rig.stored.content(1, end)), wanted
@@ -80,7 +80,7 @@ def test_entries_are_read_in_blocks_as_many_as_an_answer_has(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("lost", [(1,), (10,), (4, 5, 6), (2, 9), tuple(range(1, 11))])
-def test_lost_batches_come_without_frames(rig: Rig, lost: tuple[int, ...]) -> None:
+def test_lost_batches_come_without_frames(rig: ByteServerRig, lost: tuple[int, ...]) -> None:
     for log_id in lost:
         rig.stored.lose(log_id)
     _, _, entries, frames = content(rig.ask(1, 11))
@@ -88,13 +88,13 @@ def test_lost_batches_come_without_frames(rig: Rig, lost: tuple[int, ...]) -> No
     assert b"\xee\xee" not in frames and len(entries) == 10 * ENTRY_BYTES
 
 
-def test_faulty_entries_come_without_frames(rig: Rig) -> None:
+def test_faulty_entries_come_without_frames(rig: ByteServerRig) -> None:
     rig.stored.set_flags(5, FAULTY)
     size = rig.stored.log.entry(1).size
     assert len(content(rig.ask(4, 7))[3]) == 2 * size
 
 
-def test_a_connection_serves_one_request_after_another(rig: Rig) -> None:
+def test_a_connection_serves_one_request_after_another(rig: ByteServerRig) -> None:
     with rig.connect() as reader:
         for first in 1, 8, 30, 11:
             assert content(reader.get(rig.target(first, 31)))[0] == first
@@ -105,13 +105,13 @@ def test_a_connection_serves_one_request_after_another(rig: Rig) -> None:
         assert [content(reader.response())[0] for _ in both] == [5, 6]
 
 
-def test_the_hold_is_told_to_the_loop(rig: Rig) -> None:
+def test_the_hold_is_told_to_the_loop(rig: ByteServerRig) -> None:
     rig.ask(1, 2, hold=f"{0xABC:016x}")
     rig.ask(1, 2)
     assert [ask.hold for ask in rig.asked] == [0xABC, 0]
 
 
-def test_requests_bytes_and_connections_are_counted(rig: Rig) -> None:
+def test_requests_bytes_and_connections_are_counted(rig: ByteServerRig) -> None:
     with rig.connect() as reader:
         n = len(reader.get(rig.target(1, 11)).body)
         reader.get(rig.target(1, 2, at=99))
@@ -122,7 +122,7 @@ def test_requests_bytes_and_connections_are_counted(rig: Rig) -> None:
 # ---- what is refused
 
 
-def test_another_chain_is_refused_whoever_has_the_entry(rig: Rig) -> None:
+def test_another_chain_is_refused_whoever_has_the_entry(rig: ByteServerRig) -> None:
     for at in 30, 15, 20:
         entry = rig.stored.log.entry(at)
         assert rig.ask(1, 5, at=at, chain=f"{entry.chain:016x}").status == 200
@@ -130,13 +130,13 @@ def test_another_chain_is_refused_whoever_has_the_entry(rig: Rig) -> None:
         assert response.status == 409 and "another chain" in response.text
 
 
-def test_a_replica_that_is_behind_says_so(rig: Rig) -> None:
+def test_a_replica_that_is_behind_says_so(rig: ByteServerRig) -> None:
     response = rig.ask(1, 5, at=31)
     assert response.status == 409
     assert response.text == "this replica is behind: it ends before log id 31, and 31 is asked for\n"
 
 
-def test_an_entry_that_does_not_verify_answers_nothing(rig: Rig) -> None:
+def test_an_entry_that_does_not_verify_answers_nothing(rig: ByteServerRig) -> None:
     pair = rig.stored.log.files.pair_of(15)
     chain = f"{rig.stored.log.entry(15).chain:016x}"
     pair.commitlog.pwrite(b"\xee", pair.slot(15) + 3)
@@ -145,7 +145,7 @@ def test_an_entry_that_does_not_verify_answers_nothing(rig: Rig) -> None:
     assert rig.ask(12, 20).status == 200, "the reader verifies what is in between"
 
 
-def test_an_entry_of_another_batch_is_not_taken_for_it(rig: Rig) -> None:
+def test_an_entry_of_another_batch_is_not_taken_for_it(rig: ByteServerRig) -> None:
     pair, other = rig.stored.log.files.pair_of(15), rig.stored.log.entry(14)
     pair.commitlog.pwrite(other.encode(), pair.slot(15))
     for first, end in (15, 17), (12, 16):
@@ -153,7 +153,7 @@ def test_an_entry_of_another_batch_is_not_taken_for_it(rig: Rig) -> None:
     assert rig.ask(1, 5, at=15, chain=f"{other.chain:016x}").status == 409
 
 
-def test_below_the_log_start_it_is_gone(rig: Rig) -> None:
+def test_below_the_log_start_it_is_gone(rig: ByteServerRig) -> None:
     rig.stored.log.forget_pairs(rig.stored.log.pairs[1].first)
     response = rig.ask(10, 12)
     assert response.status == 410 and "the log starts at log id 11, offset 20" in response.text
@@ -161,7 +161,7 @@ def test_below_the_log_start_it_is_gone(rig: Rig) -> None:
     assert rig.ask(11, 12).status == 200
 
 
-def test_files_that_go_meanwhile_are_gone_or_asked_for_elsewhere(rig: Rig) -> None:
+def test_files_that_go_meanwhile_are_gone_or_asked_for_elsewhere(rig: ByteServerRig) -> None:
     pair = rig.stored.log.files.pair_of(1)
     os.unlink(pair.path(SEGMENT))
     response = rig.ask(1, 2)
@@ -171,14 +171,14 @@ def test_files_that_go_meanwhile_are_gone_or_asked_for_elsewhere(rig: Rig) -> No
     assert rig.ask(11, 12).status == 200
 
 
-def test_a_segment_that_is_too_short_is_not_begun_with(rig: Rig) -> None:
+def test_a_segment_that_is_too_short_is_not_begun_with(rig: ByteServerRig) -> None:
     pair = rig.stored.log.files.pair_of(21)
     pair.segment.truncate(pair.segment.size() - 1)
     assert rig.ask(21, 31).status == 409
     assert content(rig.ask(21, 30))[:2] == (21, 30)
 
 
-def test_entries_that_lie_about_their_place_are_not_followed(rig: Rig) -> None:
+def test_entries_that_lie_about_their_place_are_not_followed(rig: ByteServerRig) -> None:
     pair, entry = rig.stored.log.files.pair_of(11), rig.stored.log.entry(15)
     for lie in (
         entry._replace(position=0),  # before the pair
@@ -206,7 +206,7 @@ def test_entries_that_lie_about_their_place_are_not_followed(rig: Rig) -> None:
         "http://[/",
     ],
 )
-def test_another_path_is_nothing(rig: Rig, target: str) -> None:
+def test_another_path_is_nothing(rig: ByteServerRig, target: str) -> None:
     with rig.connect() as reader:
         assert reader.get(target).status in (400, 404)
         assert reader.ended(), "no reader asks for that"
@@ -232,7 +232,7 @@ def test_another_path_is_nothing(rig: Rig, target: str) -> None:
         ({str(n): n for n in range(20)}, "the query has to be a list of at most 8"),
     ],
 )
-def test_wrong_parameters_are_refused_by_name(rig: Rig, more: dict[str, object], why: str) -> None:
+def test_wrong_parameters_are_refused_by_name(rig: ByteServerRig, more: dict[str, object], why: str) -> None:
     import re
 
     response = rig.ask(**({"first": 1, "end": 5} | more))  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def test_wrong_parameters_are_refused_by_name(rig: Rig, more: dict[str, object],
     assert rig.asked == []
 
 
-def test_a_parameter_that_is_there_twice_is_refused(rig: Rig) -> None:
+def test_a_parameter_that_is_there_twice_is_refused(rig: ByteServerRig) -> None:
     response = rig.get(rig.target(1, 5) + "&first=2")
     assert response.status == 400 and "twice" in response.text
 
@@ -261,7 +261,7 @@ def test_a_parameter_that_is_there_twice_is_refused(rig: Rig) -> None:
         (b"GET / HTTP/1.1\r\nX: " + b"y" * 9000 + b"\r\n\r\n", 431),
     ],
 )
-def test_what_is_no_request_is_refused_and_ends_the_connection(rig: Rig, head: bytes, status: int) -> None:
+def test_what_is_no_request_is_refused_and_ends_the_connection(rig: ByteServerRig, head: bytes, status: int) -> None:
     with rig.connect() as reader:
         reader.send(head)
         assert reader.response().status == status
@@ -324,7 +324,7 @@ def test_where_all_are_being_served_one_more_is_told_to_come_later(tmp_path: Pat
             assert reader.ended()
 
 
-def test_without_spare_descriptors_nobody_is_served(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_spare_descriptors_nobody_is_served(rig: ByteServerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listen, "is_spare", lambda descriptor: True)
     with rig.connect() as reader:
         assert reader.response().status == 503
@@ -342,7 +342,7 @@ def test_a_loop_that_does_not_answer_makes_readers_go_elsewhere(log: Stored, mon
 # ---- one turn at a time
 
 
-def test_requests_are_parsed_one_at_a_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_parsed_one_at_a_time(rig: ByteServerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """All threads at once would keep the loop from running."""
     inside, most = [0], [0]
     parse = byte_server.Ask.parse
@@ -363,7 +363,7 @@ def test_requests_are_parsed_one_at_a_time(rig: Rig, monkeypatch: pytest.MonkeyP
     assert most == [1]
 
 
-def test_who_waits_for_a_head_or_a_disk_keeps_nobody_else(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_head_or_a_disk_keeps_nobody_else(rig: ByteServerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, reached, go_on = byte_server.read_once, threading.Event(), threading.Event()
 
     def stuck(fd: int, n: int, position: int) -> bytes:
@@ -414,7 +414,7 @@ def test_turns_come_in_order_and_who_waits_too_long_is_sent_elsewhere(monkeypatc
 def test_a_stop_ends_connections_and_leaves_no_thread(tmp_path: Path) -> None:
     log = Stored(tmp_path, body_bytes=1 << 20)
     log.write(20, messages=1)
-    rig = Rig(log)
+    rig = ByteServerRig(log)
     with rig.connect(receive_bytes=4096) as slow, rig.connect() as idle:
         slow.send(f"GET {rig.target(1, 21)} HTTP/1.1\r\n\r\n".encode())
         assert slow.file.readline().startswith(b"HTTP/1.1 200")

@@ -22,7 +22,7 @@ from pyspark_nsqha import fetch
 from pyspark_nsqha.model import ReadFailed
 from pyspark_nsqha.options import Tls
 from tests.certificates import Certificates
-from tests.unit.server.segments.byte_rig import Rig, running
+from tests.unit.server.segments.byte_rig import ByteServerRig, running
 from tests.unit.spark.stored import Stored, joined
 
 NODE = 0xAB
@@ -68,7 +68,7 @@ def files_of(made: Certificates, name: str = "node") -> CertificateFiles:
 
 
 @pytest.fixture
-def rig(log: Stored, certificates: Certificates) -> Iterator[Rig]:
+def rig(log: Stored, certificates: Certificates) -> Iterator[ByteServerRig]:
     with running(log, certificates=files_of(certificates), check=only_readers) as rig:
         yield rig
 
@@ -81,13 +81,15 @@ def context_of(made: Certificates, name: str) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("name", ["reader", "administrator", "node"])
-def test_readers_administrators_and_nodes_may_read(rig: Rig, certificates: Certificates, name: str) -> None:
+def test_readers_administrators_and_nodes_may_read(rig: ByteServerRig, certificates: Certificates, name: str) -> None:
     tls = Tls(certificates.cert(name), certificates.key(name), certificates.cert("ca"))
     assert joined(fetch.runs(rig.stored.split(rig.address), tls=tls, retries=0)) == rig.stored.content()
 
 
 @pytest.mark.parametrize("name", ["stranger", "other-node", "imposter"])
-def test_others_of_this_authority_are_told_that_they_may_not(rig: Rig, certificates: Certificates, name: str) -> None:
+def test_others_of_this_authority_are_told_that_they_may_not(
+    rig: ByteServerRig, certificates: Certificates, name: str
+) -> None:
     with rig.connect(context_of(certificates, name)) as reader:
         response = reader.get(rig.target(1, 2))
         assert response.status == 403 and "is not a reader's" in response.text
@@ -109,7 +111,7 @@ def test_strangers_are_told_so_whatever_they_ask(log: Stored, certificates: Cert
 
 @pytest.mark.parametrize("name", ["foreign", ""])
 def test_without_a_certificate_of_this_authority_nothing_is_asked(
-    rig: Rig, certificates: Certificates, name: str
+    rig: ByteServerRig, certificates: Certificates, name: str
 ) -> None:
     with (
         pytest.raises((ssl.SSLError, ConnectionError, IndexError)),
@@ -119,7 +121,7 @@ def test_without_a_certificate_of_this_authority_nothing_is_asked(
     assert rig.asked == []
 
 
-def test_a_reader_without_tls_is_told_what_it_needs(rig: Rig) -> None:
+def test_a_reader_without_tls_is_told_what_it_needs(rig: ByteServerRig) -> None:
     with pytest.raises(ReadFailed, match=rf"{rig.address}: .*"):
         joined(fetch.runs(rig.stored.split(rig.address), retries=0))
     assert rig.asked == []

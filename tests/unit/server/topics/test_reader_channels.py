@@ -18,7 +18,7 @@ from nsqha.server.topics import channel_list, reader_channels
 from tests.unit.server.broker_rig import consumer, led, on_a_broker, running, subscribed, until
 from tests.unit.server.node.test_broker import ONE
 from tests.unit.server.partition.test_retention import fill, keep_house
-from tests.unit.server.shell_rig import Rig
+from tests.unit.server.shell_rig import PartitionRig
 
 
 async def published(broker: Broker, count: int = 5) -> None:
@@ -239,7 +239,7 @@ def test_the_first_channel_of_consumers_begins_where_the_log_does_after_restarts
 
 
 def test_a_topic_of_readers_alone_lets_go_what_they_have_read() -> None:
-    rig = Rig(limits=LogLimits(segment_bytes=300), channel=False)
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300), channel=False)
     record = ChannelList().with_channel("r", 200, reader=True)
     rig.cursors.requests.reconcile(record)
     rig.partition.commit_events()
@@ -261,7 +261,7 @@ def test_a_topic_of_readers_alone_lets_go_what_they_have_read() -> None:
 
 
 def test_a_reader_is_never_abandoned_and_others_keep_what_it_keeps() -> None:
-    rig = Rig(limits=LogLimits(segment_bytes=300), channel=False)
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300), channel=False)
     record = rig.channel_list("abandoned").with_channel("r", 200, reader=True)
     rig.cursors.requests.reconcile(record)
     rig.partition.commit_events()

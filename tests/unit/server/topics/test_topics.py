@@ -94,7 +94,7 @@ class Replicas:
     async def drop(self, uid: int, numbers: Any) -> None: ...
 
 
-class Rig:
+class TopicsRig:
     def __init__(self, **options: Any) -> None:
         self.metadata = Metadata()
         nothing = cast(Any, None)
@@ -163,7 +163,7 @@ def test_a_tombstone_is_forgotten_only_when_it_was_seen_and_the_files_are_gone()
     """Also by the node that has deleted the topic itself: a view from before may bring it back there once more."""
 
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         files, disk = Files((7, 0)), FakeDisk(asyncio.get_running_loop(), pytest.fail)
         rig.topics._context = replace(rig.topics._context, disk=disk, opener=files)
         rig.topics.adopt(record(partitions={0: PartitionMeta()}))
@@ -200,7 +200,7 @@ def test_a_deleted_topic_ends_although_a_change_of_it_waits_for_a_commit() -> No
     """Its followers are gone: the change would wait for ever, and whoever makes the topic anew for the change."""
 
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         disk = FakeDisk(asyncio.get_running_loop(), pytest.fail)
         rig.topics._context = replace(rig.topics._context, disk=disk, opener=Files())
         topic = rig.topics.adopt(record(partitions={0: PartitionMeta()}))
@@ -225,7 +225,7 @@ def test_a_deleted_topic_ends_although_a_change_of_it_waits_for_a_commit() -> No
 
 def test_a_topic_of_the_cluster_is_announced_while_a_part_of_it_is_led_here() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         topic = rig.topics.adopt(record("c"))
         assert rig.registrar.told == [("t", None)] and rig.topics.registrations() == {}
         topic.led = (LED,)
@@ -241,7 +241,7 @@ def test_a_topic_of_the_cluster_is_announced_while_a_part_of_it_is_led_here() ->
 
 def test_channels_that_another_node_made_or_deleted_are_announced() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         rig.topics.adopt(record("c")).led = (LED,)
         rig.topics.adopt(record("c", "d", version=2))
         assert rig.registrar.told[-1] == ("t", ["c", "d", "mine#ephemeral"])
@@ -253,7 +253,7 @@ def test_channels_that_another_node_made_or_deleted_are_announced() -> None:
 
 def test_a_topic_of_the_same_name_takes_no_announcement_over() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         rig.topics.adopt(record("c")).led = (LED,)
         rig.topics.adopt(record("e", version=4, uid=8))
         assert rig.registrar.told[-1] == ("t", None)
@@ -269,7 +269,7 @@ EIGHT = TopicSettings(partitions=8)
 
 def test_a_topic_begins_with_the_channels_that_lookup_daemons_of_others_know() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         rig.registrar.known = {"t": ["archive", "metrics"]}
         topic = await asyncio.wait_for(rig.topics.ensure_topic("t"), 5)
         found = topic.record.channels
@@ -282,7 +282,7 @@ def test_a_topic_begins_with_the_channels_that_lookup_daemons_of_others_know() -
 
 def test_a_topic_made_with_other_settings_is_not_taken_for_the_wanted_one() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         rig.metadata.races = [record(settings=TopicSettings(partitions=3, min_isr=1))]
         with pytest.raises(Conflict, match=r"made by somebody else just now, with partitions=3, min_isr=1$"):
             await rig.topics.create_topic("t", EIGHT)
@@ -293,7 +293,7 @@ def test_a_topic_made_with_other_settings_is_not_taken_for_the_wanted_one() -> N
 
 def test_a_topic_that_is_just_being_made_here_is_compared_too() -> None:
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         first = asyncio.ensure_future(rig.topics.create_topic("t", EIGHT))
         second = asyncio.ensure_future(rig.topics.create_topic("t", replace(EIGHT, sync="none")))
         await first
@@ -306,7 +306,7 @@ def test_a_topic_that_is_just_being_made_here_is_compared_too() -> None:
 @pytest.mark.parametrize("wanted", [None, EIGHT, replace(EIGHT, replicas=2)])
 def test_whoever_wanted_just_that_or_nothing_special_has_it(wanted: TopicSettings | None) -> None:
     async def scenario() -> None:
-        rig = Rig(topic_replicas=2)
+        rig = TopicsRig(topic_replicas=2)
         rig.metadata.races = [record(settings=replace(EIGHT, replicas=2, unknown={"newer": 1}))]
         await rig.topics.create_topic("t", wanted)
         assert rig.topics.topic("t").record.uid == 7
@@ -319,7 +319,7 @@ def test_a_topic_that_was_certainly_not_made_leaves_no_name_of_a_log_behind(erro
     """While the metadata are away clients publish to it again and again; one that may have been made needs its log."""
 
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
 
         def create_topic(*_: Any, **__: Any) -> None:
             raise error
@@ -339,7 +339,7 @@ def test_a_record_that_was_read_before_its_topic_went_does_not_bring_it_back() -
     """Nobody would delete it a second time: it would be there, with no partitions, until somebody made it anew."""
 
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         rig.placement.has_seen_end_of = lambda versioned: versioned.version < 5
         with pytest.raises(NotFound):
             rig.topics.take(record())
@@ -359,7 +359,7 @@ def test_settings_changed_elsewhere_just_before_a_channel_is_made_are_followed(s
     """The watch brings both changes as one record, which is not newer than the one that the channel was put into."""
 
     async def scenario() -> None:
-        rig = Rig()
+        rig = TopicsRig()
         applied: list[str | None] = []
         rig.topics.settings = SimpleNamespace(apply=lambda topic: applied.append(topic.record.settings.sync))
         rig.topics.adopt(record())
