@@ -1,10 +1,10 @@
 """The batches of this node's replicas that do not verify, until they are mended from other replicas.
 
     recovery, scrub, readers, pushes --found--> damaged --Repairer--> as it was: readers in front of it go on
-                                                      '-- no other replica: LocalRepair of who leads --> made good
+                                                      '-- no other replica: LocalRepair of the leader --> made good
 
-Owner of what is known to be damaged. A range is mended where it is as soon as anybody has it, led or not. What nobody
-has, the leader may have given up (LOST, see `mark_lost`) or trimmed: then a follower does as its leader did.
+Owner of what is known to be damaged. A range is mended in place as soon as another replica has it, led or not. What
+none has, the leader may have given up (LOST, see `mark_lost`) or trimmed: then a follower does as its leader did.
 
 Invariants: what neither is committed nor has an entry behind it, and so may be cut yet, is not mended. A range counts
 as damage as long as its own bytes are not here: what was given up is asked for again.
@@ -68,7 +68,7 @@ class RepairRuntime(Protocol):
 
     @property
     def spawn(self) -> Callable[[Coroutine[Any, Any, None]], object]:
-        """Begins a task that nobody waits for."""
+        """Begins a task that nothing waits for."""
 
     @property
     def on_failure(self) -> Callable[[BaseException], None]:
@@ -150,7 +150,7 @@ class CorruptRanges:
         *,
         look_behind: Callable[[PartitionKey], Awaitable[None]],
     ) -> None:
-        """`look_behind`: nobody has what a follower's channels wait for; they may be known from further on."""
+        """`look_behind`: no replica has what a follower's channels wait for; they may be known from further on."""
         self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log, first_log_id, end_log_id: None
         self._replicas = replicas
         self._suspects = suspects
@@ -233,7 +233,7 @@ class CorruptRanges:
                     del self._bad[key]
 
     def nodes_changed(self) -> None:
-        """A node came, perhaps: what nobody had may be there now."""
+        """A node came, perhaps: what no replica had may be there now."""
         self._repairer.ask_again()
 
     def gone(self, key: PartitionKey) -> None:
@@ -251,12 +251,12 @@ class CorruptRanges:
             return
         committed = self._replicas.committed_of(key)
         for first, end in self._bad[key]:
-            # The entry behind says what was here, committed or not: nobody may lead before, who could say that it is.
+            # The entry behind says what was here, committed or not: without it no leader that knows could be elected.
             if end < log.end.log_id or end <= committed:
                 self._repairer.damaged(key, first, end)
 
     def mended(self, key: PartitionKey, first: int, end: int) -> None:
-        """[first, end) is as it was: whoever stopped in front of it goes on."""
+        """[first, end) is as it was: readers that stopped in front of it continue."""
         if (bad := self._bad.get(key)) is not None:
             bad.discard(first, end)
         self._suspects.mended(key, first, end)
@@ -302,7 +302,7 @@ class CorruptRanges:
         await self._repairer.mend_as_leader(key, log, leader, epoch, first, end)
         lost = await self._lost_of(log, first, end)
         bad = self._bad.get(key)
-        if bad is not None and self._replicas.log_of(key) is log:  # else it has gone, or begun anew, meanwhile
+        if bad is not None and self._replicas.log_of(key) is log:  # else it has gone, or begun again, meanwhile
             at = first
             for first_lost, end_lost in [*lost, (end, end)]:
                 bad.discard(at, first_lost)
@@ -313,8 +313,8 @@ class CorruptRanges:
         return await self._disk.read(lambda: lost_of(snapshot, first, end))
 
     async def _follow_leader(self, key: PartitionKey, first: int, end: int) -> None:
-        """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next. Or
-        retention has gone past it: then a checkpoint behind it says where the channels are."""
+        """What no replica has, the leader may have given up: then it is given up here too, as this node may lead next.
+        Or retention has passed it: then a checkpoint behind it says where the channels are."""
         log, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
         if log is None or follower is None or follower.port is None or follower.behind:
             return
@@ -343,7 +343,7 @@ class CorruptRanges:
         return {*meta.replicas, *meta.isr} == {self._node}
 
     def _own(self, key: PartitionKey) -> LocalRepair | None:
-        """Who sees to a partition that is led here and that nobody else has."""
+        """What repairs a partition that is led here and that no other node has; None for any other."""
         leadership = self._replicas.leading.get(key)
         return leadership.partition.local_repair if leadership is not None and self._only_here(key) else None
 

@@ -62,7 +62,7 @@ class MarkLost:
             async with asyncio.timeout(seconds):
                 await self._corrupt.ask_everybody(key, log)
         except TimeoutError:
-            logger.warning("asked_in_vain", "%s: whoever else has a replica takes too long", log.directory)
+            logger.warning("asked_in_vain", "%s: the other replicas take too long", log.directory)
         given_up = await self._mark(key, log, before)
         for lost in given_up:
             text = "%s: log ids [%d, %d), offsets [%d, %d) are given up: replicas are made without them"
@@ -78,7 +78,7 @@ class MarkLost:
         given_up = []
         for first, end in self._corrupt.known(key):
             if self._log_of(key) is not log or not log.start.log_id <= first < end <= log.end.log_id:
-                continue  # begun anew or cut meanwhile: nothing is known of that
+                continue  # it began again or was cut meanwhile: nothing is known of that
             try:
                 marked = await self._disk.run(log.repair.giving_up(first, end))
             except Poisoned as error:

@@ -1,6 +1,6 @@
-"""Ranges of a log that do not verify any more are written anew from another replica.
+"""Ranges of a log that do not verify any more are written again from another replica.
 
-Who finds damage (recovery, the scrub, a reader, a push, a follower that applies) tells `damaged`; any replica may give
+Recovery, the scrub, a reader, a push or a follower that applies reports damage with `damaged`; any replica may give
 the range, led or not. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that
 they are the ones that were there (`LogRepair.mending`): it comes from the entry behind. So what is not known to be
 committed is mended too, without a leader, who could not be elected before. At the very end of a log nothing is behind:
@@ -11,9 +11,9 @@ scrub counts it no longer.
     own entries verify, frames do not    each run that comes is proven by the next entry: written at once
     own entries do not verify            followed up to the next one that does, chains only; then fetched and written
 
-So memory holds one answer, however long the range. What one replica lacks the next one may have: each goes on where
-the others ended. One range of a partition at a time; what nobody has now is asked for again as long as the partition
-is here, at once when a node comes; what was given up, less and less often.
+So memory holds one answer, however long the range. What one replica lacks the next one may have: each goes on where the
+others ended. One range of a partition at a time; what no replica has now is asked for again as long as the partition is
+here, at once when a node comes; what was given up, less and less often.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Repairer:
         on_failure: Callable[[BaseException], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """`others`: where the other replicas are, the best first. `mended`: readers may go on; `missed`: nobody has the
-        range now. `run`: a blocking job, off the loop. `on_failure`: the disk failed."""
+        """`others`: where the other replicas are, the best first. `mended`: readers may go on; `missed`: no replica
+        has the range now. `run`: a blocking job, off the loop. `on_failure`: the disk failed."""
         self._peers = peers
         self._cluster_id = cluster_id
         self._log_of = log_of
@@ -90,7 +90,7 @@ class Repairer:
             self._early[key].set()
 
     def ask_again(self) -> None:
-        """Somebody has come, and may have what nobody had."""
+        """A node has come, and may have what no replica had."""
         for early in self._early.values():
             early.set()
 
@@ -121,14 +121,15 @@ class Repairer:
             del self._wanted[key], self._early[key]
 
     def _given_up(self, key: PartitionKey, ranges: list[tuple[int, int]]) -> bool:
-        """Whether nobody waits for them. Their ends tell: to look at all of a long one would take seconds."""
+        """Whether they are lost, so nothing waits for them. Their ends tell: a look at all of a long one takes
+        seconds."""
         log = self._log_of(key)
         return log is not None and all(is_lost(log, at) for first, end in ranges for at in (first, end - 1))
 
     async def mend(self, key: PartitionKey, log: PartitionLog, first: int, end: int) -> bool:
-        """Ask everybody, once. Whether the range is whole now, or not of this log any more."""
+        """Ask every other replica, once. Whether the range is whole now, or not of this log any more."""
         at, asked_at = first, -1
-        while at != asked_at:  # as long as somebody had some of it
+        while at != asked_at:  # as long as a replica had some of it
             asked_at = at
             for address in self._others(key):
                 if not _holds(log, first, end):

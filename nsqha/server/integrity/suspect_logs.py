@@ -3,11 +3,11 @@
     an end was cut      others that may have more are elected first, until all that is committed has come again
     damage was found    doubted from a log id on: the log neither leads nor counts
                           |- all that was found is mended where it was: the log is what it was, by its old name
-                          |- its leader gave that part anew, or the log was begun anew: it keeps its new name
+                          |- its leader sent that part again, or the log began again: it keeps its new name
                           '- an operator gave up what is missing
 
-Owner of both, for each replica, and of what recovery found and is not mended yet (`left`). Who mends it:
-`corrupt_ranges`.
+Owner of both, for each replica, and of what recovery found and is not mended yet (`left`). `corrupt_ranges` mends
+it.
 
 Invariant: a log goes by its old name again only if all that recovery found was mended and nothing was cut off.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SingleNodeLogs:
-    """A `LogSource`: every topic is led here, and nobody else has a replica."""
+    """The `LogSource` of a single node: every topic is led here, and no other node has a replica."""
 
     def __init__(
         self,

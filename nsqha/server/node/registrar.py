@@ -2,7 +2,7 @@
 
 One task per lookup daemon: connect, `IDENTIFY`, `REGISTER` everything there is, then every change as it happens and a
 `PING` each 15 s. A daemon forgets a node when its connection ends, so after any trouble the cure is always the same:
-close, wait a little, connect and register everything anew. So nothing is kept for a daemon that is away, and one that
+close, wait a little, connect and register everything again. So nothing is kept for a daemon that is away, and one that
 reads too slowly is given up.
 
 Before a brand-new topic takes its first message, the channels that the lookup daemons know for it are created here, or
@@ -127,7 +127,7 @@ class Registrar:
     # ---- what happens on this node
 
     def changed(self, topic: str, channels: Iterable[str] | None) -> None:
-        """What this node has of a topic now, None: nothing; whatever is new about that is told."""
+        """What this node has of a topic now, None: nothing. The daemons hear what is new about that."""
         before, now = self._announced.get(topic), None if channels is None else set(channels)
         if before is None and now is not None:
             self._tell(f"REGISTER {topic}\n")
@@ -182,7 +182,7 @@ class Registrar:
 
 
 def _why(error: Exception, seconds: float) -> str:
-    """For the log: what became of the connection to a daemon that had so many seconds."""
+    """For the log: why the connection to a daemon that had `seconds` failed."""
     if isinstance(error, EOFError):
         return "it closed the connection"
     if isinstance(error, TimeoutError) and error.errno is None:

@@ -78,5 +78,5 @@ class NodeScrub:
         except OSError as error:
             logger.warning("anchor_delayed", "%s: %s; the next round tries again", log.directory, error)
         else:
-            logger.warning("anchor_restored", "%s: the anchor before log id %d is written anew", log.directory, first)
+            logger.warning("anchor_restored", "%s: the anchor before log id %d is written again", log.directory, first)
             self.scrubber.mended(log, first - 1, first)

@@ -2,7 +2,7 @@
 
 Counters are sent as the difference to the last push, gauges as they are. Lines are packed into packets of a bounded
 size, a line never split, and the packets are spread over the interval (less its last second), so that a node with many
-topics is not one burst. A topic that is counted lower than last time was deleted and made anew: it counts from 0.
+topics is not one burst. A topic that is counted lower than last time was deleted and made again: it counts from 0.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class RecoveryNews:
             logger.error("log_damaged", text, partition, position, position)
             self._measures.log_events["log_damaged"] += 1
         if report.restored_anchors:
-            text = "%s: anchors that were lost are written anew: %d"
+            text = "%s: anchors that were lost are written again: %d"
             logger.error("log_damaged", text, partition, report.restored_anchors)
             self._measures.log_events["log_damaged"] += 1
         if report.verdict.alarm and not report.damage:
@@ -272,7 +272,7 @@ class PartitionOpener:
         alone = {node, *meta.replicas, *meta.isr} == {node}
         partition.local_repair = LocalRepair(
             partition,
-            told=lambda damage: self._news.damaged(f"{record.name}/{number}", damage),
+            rebuilt=lambda damage: self._news.damaged(f"{record.name}/{number}", damage),
             mended=lambda *mended: self.on_mended(*mended),
             alone=lambda: alone,  # for as long as there is no newer record: `CorruptRanges.leads`
         )

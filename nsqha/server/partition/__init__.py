@@ -11,7 +11,7 @@ Downwards:
     outstanding    written batches, and who waits for their commit
     publishes      publishes that wait for a batch, and whether a flush waits for more of them
     log_sync       when the log goes to the disk, at the topic's sync setting
-    local_repair   damage of a log that no other node has is written anew
+    local_repair   damage of a log that no other node has is written again
     retention      what the log may forget, and how it goes
     delivery       committed messages handed to the consumers of each channel
     file_jobs      work on a partition's files, one job at a time

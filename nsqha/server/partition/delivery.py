@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 logger = Logger("delivery")
 
 OWNER_MAX = 65535
-DEAL_EVENLY = 32  # up to so many messages for each
-DEAL_MIN = 1000  # otherwise at least so many at a time, if windows allow
+DEAL_EVENLY = 32  # up to this number of messages for each
+DEAL_MIN = 1000  # otherwise at least this number at a time, if windows allow
 READ_RETRY_SECONDS = 1.0  # after files of the log could not be opened
 CLOCK_SET_SECONDS = 1.0  # so far apart from each other the two clocks come only if one is set, or the host slept
 SLACK_SECONDS = 0.01  # deadlines closer than this share one timer

@@ -4,8 +4,8 @@
     drop -> [the thread for removals: step, step, ..] | failed(error)
 
 One job at a time; publishes wait meanwhile. Deliveries go on, so a job must not change what readers of the log look at:
-what it found or made is taken in by `then`, on the loop. Files that are unlinked have left the log before: only who
-removes the directory, or begins the log anew in it, has to wait for that. What can not be unlinked costs room and
+what it found or made is taken in by `then`, on the loop. Files that are unlinked have left the log before: only a job
+that removes the directory, or begins the log again in it, has to wait for that. What cannot be unlinked costs room and
 nothing else: it is tried again.
 """
 

@@ -4,11 +4,12 @@
 
 `until_ns` counts in the log's own time: batches never go back in time, so the leader adds `hold_ms` to the timestamp
 that the next batch would have. Where the last leader's clock ran ahead, the log's time stands still until this one's
-gets there, and a hold lasts so much longer. Where this leader's clock is ahead of the one that dated the hold, or steps
-forward, the hold ends so much earlier: batches carry that time, and whoever applies them has to come to the same. What
-is read by is renewed with a quarter of an hour to spare (`segments.renewals`), for clocks that differ by less.
+gets there, and a hold lasts longer by that much. Where this leader's clock is ahead of the one that dated the hold, or
+steps forward, the hold ends earlier by that much: batches carry that time, and all that apply them must get the same
+result. A hold in use is renewed with a quarter of an hour to spare (`segments.renewals`), for clocks that differ by
+less.
 
-Whoever reads compares: a hold that begins above what was asked for came too late for what lies between.
+Readers compare: a hold that begins above what was asked for came too late for what lies between.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""What does not verify any more of a partition that has no other replica: it is written anew.
+"""Ranges of a log that do not verify any more, of a partition without another replica, are written again.
 
     a reader, retention or the scrub --found--> noted --within a second or so, when the files are free--> rebuilt,
                                                   |                                          or it verifies again
                                                   '<--later-- put off <--the disk refuses, or it can not be read now
 
-What memory has still is written back. Entries are written anew as recovery does it for the end of a log: from the
+What memory has still is written back. Entries are written again as recovery does it for the end of a log: from the
 frames, which hold all but where batches end. What is proven by them, or holds together, is read again, and channels
 that stopped in front of it go on. What does not is marked as faulty. Frames that do not verify, and are not in memory,
-stay as they are: nobody has others. They are read again, less and less often: the disk may have been away for a moment.
+stay as they are: there are no others. They are read again, less and less often: the disk may have been away for a
+moment.
 
 As soon as there is another replica all this is its business (`server.integrity.corrupt_ranges`): what is made up here
 would be written over what others could give.
@@ -59,16 +60,16 @@ class LocalRepair:
     def __init__(
         self,
         partition: RepairedLog,
-        told: Callable[[CorruptRange], None],
+        rebuilt: Callable[[CorruptRange], None],
         mended: Callable[[PartitionLog, int, int], None],
         *,
         alone: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`told`: of each range, when it is rebuilt; `mended`: log ids that verify again. `alone`: whether there is no
-        other replica now."""
+        """`rebuilt`: called with each range that is rebuilt; `mended`: log ids that verify again. `alone`: whether
+        there is no other replica now."""
         self.alone = alone
         self._partition = partition
-        self._told = told
+        self._on_rebuilt = rebuilt
         self._mended = mended
         self._noted = RangeSet()
         self._put_off = RangeSet()
@@ -86,7 +87,7 @@ class LocalRepair:
             self._noted.discard(*later)
 
     def known(self, first: int, end: int) -> None:
-        """The same, of what may have been told before: it is looked at once."""
+        """The same of ranges that may have been reported before: each is looked at once."""
         if self._seen.end_of_range(first) < end:
             self.found(first, end)
 
@@ -125,7 +126,7 @@ class LocalRepair:
         if done is not None:  # else it is looked for again
             self._backoff.reset()
             self._noted.discard(done.first.log_id, done.end.log_id)
-            self._told(done)
+            self._on_rebuilt(done)
             if done.readable:
                 self._tell_mended(done.first.log_id, done.end.log_id)
         for delivery in self._partition.deliveries.values():

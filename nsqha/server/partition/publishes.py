@@ -154,7 +154,7 @@ class Linger:
         self._for_last = False  # waits for the last ones too
 
     def committed(self, runs: int, size: int, bytes_max: int) -> None:
-        """So many runs, of `size` bytes in all, were answered just now or wait; no more than `bytes_max` ever will."""
+        """`runs` runs, of `size` bytes in all, were answered just now or wait; no more than `bytes_max` ever will."""
         if self._first.tries():
             self._runs = runs
             self._bytes = min(size, bytes_max)

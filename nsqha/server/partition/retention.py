@@ -11,8 +11,8 @@ too old, or who hold back too many bytes. What such a channel loses is named in 
 hold or a reader's channel keeps anyway it does not lose, and a reader's channel never counts as abandoned. Holds are
 judged by the timestamp that a batch would have now, so that nothing is proposed which they would cap.
 
-A batch that can not be read and has to be, because a deferred message is in it, is told to whoever repairs; the files
-stay until then.
+A batch that can not be read and has to be, because a deferred message is in it, is reported for repair; the files stay
+until then.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RetentionRunner:
         self._worthwhile = 0  # position of the log start whose deferred messages are being carried
         self._carried = (-1, 0)  # offset and position of the reference whose carrying was asked for last
         self._refused = (0, 0.0)  # position of the log start that is not worth it, and until when not to look again
-        self._damaged = -1  # the batch that was told last
+        self._damaged = -1  # the batch that was reported last
 
     def step(self, partition: RetainedLog, now: Now) -> None:
         """Take the next step, if one is due."""
@@ -168,7 +168,7 @@ class RetentionRunner:
             partition.files.drop(up_to)
 
     def _give_up(self, partition: RetainedLog, pairs: list[PairInfo], now: Now) -> list[Abandoned]:
-        """What the policy takes from channels nobody reads, so that the log start can pass it."""
+        """What the policy takes from channels without consumers, so that the log start can pass it."""
         policy = self.abandoned
         if policy.after_ns is None and policy.over_bytes is None:
             return []

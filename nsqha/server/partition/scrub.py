@@ -1,9 +1,9 @@
-"""The slow scrub: reads what nobody reads, so that damage in old files is found before somebody needs them.
+"""The slow scrub reads what no consumer reads, so that damage in old files is found before they are needed.
 
     round:  all file pairs of all durable replicas, shuffled -> a pair, piece by piece -> report -> next pair
 
 A round looks at every committed batch once, with all checks of `commitlog.verify`; the next one begins no sooner than
-`--scrub-interval` after it. Nothing is remembered over a restart, and the order is drawn anew for each round, so a node
+`--scrub-interval` after it. Nothing is remembered over a restart, and each round draws its order again, so a node
 that restarts often gets everywhere too.
 
 A pair is read through files of its own (`LogReader.part`) in a thread of its own: a disk that takes its time over bad
@@ -12,9 +12,9 @@ counts as `BATCH_BYTES_MIN`, because checking it costs more processor than disk.
 (`commitlog.readonce`).
 
 What is found is judged on the loop, after the pair was read: if its replica was closed or retention took the pair
-meanwhile, what was missing is no damage. Damage changes nothing here: the event `scrub_damage` tells people,
-`on_damage` whoever can repair the range, `on_bad_anchor` whoever writes the anchor that memory has; figures are in
-/stats and /metrics. A range counts as damaged until it was `mended`, its pair was found good, or went.
+meanwhile, what was missing is no damage. Damage changes nothing here: the event `scrub_damage` is for people,
+`on_damage` for the part that can repair the range, `on_bad_anchor` for the one that writes the anchor that memory has;
+figures are in /stats and /metrics. A range counts as damaged until it was `mended`, its pair was found good, or went.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = Logger("scrub")
 
 @dataclass(frozen=True, slots=True)
 class ScrubbedReplica:
-    """A partition's log on this node, whoever leads it."""
+    """A partition's log on this node, led here or followed."""
 
     topic: str
     partition: int

@@ -175,7 +175,7 @@ class Topic:
 
     @contextmanager
     def leaves(self, channel: str) -> Iterator[None]:
-        """It is being deleted: who comes meanwhile gets his place when that is over, however it ends."""
+        """It is being deleted: a consumer that comes meanwhile is attached when that is over, however it ends."""
         self.leaving.add(channel)
         try:
             yield
@@ -201,8 +201,8 @@ class Topic:
         self._give_places(partition)
 
     def remove_led(self, partition: Partition, why: str) -> None:
-        """This node does not lead it any more. Who came here because it did looks for the leader anew; clients of other
-        nodes are sent on; the others read on from the next leader (`relay_client`)."""
+        """This node does not lead it any more. Clients that came here because it did look for the leader again;
+        those of other nodes are sent on; the others read on from the next leader (`relay_client`)."""
         self.led = tuple(led for led in self.led if led is not partition)
         self.ended.keep(partition)
         now = partition.now()

@@ -6,12 +6,13 @@
                          what is damaged goes by a new one, and the journal keeps the old one until a leader takes it on
     never made           begun under the name that the record has for it: this process drew it, or an earlier life did,
                          which died before it made the log
-    recovery refuses     said once; whoever asks hears the same without the disk being read again, for longer each time:
+    recovery refuses     logged once; requests get the same answer without another read of the disk, for longer each
+                         time:
                          it reads two pairs to their end, and a leader asks once a second for as long as it leads
 
 `ReplicaFiles` changes the files of replicas that catch up (`catch_up.Files`), and the cache with them. Each step is
-carried out whole, whoever is cancelled meanwhile: half of one leaves an intent that the next start carries out on
-batches that were acknowledged since, or files that the log does not know of. What the disk refuses half way is
+carried out whole, even if its caller is cancelled meanwhile: half of one leaves an intent that the next start carries
+out on batches that were acknowledged since, or files that the log does not know of. What the disk refuses half way is
 `Poisoned`; before, an OSError or AppendFailed, and the step may be tried again.
 
 Invariant: nothing is opened under a name that acknowledged messages are counted on by, unless it has them.
@@ -156,8 +157,8 @@ class ReplicaLogs:
         """Whether the ISR names a log of this node that never was: its node died between the record and the log.
 
         Nothing of it is in the journal, which is written before a log is led. That may also be because an old copy of
-        the data directory was put back: then the log existed, and may be begun anew under its name only because, by
-        the record, nothing in it was ever acknowledged. A later epoch was begun by somebody who had seen a log."""
+        the data directory was put back: then the log existed, and may begin again under its name only because, by the
+        record, nothing in it was ever acknowledged. A later epoch was begun by a leader that had seen a log."""
         alone = set(meta.isr) == {self._node} and bool(meta.isr[self._node])
         return alone and meta.epoch == 1 and meta.nothing_acked and self._journal.record(key) is None
 
@@ -191,7 +192,7 @@ class ReplicaFiles:
         self._journal.stage_cut(follower.key, follower.log.cut_intent(log_id))
         try:
             await self._journal_writer.promise()
-            # The files are taken: whoever reads the log meanwhile finds its new end, and nobody appends.
+            # The files are taken: readers of the log find its new end meanwhile, and nothing is appended.
             cut = follower.log.cutting(log_id)
         except (AppendFailed, OSError):
             # A full disk, or too many open files; nothing was cut, and perhaps nothing ever is.
@@ -243,7 +244,7 @@ class ReplicaFiles:
         await whole(self._reload(follower, alone))
 
     async def _reload(self, follower: Follower, alone: bool) -> None:
-        # Nothing is found when a log was begun anew and its leader has committed nothing yet. It may need this replica
+        # Nothing is found when a log began again and its leader has committed nothing yet. It may need this replica
         # for that.
         key, applier, cache = follower.key, follower.applier, self._opener.cursor_cache
         async with self._one_load:

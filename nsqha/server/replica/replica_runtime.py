@@ -33,5 +33,5 @@ class ReplicaRuntime:
     disk: DiskRounds
     peers: Peers
     nodes: Callable[[], Mapping[int, NodeInfo]]  # those that are alive
-    spawn: Callable[[Coroutine[Any, Any, None]], object]  # begins a task that nobody waits for
+    spawn: Callable[[Coroutine[Any, Any, None]], object]  # begins a task that nothing waits for
     on_failure: Callable[[BaseException], None]  # the disk failed

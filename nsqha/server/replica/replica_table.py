@@ -35,7 +35,7 @@ class ReplicaTable:
         return self.records.get(key)
 
     def saw(self, key: PartitionKey, topic: Versioned[TopicRecord]) -> None:
-        """Somebody has read the record."""
+        """The record was read."""
         self.records[key] = topic
 
     def log_of(self, key: PartitionKey) -> PartitionLog | None:

@@ -1,9 +1,9 @@
 """What a node tells others of its replicas, and what it gives them: status, where epochs end, batches.
 
 Batches of a partition that is led here go to followers that catch up, committed or not, and without their frames where
-those were given up; what is committed goes to any replica that has to mend its copy, from whoever has it. Both are read
-off the loop, through files of their own (`LogReader.part`): old batches come from the disk, and nobody who publishes or
-consumes waits for that.
+those were given up; what is committed goes to any replica that has to mend its copy, from any that has it. Both are
+read off the loop, through files of their own (`LogReader.part`): old batches come from the disk, and no client waits
+for that.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ReplicaAnswers:
             return pb.FetchReply(committed=leadership.committed, end=end)
         run = await self._read(log, request, request.end or end, lost=True)
         if self._led(request.cluster_id, request.key, request.epoch) is not leadership:
-            raise Unavailable("this node led the partition anew meanwhile; its files may have been cut")
+            raise Unavailable("this node began another epoch of the partition meanwhile; its files may have been cut")
         return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
 
     async def _read(
@@ -138,7 +138,7 @@ class ReplicaAnswers:
         run = await self._read(log, request, end)
         if self._table.log_of(key) is not log or log.past is not past:
             # Other batches may have come since, and been committed: what was read is not what we vouch for.
-            raise NotFound("this replica was cut or begun anew meanwhile")
+            raise NotFound("this replica was cut or began again meanwhile")
         committed = self._table.committed_of(key)
         return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log.end.log_id)
 

@@ -10,7 +10,7 @@ daemon that makes a topic asks all nodes for the channels that it is to begin wi
 Who leads is read linearizably, after the change: the view of the watch may be of before an election whose winner has
 read the record before the change, and acknowledges messages that the new channel would never see. By the record as it
 is then, a partition without a leader is not waited for: its next leader reads the record before it acknowledges
-anything. Nor is one whose leader has no lease: nobody knows where it is, and it may acknowledge without the channel
+anything. Nor is one whose leader has no lease: its address is not known, and it may acknowledge without the channel
 until its successor begins, as long as it reaches its followers but not the metadata.
 
 A leader says which partitions it does lead, so one that was replaced meanwhile is found and its successor asked. Who
@@ -63,7 +63,7 @@ class Reconciler:
         """`seconds`: for all of them to answer; `follow(topic, uid, version)` brings what is led here in line with a
         record of at least that version of the channel list, `carry_out(topic, uid, what, channel, numbers)` does what
         is not in the record in these of them; both say for which partitions. `led_elsewhere(topic, uid)` reads who
-        leads on other nodes as of now: partition -> address, without those that nobody leads or whose leader has no
+        leads on other nodes as of now: partition -> address, without those that no node leads or whose leader has no
         lease. `known_channels(topic)`: what this node's lookup daemons know of a brand-new topic."""
         self._leaders = leaders
         self._peers = peers
@@ -90,8 +90,8 @@ class Reconciler:
         await self._ask_all(topic, lambda at, _, left: self._peers.call(at, "Reconcile", request, timeout=left), set())
 
     async def everybody_does(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        """Returns when it is done in every partition, here and elsewhere, whoever leads it meanwhile: once in each, as
-        messages are acknowledged while others are waited for. NotFound, Unavailable."""
+        """Returns when it is done in every partition, here and elsewhere, through changes of leaders: once in each,
+        as messages are acknowledged while others are waited for. NotFound, Unavailable."""
         uid = topic.record.uid
         done: set[int] = set()
 
@@ -148,7 +148,7 @@ class Reconciler:
                     raise outcome
                 else:
                     done.update(outcome.partitions)
-            # Whoever leads one of them later has read the record, or the event in the log.
+            # A node that leads one of them later has read the record, or the event in the log.
             if waiting and all(done.issuperset(numbers) for numbers in waiting.values()) and not await lacking():
                 return
             await asyncio.sleep(RETRY_SECONDS)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WINDOW_BYTES = 8 << 20  # under way at one other node; a publish that is larger goes alone
 MESSAGE_BYTES = 1 << 20  # publishes are sent together up to this much
 HOUSEKEEPING_SECONDS = 1.0
-GREETING_SECONDS = 1.0  # a node that does not answer for so long is tried anew
+GREETING_SECONDS = 1.0  # a node that does not answer for this time is tried again
 ANSWER_SLACK_SECONDS = 5.0  # beyond what the leader may take until it answers
 
 logger = Logger("forwarding")
@@ -236,7 +236,7 @@ class ForwardLink:
         self._end(why)
 
     def close(self, why: str) -> None:
-        """Nobody leads there any more, or this node stops."""
+        """That node leads nothing any more, or this node stops."""
         self._end(why)
         self._stream.close(why)
 

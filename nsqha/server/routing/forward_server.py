@@ -188,7 +188,8 @@ class ForwardStream:
         return not self._sizes and not self._scheduled and not self._stream.pending
 
     def on_closed(self, why: str) -> None:
-        """What is under way goes on; nobody hears of it. What is parked is dropped: to the sender it is unknown."""
+        """What is under way continues, and its outcome is not sent. What is parked is dropped: to the sender it is
+        unknown."""
         for parked in self._parked.values():
             self._service.budget.give(sum(len(publish.frames) for publish in parked))
         self._parked.clear()

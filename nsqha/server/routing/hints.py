@@ -1,15 +1,15 @@
 """Who leads, as other nodes say: for a node whose view of the records is old because it has lost etcd, and only that.
 
     a node that does not lead refuses ------------> its hint ----,
-    nobody takes it and this node has no lease ---> ask a few ---+--> hint --> `Leaders.leader`, when tried again
+    no node takes it, this node has no lease -----> ask a few ---+--> hint --> `Leaders.leader`, when tried again
 
-A hint says where to send, and nothing else: nobody leads, follows, elects or joins by it, and whoever is sent something
-finds out for itself whether it leads. It is what the other node's records say, never another hint, so that no hearsay
-goes round.
+A hint says where to send, and nothing else: no node leads, follows, elects or joins by it, and a node that is sent
+something decides for itself whether it leads. It is what the other node's records say, never another hint, so that no
+hearsay goes round.
 
 It counts as long as its epoch is above that of the record as this node knows it, and of two the one with the higher
-epoch: who follows hints gets ahead with each. It goes when its node can not be reached, or knows of no such epoch
-(etcd may have been put back); then the record counts again.
+epoch: a node that follows hints gets ahead with each. It goes when its node cannot be reached, or knows of no such
+epoch (etcd may have been put back); then the record counts again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = Logger("hints")
 
 
 class Hints:
-    """What one node was told of who leads."""
+    """The leaders that other nodes have named to one node."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Hints:
         return True
 
     def _take(self, topic: str, key: PartitionKey, at: LeaderAt) -> None:
-        """Nobody is told: who found no leader looks again in a moment, and slower each time. So nodes that are wrong
-        about each other have nobody run to and fro."""
+        """No part is called: those that found no leader look again in a moment, and slower each time. So nodes that are
+        wrong about each other send no client to and fro."""
         epoch = self._epoch_of(topic, key)
         if epoch is None or not at.node or not at.address or not at.peer_address or at.node == self._leaders.node:
             return

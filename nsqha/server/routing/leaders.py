@@ -1,6 +1,6 @@
 """Who leads what in the cluster, as the parts that serve clients see it.
 
-A view: it may be late. Whoever acts on it finds out at the node that it names, which refuses what it does not lead.
+A view: it may be late. A request that relies on it is refused by the node that it names, if that does not lead.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class Leaders(Protocol):
         """How many the topic has; 0: there is no such topic."""
 
     def leader(self, topic: str, number: int) -> LeaderAt | None:
-        """Who leads the partition; None: nobody at the moment, or a node without a lease. By the record, or by what
+        """Who leads the partition; None: no node at the moment, or one without a lease. By the record, or by what
         other nodes say of a later epoch: good for where to send, and for nothing else."""
 
     def recorded(self, topic: str, number: int) -> LeaderAt | None:
-        """As `leader`, by the record alone: what may be told to other nodes."""
+        """As `leader`, by the record alone: what other nodes may be given as an answer."""
 
     def not_led(self, topic: str, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> bool:
         """The node `by` takes nothing for the partition: it does not lead, and says with `hint` who does, or it is not
-        there. 0: nobody is known who leads. True: this node has lost the records and asks others now: look again in a
+        there. 0: no leader is known. True: this node has lost the records and asks others now: look again in a
         moment."""
 
     def when_changed(self, callback: Callable[[str], None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""What one connection publishes to one partition, in order, whoever leads it meanwhile.
+"""What one connection publishes to one partition, in order, through changes of its leader.
 
 A publisher hands publishes to a target (the partition on this node, or a link to the node that leads it) and remembers
 each until its outcome is known. A client never hears "not leader": what was definitely not stored goes to the next
@@ -6,9 +6,9 @@ leader.
 
 The rule that keeps the order: a refused publish goes out again only when nothing of this publisher is on its way any
 more, and only if nothing that came after it was stored, or may have been; else it fails. So what is stored of a
-publisher is in the order of its publishes, and the client is told of each that is not. Once one has failed, all later
-ones that are not under way fail too: they would be stored behind a gap, and the connection ends with the first failure
-anyway.
+publisher is in the order of its publishes, and the client gets an error for each that is not. Once one has failed, all
+later ones that are not under way fail too: they would be stored behind a gap, and the connection ends with the first
+failure anyway.
 
                +--------------------- refused, nothing later stored ---------------------+
                v                                                                         |
@@ -53,7 +53,7 @@ class Router(Protocol):
     """Finds targets; and calls `PartitionPublisher.leaders_changed` when others may be right."""
 
     def target(self, topic: str, number: int) -> Target | None:
-        """Where to publish to this partition now; None: nobody leads it at the moment. NotFound: there is no topic."""
+        """Where to publish to this partition now; None: no node leads it at the moment. NotFound: there is no topic."""
 
 
 class Publish:
@@ -70,7 +70,7 @@ class Publish:
         self.reply = reply
         self.delay_ms = delay_ms
         self.at = at  # when the client sent it; loop time
-        self.target: Target | None = None  # who has it, or had it last
+        self.target: Target | None = None  # that has it, or had it last
         self.counted = False  # its bytes are in the budget on the publisher's account
 
     def stored(self) -> None:
@@ -141,7 +141,7 @@ class PartitionPublisher:
     )
 
     closed = False
-    queue = None  # nobody but `publish` knows where a publish goes
+    queue = None  # only `publish` knows where a publish goes
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class PartitionPublisher:
     def _pump(self) -> None:
         """Give what waits to the target, in order."""
         if self._pumping or self._retry.timer is not None:
-            return  # a target answered from within `take`; or nobody takes anything at the moment
+            return  # a target answered from within `take`; or no target takes anything at the moment
         self._pumping = True
         try:
             while self._waiting and not self._back:
@@ -301,7 +301,7 @@ class PartitionPublisher:
 
     def _look_again(self) -> None:
         if self._waiting and self._waiting[0].at + self._wait_seconds <= self._loop.time():
-            reason = self._why or "nobody leads the partition"
+            reason = self._why or "no node leads the partition"
             self._break(f"{NOT_STORED}{reason} (waited {self._wait_seconds:g} s for a leader)")
             return
         self._target = None

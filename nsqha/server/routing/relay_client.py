@@ -12,7 +12,7 @@ with nsqd.
 A leader that has consumers of its own for the channel serves only those (`standby`), and says when that changes.
 
 The RDY window is shared out as `nsqha.server.routing.rdy_credit` says. It is looked at again when RDY changes, when a
-leader says what it holds or that it is backlogged, and, as long as somebody is, every ROTATE_SECONDS.
+leader says what it holds or that it is backlogged, and, as long as one of them is, every ROTATE_SECONDS.
 
 Who stays and who goes: a client that subscribed here while this node led a partition of the topic may have been sent by
 lookup; its connection ends when a partition that served it leaves, so that it looks up again. All others have this
@@ -130,7 +130,7 @@ class RelayLink:
     def _close_if_unused(self) -> None:
         if not self.subscriptions:
             self._send()
-            self.close("nobody is served over it any more")
+            self.close("it serves no consumer any more")
 
     def close(self, why: str) -> None:
         self._end(why)
@@ -176,7 +176,7 @@ class RemoteSubscription:
         return self._link is not None
 
     def seek(self) -> None:
-        """Have it open at whoever leads now; does nothing if it is, or if nobody is known who leads."""
+        """Have it open at the node that leads now; does nothing if it is, or if no leader is known."""
         places = self._places
         leader = places.relaying.leader(places.consumer.topic, self.partition)
         if self._link is not None:

@@ -47,7 +47,7 @@ class ChannelCreator(Protocol):
         WrongKind: it is a reader's."""
 
     async def leave(self, topic: str, channel: str) -> None:
-        """Nobody may be left who reads it."""
+        """A consumer left it, perhaps the last one."""
 
 
 class RelayWire:
@@ -372,7 +372,7 @@ class RelayService:
 
     def _tell_figures(self) -> None:
         self._figures = self.loop.call_later(FIGURES_SECONDS, self._tell_figures)
-        for stream in self.streams:  # one that a send ends is told so, and leaves them, later: `StreamHandler`
+        for stream in self.streams:  # one that a send ends hears of that, and leaves them, later: `StreamHandler`
             stream.tell_figures()
 
     def close(self) -> None:

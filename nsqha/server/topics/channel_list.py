@@ -65,7 +65,7 @@ async def add_channel(
             if reader and sum(other.reader for other in channels.channels.values()) >= READERS_MAX:
                 raise LimitReached(
                     f"topic {topic.name} has {READERS_MAX} reader channels, as many as there may be: delete one that "
-                    f"nobody uses (nsqha channel delete)"
+                    f"is not used (nsqha channel delete)"
                 )
             return channels.with_channel(channel, uid, reader=reader)
         if there.reader != reader:

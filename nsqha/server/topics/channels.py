@@ -6,7 +6,7 @@ alone (`ChannelLeaders.everywhere`). A topic is paused in the same record and em
 
 Owns nothing: the record is the store's, the newest seen of it the `Topic`'s, cursors the partitions'. Invariants: a
 change is answered when every partition has it in its committed log, or as Unavailable; changes of one topic come one
-after the other, run to their end (`Changes`), and look at the world again when their turn comes. Moving the floor of a
+after the other, run to their end (`Changes`), and read the state again when their turn comes. Moving the floor of a
 reader's channel (`ReaderChannels`) is none.
 """
 
@@ -82,7 +82,7 @@ class Channels:
         check_kind(topic, channel, reader=reader)
         if not self.leaders.have(topic, channel):
             await self._changes.once((topic.record.uid, channel), lambda: self._create(topic, channel, reader))
-            check_kind(topic, channel, reader=reader)  # somebody else may have made it
+            check_kind(topic, channel, reader=reader)  # another request may have made it
         return not topic.deleting
 
     async def ensure_here(self, topic: Topic, channel: str) -> None:
@@ -114,8 +114,8 @@ class Channels:
         await self._changes.once(("unused", topic, channel), lambda: self._delete(topic, channel, unless_used=True))
 
     async def leave(self, topic: str, channel: str) -> None:
-        """Nobody may be left who reads this #ephemeral channel."""
-        with suppress(NotFound, Unavailable, OutcomeUnknown):  # somebody else deleted it, or it goes on
+        """A consumer left this #ephemeral channel, perhaps the last one."""
+        with suppress(NotFound, Unavailable, OutcomeUnknown):  # it is deleted already, or the deletion continues
             await self.delete_if_unused(topic, channel)
 
     async def _delete(self, topic: str, channel: str, *, unless_used: bool = False) -> None:
@@ -123,7 +123,7 @@ class Channels:
             found = self._existing(topic, channel)
             if unless_used and found.consumers.reads(channel):
                 return
-            with found.leaves(channel):  # a SUB that comes now waits for the lock, and makes it anew
+            with found.leaves(channel):  # a SUB that comes now waits for the lock, and makes it again
                 if ids.is_ephemeral(channel):
                     for partition in found.led:
                         partition.cursors.requests.delete_ephemeral(channel)

@@ -1,4 +1,4 @@
-"""Where the partitions of topics go: to this node, which is alone (`single_node`), or to nodes of a cluster.
+"""Where the partitions of topics go: to this single node (`single_node`), or to nodes of a cluster.
 
 What differs between the two is behind `Placement`; what announces topics to lookup daemons is behind `Announcer`.
 """
@@ -41,7 +41,7 @@ class Placement(Protocol):
     """How topics get their partitions, and lose them."""
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
-        """The settings that a topic gets for which somebody chose these."""
+        """The settings that a topic gets if these are asked for."""
 
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         """Make the topic; the caller does not hold its lock. Unavailable, OutcomeUnknown."""
@@ -51,7 +51,7 @@ class Placement(Protocol):
         Unavailable."""
 
     def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
-        """Whether the watch is behind the end of a topic whose record somebody has read."""
+        """Whether the watch has seen the end of a topic whose record was read."""
 
     async def drop(self, uid: int, numbers: Collection[int]) -> None:
         """Neither lead nor follow these partitions of a topic any more."""
@@ -60,7 +60,7 @@ class Placement(Protocol):
         """Remove what is left of a deleted topic, or leave it to a later moment."""
 
     def remarks(self, settings: TopicSettings) -> list[str]:
-        """What somebody should know who has just asked for these settings."""
+        """Remarks for an operator who has just asked for these settings."""
 
 
 class Announcer(Protocol):

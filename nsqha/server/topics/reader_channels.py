@@ -64,7 +64,7 @@ class ReaderChannels:
         found = self._topics.topic(name)
         if uid not in (0, found.record.uid):
             raise WrongKind(
-                f"topic {name} was deleted and made anew: it is {found.record.uid:016x}, and {uid:016x} is meant"
+                f"topic {name} was deleted and made again: it is {found.record.uid:016x}, and {uid:016x} is meant"
             )
         return found
 

@@ -6,11 +6,12 @@ The record is the intent. What a change means for partitions is written in the s
 
     min_isr     the records of the partitions; their leaders go by it when the watch brings it
     replicas    nothing here: the controller moves replicas until each partition has as many; min_isr follows the moves
-    partitions  new records, placed; in a cluster the controller elects their leaders, a node that is alone makes their
-                logs and begins their epochs. Their epoch starts bring all channels of the topic. Never fewer.
+    partitions  new records, placed; in a cluster the controller elects their leaders, a single node makes their logs
+                and begins their epochs. Their epoch starts bring all channels of the topic. Never fewer.
 
 A new partition that could not be made after its record was written is made by the same change asked for again, or by
-the next start. Publishers that have nothing under way choose anew among all partitions; consumers get a place at each.
+the next start. Publishers that have nothing under way choose again among all partitions; consumers are attached to
+each.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TopicChanges:
         self._opener = opener
 
     async def replace(self, topic: Topic, changed: Callable[[TopicRecord], TopicRecord]) -> Versioned[TopicRecord]:
-        """Compare-and-set on what the record is now, tried again when somebody else was faster."""
+        """Compare-and-set on what the record is now, tried again when another change was faster."""
         name, uid = topic.name, topic.record.uid
         for _ in range(CHANGE_RETRIES):
             known = await self._metadata.read(lambda: self._records.topic(name))
@@ -63,13 +64,13 @@ class TopicChanges:
 
 
 def remarks_alone(settings: TopicSettings) -> list[str]:
-    """What somebody should know who has just asked a node that is alone for these settings."""
+    """Remarks for an operator who has just asked a single node for these settings."""
     more = (settings.replicas or 1) > 1 or (settings.min_isr or 1) > 1
     return ["this node is alone: partitions have one replica until the topic is in a cluster"] if more else []
 
 
 def remarks(settings: TopicSettings, alive: Mapping[int, NodeInfo]) -> list[str]:
-    """The same of a cluster with these nodes."""
+    """Remarks for an operator who has just asked a cluster with these nodes for these settings."""
     nodes = able(alive)
     hosts = len({host_of(node) for node in nodes.values()})
     wanted = replicas_wanted(settings, nodes)
@@ -79,5 +80,5 @@ def remarks(settings: TopicSettings, alive: Mapping[int, NodeInfo]) -> list[str]
         said.append(f"replicas is {wanted}, and there are {there}; the rest is added when nodes come")
     if min_isr_of(settings, wanted) > hosts:
         floor = min_isr_of(settings, wanted)
-        said.append(f"min_isr is {floor}: a new partition acknowledges nothing until it has so many replicas")
+        said.append(f"min_isr is {floor}: a new partition acknowledges nothing until it has {floor} replicas")
     return said

@@ -30,13 +30,13 @@ settings_logger = Logger("settings")
 
 
 class SingleNodePlacement:
-    """A `Placement`: everything is here."""
+    """The `Placement` of a single node: every partition is here."""
 
     def __init__(self, topics: Topics, context: TopicContext) -> None:
         self._topics = topics
         self._context = context
         self._records = context.metadata.records
-        self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
+        self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: no client ever used them
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
         return settings
@@ -84,7 +84,7 @@ class SingleNodePlacement:
         return topic
 
     async def _change_channels(self, topic: Topic, change: Change) -> None:
-        """Of a topic that is only just being made."""
+        """Change the channels of a topic that is being made."""
         topic.versioned = await self._context.metadata.change_channels(topic.versioned, change)
 
     async def _bury_half_made(self, name: str) -> None:
@@ -95,13 +95,13 @@ class SingleNodePlacement:
             await self.remove_files(record)
 
     async def remove_files(self, record: TopicRecord) -> None:
-        """What can not go now goes, by its tombstone, at the next start."""
+        """What cannot be removed now is removed at the next start, by its tombstone."""
         try:
             if not ids.is_ephemeral(record.name):
                 await self._context.disk.removed(lambda: self._context.opener.folders.remove(record.name, record.uid))
             self._context.opener.forget(
                 record
-            )  # only now: whoever sees the tombstone later asks whether there is anything
+            )  # only now: a later look at the tombstone asks whether there is anything
             await self._context.metadata.write(lambda: self._records.forget_tombstone(record.uid))
         except (StorageError, OSError) as error:
             files_remain(record.name, error)
@@ -128,7 +128,7 @@ class SingleNodePlacement:
         try:
             log_uids = {n: record.partitions[n].isr[self._context.node_uid] for n in numbers}
             for key in [key for n in numbers if self._context.opener.knows(key := (record.uid, n))]:
-                self._context.opener.forget_partition(key)  # what an earlier attempt left was used by nobody
+                self._context.opener.forget_partition(key)  # what an earlier attempt left was never used
             logs = await self._context.disk.run(lambda: self._create(record, log_uids))
             partitions = self._context.opener.lead(record, logs)
             if not topic.ephemeral:

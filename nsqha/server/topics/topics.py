@@ -2,11 +2,11 @@
 
 Every change goes the same way: compare-and-set in the metadata store (`Metadata`), then what follows from it in the
 partitions that are led here, then the answer. Their channels have a part of their own (`server.topics.channels`), and
-so has what a node that is alone does otherwise than one of a cluster (`Placement`). Slow work (metadata writes,
+so has what a single node does otherwise than one of a cluster (`Placement`). Slow work (metadata writes,
 recovery, deletion) runs on the disk thread in order of submission.
 
 Owner of which topics there are; a `Topic` owns what this node does for one of them. Invariants: changes of one topic
-come one after the other and look at the world again when their turn comes; a change that began runs to its end
+come one after the other and read the state again when their turn comes; a change that began runs to its end
 (`Changes`); a topic is in this mapping from when it can take messages until its deletion is in the metadata.
 """
 
@@ -97,7 +97,7 @@ class Topics(Mapping[str, Topic]):
                         partition.write_events()
                 self.announce(name)
             return topic
-        if topic is not None:  # deleted and made anew; the tombstone takes care of the old one's files
+        if topic is not None:  # deleted and made again; the tombstone takes care of the old one's files
             self._forget(topic)
         topic = self._topics[name] = Topic(versioned, (), self._context.new_delivery)
         self.announce(name)
@@ -105,7 +105,7 @@ class Topics(Mapping[str, Topic]):
 
     def take(self, versioned: Versioned[TopicRecord]) -> Topic:
         """The same of a record that this node has read or written itself: the watch may be ahead of it. NotFound: it
-        has seen the end of that topic, whose deletion here is over, so nobody would delete it again."""
+        has seen the end of that topic, whose deletion here is over, so nothing would delete it again."""
         name, uid = versioned.record.name, versioned.record.uid
         if self.of_uid(name, uid) is None and self.placement.has_seen_end_of(versioned):
             raise NotFound(f"there is no topic {name} any more")
@@ -138,7 +138,7 @@ class Topics(Mapping[str, Topic]):
             await self._end(topic)
 
     async def _end(self, topic: Topic) -> None:
-        """Nobody is served from the topic any more and its logs are closed; the files stay."""
+        """End the topic: no client is served from it any more and its logs are closed; the files stay."""
         if self._topics.get(topic.name) is not topic:
             return
         self._forget(topic)
@@ -178,14 +178,14 @@ class Topics(Mapping[str, Topic]):
         return found if found is not None and found.record.uid == uid and not found.deleting else None
 
     async def create_topic(self, name: str, settings: TopicSettings | None = None) -> None:
-        """Make the topic. Conflict if somebody else was faster and it has other settings than those that are given."""
+        """Make the topic. Conflict if another request was faster and it has other settings than those given here."""
         topic = await self.ensure_topic(name, settings)
         if settings is not None:
             has, wanted = topic.record.settings, self.placement.settings_for(name, settings)
             fields = [f.name for f in dataclass_fields(wanted) if f.name != "unknown"]
             if others := {n: value for n in fields if (value := getattr(has, n)) != getattr(wanted, n)}:
                 what = ", ".join(f"{n}={'default' if value is None else value}" for n, value in others.items())
-                raise Conflict(f"topic {name} was made by somebody else just now, with {what}")
+                raise Conflict(f"topic {name} was made by another request just now, with {what}")
 
     async def topic_for_client(self, name: str) -> Topic:
         """The topic that a PUB or SUB names; made if that is allowed."""
@@ -229,7 +229,7 @@ class Topics(Mapping[str, Topic]):
         except BaseException:
             topic.deleting = False
             raise
-        # It is gone; whatever fails from here on is work for the next start, and hinders nobody.
+        # It is gone; whatever fails from here on is work for the next start, and hinders nothing.
         await self._end(topic)
         await self.placement.remove_files(record)
 
@@ -244,5 +244,5 @@ class Topics(Mapping[str, Topic]):
 
 
 def files_remain(topic: str, error: Exception) -> None:
-    """Of a deleted topic: they go with the next start, or the next look of a cluster's node."""
+    """Files of a deleted topic could not be removed: the next start does it, or the next look of a cluster's node."""
     logger.warning("files_remain", "files of the deleted topic %s are removed later: %s", topic, error)

@@ -216,7 +216,7 @@ async def test_the_offsets_of_another_life_move_nothing_and_make_no_channel(brok
             request = pb.CommitReaderRequest(topic="t", channel="lake", offsets={0: 1}, back=True, topic_uid=uid)
             return await service.CommitReader(request, Context())
 
-        with pytest.raises(Refused, match="FAILED_PRECONDITION: topic t was deleted and made anew"):
+        with pytest.raises(Refused, match="FAILED_PRECONDITION: topic t was deleted and made again"):
             await commit(topic.record.uid ^ 1)
         assert not topic.has_channel("lake")
         for uid in (topic.record.uid, 0):

@@ -118,7 +118,7 @@ class Service:
                 refuse(grpc.StatusCode.NOT_FOUND, f"topic {topic} has no partition {partition}, only {len(there)}")
             log = there[partition]
             if topic_uid not in (0, log.uid):
-                refuse(grpc.StatusCode.FAILED_PRECONDITION, f"topic {topic} was deleted and made anew")
+                refuse(grpc.StatusCode.FAILED_PRECONDITION, f"topic {topic} was deleted and made again")
             target = min(max(offset, log.start), log.end)
             floor = self.floors.get((topic, partition), 0)
             self.floors[topic, partition] = target if back else max(floor, target)

@@ -44,7 +44,7 @@ def test_a_floor_of_an_earlier_life_is_refused_by_the_brokers(
     service.make_anew("a", log(20, uid=8))
     query.plans.done(query.at)
     assert service.floors == {}
-    assert "commitChannel lake was not moved: topic a was deleted and made anew" in caplog.text
+    assert "commitChannel lake was not moved: topic a was deleted and made again" in caplog.text
 
 
 def test_what_is_processed_of_a_deleted_topic_moves_the_others(caplog: pytest.LogCaptureFixture) -> None:

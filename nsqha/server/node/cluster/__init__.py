@@ -1,4 +1,4 @@
-"""A node as one of a cluster: what membership adds to it. A node that is alone imports nothing of this but types.
+"""A node as one of a cluster: what membership adds to it. A single node imports nothing of this but types.
 
 Downwards:
 

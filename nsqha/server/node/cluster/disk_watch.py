@@ -1,6 +1,6 @@
 """A node whose disk hangs lets others lead as long as that lasts.
 
-It answers every question and keeps its lease, so nobody takes it for dead. But its own disk is one that every batch
+It answers every question and keeps its lease, so no node takes it for dead. But its own disk is one that every batch
 waits for: nothing that it leads is acknowledged. So its record says that it leaves. Then the controller lets others
 lead (a leader that leaves is not waited for), and those go on without its acknowledgements. When the disk has gone on
 for a while it takes that back, and is an ordinary follower.

@@ -95,7 +95,9 @@ class ClusterMember:
         try:
             await self._cluster.registration.update(poisoned=why)
         except NsqhaError as error:
-            logger.info("not_announced", "the cluster could not be told that the data directory is closed: %s", error)
+            logger.info(
+                "not_announced", "other nodes could not be informed that the data directory is closed: %s", error
+            )
 
     def keep_house(self) -> None:
         self._cluster.replicas.keep_house()

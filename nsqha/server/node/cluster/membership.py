@@ -146,7 +146,7 @@ class Membership:
         try:
             await self.registration.update(leaving=True)
         except NsqhaError as error:
-            logger.warning("not_announced", "the cluster could not be told that this node leaves: %s", error)
+            logger.warning("not_announced", "other nodes could not be informed that this node leaves: %s", error)
             return
         replicas.retire()
         deadline = self._loop.time() + seconds

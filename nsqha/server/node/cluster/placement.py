@@ -48,7 +48,7 @@ class ClusterPlacement:
         cluster, topics, alone = self._cluster, self._topics, ids.is_ephemeral(name)
         settings = self.settings_for(name, settings)
         async with self._context.changes.of(name):
-            # In its first record: whoever leads a partition may take messages as soon as that is stored.
+            # In its first record: a leader of a partition may take messages as soon as that is stored.
             channels = ChannelList()
             for channel in await topics.announcer.known_channels(name):
                 channels = channels.with_channel(channel, ids.new_uid(self._context.rng))
@@ -120,7 +120,7 @@ class ClusterPlacement:
 
     async def remove_files(self, record: TopicRecord) -> None:
         """Nothing before the watch has shown this node the tombstone (`Topics.dropped`): an older view that comes first
-        makes the logs anew, and then nothing else would speak of them."""
+        makes the logs again, and then nothing else would name them."""
 
     def remarks(self, settings: TopicSettings) -> list[str]:
         return topic_settings.remarks(settings, self._cluster.nodes())

@@ -1,13 +1,13 @@
 """A follower's way back to its leader's log: find where the two part, cut what is ours alone, pull what is missing.
 
     EpochEnd(our last epoch) .. -> common end -> cut (intent journalled) -> Fetch .. -> near the end: the leader pushes
-    the leader's files begin behind our end -> our log begins anew at its oldest file: all channel state is in the log
+    the leader's files begin behind our end -> our log begins again at its oldest file: all channel state is in the log
 
 Only what was never committed is cut. A log whose name (log_uid) the ISR does not hold may have been given up by an
 operator or after a lost page cache; then what its leader has is the truth, and the cut is logged as an alarm.
 
-Runs while the follower's files are taken (`FollowerJobs.take`), so no batch and no roll comes between. Whoever
-publishes and consumes goes first: what is pulled is stored in slices, and not faster than the node's `SharedRate`,
+Runs while the follower's files are taken (`FollowerJobs.take`), so no batch and no roll comes between. Clients go
+first: what is pulled is stored in slices, and not faster than the node's `SharedRate`,
 unless the leader waits for this replica or its log grows more than half as fast as this one.
 """
 
@@ -114,14 +114,14 @@ class CatchUp:
         removed = follower.log.end.log_id - common
         logger.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
         if common < applied:
-            self._files.forget_state(follower)  # first: whoever ends this catch-up half way leaves no state that lies
+            self._files.forget_state(follower)  # first: if this ends half way, no state is left that lies
         await self._files.cut(follower, common)
         follower.leader_log.differs_at = None
         applier.forget_pending()
         applier.committed = min(applier.committed, common)
 
     async def _common_end(self) -> int | None:
-        """The end of what both logs have. None: the leader's files begin behind it, and ours was begun anew."""
+        """The end of what both logs have. None: the leader's files begin behind it, and ours began again."""
         log = self._follower.log
         search = Divergence(
             own=lambda epoch: _epoch_end(log, epoch),
@@ -144,7 +144,7 @@ class CatchUp:
         self._check()
         anchor = decode(reply.anchor) if reply.anchor else None
         if anchor is None:
-            raise Unavailable("the leader's log can not be begun anew from")
+            raise Unavailable("this log cannot begin again from the leader's")
         if not self._files.may_lose_committed(self._follower):
             check_anew(anchor.log_id + 1, committed=self._follower.applier.committed)
         logger.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
@@ -216,10 +216,10 @@ def _epoch_end(log: LogReader, epoch: int) -> EpochEndAnswer:
 
 
 class SharedRate:
-    """A rate that several jobs share: each says what it has done and is told how long to rest before it does more.
+    """A rate that several jobs share: each says what it has done and gets the seconds to rest before it does more.
 
-    Nothing is reserved, so a job that is given up owes nothing. Who did nothing for a while may do as much as fits in
-    `BURST_SECONDS` at once: short work is never slowed down."""
+    Nothing is reserved, so a job that is given up owes nothing. A job that did nothing for a while may do as much as
+    fits in `BURST_SECONDS` at once: short work is never slowed down."""
 
     def __init__(self, per_second: int) -> None:
         """0: as much as they like."""

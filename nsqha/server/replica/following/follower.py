@@ -7,7 +7,7 @@
 Spec: `Push` (the follower's half) and `Sync`. Ends are exclusive log ids.
 
 Parts: `Applier` has the channel state and what is committed, `LeaderLog` what is known of the leader's log,
-`FollowerJobs` who has the files.
+`FollowerJobs` which job has the files.
 
 Invariants: nothing is appended for an epoch below the promise; the promise is durable before the answer leaves; what is
 applied is committed and never cut; an ack of `durable` is sent only after a disk round. While a job has the files to

@@ -71,7 +71,7 @@ def test_files_that_could_not_be_used_as_they_were_are_told_of(lost: str, caplog
         with suppress(LogCorrupt):  # of a log whose beginning is lost nothing says what its channels did
             rig.opener.recover(record)
         assert rig.opener.measures.log_events == {"log_damaged": 1}
-        said = "anchors that were lost are written anew: 1" if lost == "anchor" else f"{position} can not be used"
+        said = "anchors that were lost are written again: 1" if lost == "anchor" else f"{position} can not be used"
         assert said in caplog.text
 
     asyncio.run(scenario())

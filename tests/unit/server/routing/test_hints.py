@@ -231,7 +231,7 @@ def test_a_few_nodes_are_asked_at_a_time_and_each_ones_turn_comes(monkeypatch: A
         await asyncio.sleep(0.1)
         assert sum(asked.values()) == 2
         await answered(outcome)
-        assert outcome.answers[0].startswith("not stored: nobody leads")
+        assert outcome.answers[0].startswith("not stored: no node leads")
         assert set(asked) == {2, 3, 4} and sum(asked.values()) < 5 / 0.2 * 3
 
     Nodes(4).run(story)

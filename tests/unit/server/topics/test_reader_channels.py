@@ -101,7 +101,7 @@ async def test_another_life_of_the_topic_is_not_moved(broker: Broker) -> None:
     uid = broker.topics.topic("t").record.uid
     await broker.topics.delete_topic("t")
     await published(broker)
-    with pytest.raises(WrongKind, match=f"deleted and made anew: .* {uid:016x} is meant"):
+    with pytest.raises(WrongKind, match=f"deleted and made again: .* {uid:016x} is meant"):
         await broker.channels.readers.commit("t", "spark", {0: 2}, back=True, topic_uid=uid)
     assert not broker.topics.topic("t").has_channel("spark")
     now = broker.topics.topic("t").record.uid

@@ -72,7 +72,7 @@ def test_what_is_not_obvious_is_said() -> None:
         == "replicas is 5, and there are 3 hosts that can have them; the rest is added when nodes come"
     )
     assert "1 host that" in said(1, replicas=3)
-    assert "acknowledges nothing until it has so many" in said(3, replicas=5, min_isr=4)
+    assert "acknowledges nothing until it has 4 replicas" in said(3, replicas=5, min_isr=4)
     assert settings.remarks_alone(TopicSettings()) == []
     assert "alone" in settings.remarks_alone(TopicSettings(replicas=2))[0]
 

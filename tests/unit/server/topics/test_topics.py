@@ -284,7 +284,7 @@ def test_a_topic_made_with_other_settings_is_not_taken_for_the_wanted_one() -> N
     async def scenario() -> None:
         rig = TopicsRig()
         rig.metadata.races = [record(settings=TopicSettings(partitions=3, min_isr=1))]
-        with pytest.raises(Conflict, match=r"made by somebody else just now, with partitions=3, min_isr=1$"):
+        with pytest.raises(Conflict, match=r"made by another request just now, with partitions=3, min_isr=1$"):
             await rig.topics.create_topic("t", EIGHT)
         assert rig.topics.topic("t").record.settings.partitions == 3, "it is there and can be used"
 
