@@ -15,7 +15,7 @@ from nsqha.election import moves, rules
 from nsqha.election.model import ChannelList, TopicSettings
 from nsqha.election.placement import Move, PartitionName
 from nsqha.election.store import Intent, MetadataIntents, MetadataRecords
-from nsqha.errors import Conflict, NotFound, Unavailable
+from nsqha.errors import Conflict, NotFound, too_many_changes
 from nsqha.ids import new_uid
 
 RETRIES = 100
@@ -64,7 +64,7 @@ class MetadataChanges:
             except Conflict:
                 continue
             return True
-        raise Unavailable(f"topic {name} is being changed by too many at once")
+        raise too_many_changes(f"topic {name}")
 
     def delete_topic(self, name: str) -> bool:
         """Delete a topic. False: the cluster has no such topic."""
@@ -111,7 +111,7 @@ class MetadataChanges:
             except Conflict:
                 continue
             return
-        raise Unavailable(f"topic {topic} is being changed by too many at once")
+        raise too_many_changes(f"topic {topic}")
 
     # ---- intents
 
@@ -125,7 +125,7 @@ class MetadataChanges:
             except Conflict:
                 continue
             return
-        raise Unavailable(f"intent {name} is being changed by too many at once")
+        raise too_many_changes(f"intent {name}")
 
     def remove_intent(self, name: str) -> bool:
         """Remove an intent. False: there is none."""

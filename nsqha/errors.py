@@ -54,6 +54,11 @@ class Unavailable(NsqhaError):
     """It is not possible now; nothing was done."""
 
 
+def too_many_changes(what: str) -> Unavailable:
+    """The error of a compare-and-set that lost against other changes too often."""
+    return Unavailable(f"{what} is being changed by too many at once")
+
+
 class OutcomeUnknown(NsqhaError):
     """It may or may not have been done."""
 

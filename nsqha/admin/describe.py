@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
+from nsqha.admin.fan_out import NO_LEADER
 from nsqha.admin.peer_admins import PeerAdmins
 from nsqha.admin.replay import timestamp_of
 from nsqha.election.health import under_replicated
@@ -46,7 +47,7 @@ class Told:
     def why(self, leader: int) -> str:
         """Why nothing is known about a partition with this leader."""
         if not leader:
-            return "nobody leads it at the moment"
+            return NO_LEADER
         lost = self.unreachable.get(leader)
         if lost is not None:
             return f"its leader {lost.name} does not answer: {lost.why}"

@@ -28,6 +28,11 @@ NO_LEADER = "no node leads it at the moment"
 T = TypeVar("T")
 
 
+def leads_not(address: str) -> str:
+    """Why the node at this address gave no answer for a partition."""
+    return f"{address}, which is known as its leader, does not lead it, or not yet"
+
+
 class FanOut:
     """Sends requests of one node to the leaders."""
 
@@ -54,7 +59,7 @@ class FanOut:
                 if leader is None or leader.node == self._leaders.node:
                     why[number] = NO_LEADER
                 else:
-                    why[number] = f"{leader.address}, which is known as its leader, does not lead it, or not yet"
+                    why[number] = leads_not(leader.address)
                     theirs.setdefault(leader.address, []).append(number)
             works = [_here(request, mine, why)] if mine else []
             works += [self._ask(request, at, sorted(asked), why, len(numbers)) for at, asked in theirs.items()]

@@ -24,7 +24,7 @@ import re2
 
 from nsqha import ids
 from nsqha.admin.answers import answers
-from nsqha.admin.fan_out import FanOut
+from nsqha.admin.fan_out import NO_LEADER, FanOut, leads_not
 from nsqha.admin.peer_admins import PeerAdmins
 from nsqha.admin.topic_request import CALL_SECONDS, for_leader, serving, topic_of
 from nsqha.cursor.holds import HOLD_MS_MAX
@@ -391,10 +391,10 @@ class _Everywhere:
             return "", "it has only begun, or is closed"
         leader = cluster.leaders.leader(name, number)
         if leader is None:
-            return "", "no node leads it at the moment"
+            return "", NO_LEADER
         if leader.node == cluster.node:
             return "", "this node has only begun to lead it"
-        return leader.address, f"{leader.address}, which is known as its leader, does not lead it, or not yet"
+        return leader.address, leads_not(leader.address)
 
     async def _ask(
         self, address: str, request: Any, keys: list[Key], named: Mapping[str, Topic], why: dict[Key, str]

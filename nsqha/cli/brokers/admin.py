@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.parser import did_you_mean
+from nsqha.cli.terminal.parser import CERTIFICATE_INCOMPLETE, did_you_mean
 from nsqha.cli.terminal.screen import print_json, say, some
 
 ENVIRONMENT = {"--grpc-address": "NSQHA_GRPC_ADDRESS", "--nsqd-tcp-address": "NSQHA_TCP_ADDRESS"}
@@ -153,7 +153,7 @@ def credentials(args: argparse.Namespace) -> Any:
     if not any(files):
         return None
     if not all(files):
-        raise exits.Exit(exits.USAGE, "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
+        raise exits.Exit(exits.USAGE, CERTIFICATE_INCOMPLETE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from nsqha.server.peers.calls import channel_credentials
     from nsqha.server.runtime.tls import load_cluster_tls

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from nsqha.cli.brokers.admin import Admin, credentials
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.parser import GRPC_ADDRESS, Parser, add_certificate, add_json, add_timeout
+from nsqha.cli.terminal.parser import (
+    CERTIFICATE_INCOMPLETE,
+    GRPC_ADDRESS,
+    Parser,
+    add_certificate,
+    add_json,
+    add_timeout,
+)
 from nsqha.cli.terminal.screen import say
 from nsqha.cli.terminal.times import LogTarget, parse_instant, parse_place
 from nsqha.cli.topic import size
@@ -61,7 +68,7 @@ def connection(args: argparse.Namespace) -> Any:
 
     files = (args.cluster_tls_cert, args.cluster_tls_key, args.cluster_tls_ca)
     if any(files) and not all(files):
-        args.parser.error("--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
+        args.parser.error(CERTIFICATE_INCOMPLETE)
     brokers = tuple(args.broker or [args.broker_default])
     for broker in brokers:
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):\d{1,5}", broker):

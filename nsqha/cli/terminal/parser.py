@@ -187,6 +187,9 @@ def add_timeout(parser: Parser, default: str = "10s") -> None:
     parser.add_argument("--timeout", metavar="TIME", type=timeout, default=default, help=help)
 
 
+CERTIFICATE_INCOMPLETE = "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together"
+
+
 def add_certificate(parser: Parser) -> None:
     """Add flags for brokers whose gRPC port requires a certificate of their cluster's authority."""
     group = parser.add_argument_group("nodes that require a certificate")

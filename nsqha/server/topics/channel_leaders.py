@@ -16,10 +16,11 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.election.model import TopicRecord, Versioned
-from nsqha.errors import NotFound, Unavailable
+from nsqha.errors import Unavailable
 from nsqha.server.partition.topic import Topic
 from nsqha.server.routing.leaders import Administration
 from nsqha.server.runtime.metadata import NodeMetadata
+from nsqha.server.topics.settings import vanished_topic
 
 if TYPE_CHECKING:
     from nsqha.server.routing.channel_sync import Reconciler
@@ -66,7 +67,7 @@ class LedChannels:
         """The topic with its record as it is now. NotFound."""
         fresh = await self._metadata.read(lambda: self._metadata.records.topic(name))
         if fresh is None or fresh.record.uid != uid:
-            raise NotFound(f"there is no topic {name} any more")
+            raise vanished_topic(name)
         return self._topics.take(fresh)
 
     async def led_elsewhere(self, name: str, uid: int) -> dict[int, str]:
@@ -75,7 +76,7 @@ class LedChannels:
         records = self._metadata.records
         found, nodes = await self._metadata.read(lambda: (records.topic(name), records.nodes()))
         if found is None or found.record.uid != uid:
-            raise NotFound(f"there is no topic {name} any more")
+            raise vanished_topic(name)
         leaders = {number: meta.leader for number, meta in found.record.partitions.items()}
         return {n: nodes[at].grpc_address for n, at in leaders.items() if at != self._node_uid and at in nodes}
 
@@ -86,7 +87,7 @@ class LedChannels:
         NotFound, Unavailable: in none of them, or not in all if all were asked for."""
         topic = self._topics.of_uid(name, uid)
         if topic is None:
-            raise NotFound(f"there is no topic {name} any more")
+            raise vanished_topic(name)
         led = [partition for partition in topic.led if numbers is None or partition.number in numbers]
         for partition in led:
             if not partition.serving:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from nsqha.election.model import NodeInfo, TopicRecord, TopicSettings, Versioned
 from nsqha.election.placement import able, host_of, min_isr_of, replicas_wanted
-from nsqha.errors import Conflict, NotFound, Unavailable
+from nsqha.errors import Conflict, NotFound, too_many_changes
 from nsqha.server.opening.opener import abandoned_of
 from nsqha.server.runtime.metadata import CHANGE_RETRIES
 
@@ -45,7 +45,7 @@ class TopicChanges:
         for _ in range(CHANGE_RETRIES):
             known = await self._metadata.read(lambda: self._records.topic(name))
             if known is None or known.record.uid != uid:
-                raise NotFound(f"there is no topic {name} any more")
+                raise vanished_topic(name)
             record = changed(known.record)
             if record == known.record:
                 return known
@@ -53,7 +53,7 @@ class TopicChanges:
                 return await self._metadata.write(lambda v=known.version, r=record: self._records.replace(name, v, r))  # type: ignore[misc]
             except Conflict:
                 continue
-        raise Unavailable(f"topic {name} is being changed by too many at once")
+        raise too_many_changes(f"topic {name}")
 
     def apply(self, topic: Topic) -> None:
         """What is led here goes by the record's settings from now on."""
@@ -61,6 +61,11 @@ class TopicChanges:
         for partition in topic.led:
             partition.batches.sync.change(self._opener.sync_of(record))
             partition.retention.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
+
+
+def vanished_topic(name: str) -> NotFound:
+    """The error of a request whose topic was deleted meanwhile."""
+    return NotFound(f"there is no topic {name} any more")
 
 
 def remarks_alone(settings: TopicSettings) -> list[str]:

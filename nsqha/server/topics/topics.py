@@ -22,7 +22,7 @@ from nsqha.errors import AppendFailed, Conflict, NotFound, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.placement import Announcer, NoLookupd, Placement, TopicContext
-from nsqha.server.topics.settings import TopicChanges
+from nsqha.server.topics.settings import TopicChanges, vanished_topic
 
 logger = Logger("topics")
 
@@ -108,7 +108,7 @@ class Topics(Mapping[str, Topic]):
         has seen the end of that topic, whose deletion here is over, so nothing would delete it again."""
         name, uid = versioned.record.name, versioned.record.uid
         if self.of_uid(name, uid) is None and self.placement.has_seen_end_of(versioned):
-            raise NotFound(f"there is no topic {name} any more")
+            raise vanished_topic(name)
         return self.adopt(versioned)
 
     async def dropped(self, tombstone: Tombstone) -> None:

@@ -83,5 +83,5 @@ def test_nodes_that_do_not_answer_are_named() -> None:
     assert [reply.topics[0].name for reply in told.replies] == ["t"]
     assert [(lost.node, lost.name, lost.why) for lost in told.lost] == [(3, "n3", "n3 is not there")]
     assert told.why(3) == "its leader n3 does not answer: n3 is not there"
-    assert told.why(0) == "nobody leads it at the moment"
+    assert told.why(0) == "no node leads it at the moment"
     assert "just begun" in told.why(2)
