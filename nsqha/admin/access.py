@@ -56,7 +56,7 @@ def only_single_requests(service: ServiceDescriptor) -> None:
     """TypeError if a method of it takes a stream of requests."""
     for method in service.methods:
         if method.client_streaming:
-            raise TypeError(f"{service.full_name}/{method.name}: nobody would look at who asks")
+            raise TypeError(f"{service.full_name}/{method.name}: the caller would not be checked")
 
 
 class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
@@ -79,7 +79,7 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
             return None
         if handler.request_streaming or handler.request_deserializer is None:
             if rule is not None:
-                raise TypeError(f"{method}: nobody would look at who asks")
+                raise TypeError(f"{method}: the caller would not be checked")
             return handler
 
         async def read(data: bytes, context: Context) -> Any:

@@ -69,8 +69,8 @@ async def refuse(context: Context, error: Exception) -> None:
     for kind, code in _STATUS:
         if isinstance(error, kind):
             # With this a calling node raises the same error.
-            told = ((ERROR_TRAILER, kind_and_text(error)[0]),)
-            await context.abort(code, _short(str(error)) or type(error).__name__, trailing_metadata=told)
+            trailer = ((ERROR_TRAILER, kind_and_text(error)[0]),)
+            await context.abort(code, _short(str(error)) or type(error).__name__, trailing_metadata=trailer)
     logger.error("rpc_failed", "an administration call failed", error=error)
 
 

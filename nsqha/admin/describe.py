@@ -38,7 +38,7 @@ _SUMS = ("depth", "in_flight", "deferred", "message_count", "finished", "requeue
 
 
 @dataclass(frozen=True)
-class Told:
+class NodeAnswers:
     """The answers of the other nodes."""
 
     replies: Sequence[Any] = ()
@@ -62,7 +62,7 @@ class Describer:
     """Describes the topics and channels of the cluster, as one node sees them."""
 
     def __init__(self, broker: Broker, others: PeerAdmins | None) -> None:
-        """`others`: None for a node that is alone."""
+        """`others`: None for a single node."""
         self._broker = broker
         self._others = others
 
@@ -73,17 +73,17 @@ class Describer:
         names = sorted(broker.topics)
         if request.HasField("here"):
             return admin_pb2.ListTopicsResponse(topics=[self.topic_here(broker.topics.topic(n)) for n in names])
-        told = await self._ask("ListTopics", admin_pb2.ListTopicsRequest(here=admin_pb2.Here()))
+        elsewhere = await self._ask("ListTopics", admin_pb2.ListTopicsRequest(here=admin_pb2.Here()))
         parts: dict[tuple[str, int], list[Any]] = {}
-        for reply in told.replies:
+        for reply in elsewhere.replies:
             for part in reply.topics:
                 parts.setdefault((part.name, part.uid), []).append(part)
         shown = []
         for name in names:
             topic = broker.topics.get(name)
             if topic is not None and not topic.deleting:
-                shown.append(self._whole_topic(topic, parts.get((name, topic.record.uid), []), told))
-        return admin_pb2.ListTopicsResponse(topics=shown, unreachable=told.lost)
+                shown.append(self._whole_topic(topic, parts.get((name, topic.record.uid), []), elsewhere))
+        return admin_pb2.ListTopicsResponse(topics=shown, unreachable=elsewhere.lost)
 
     async def topic(self, request: Any) -> Any:
         topic = self._broker.topics.topic(request.topic)
@@ -92,17 +92,17 @@ class Describer:
                 raise NotFound(f"topic {request.topic} has another uid here")
             return admin_pb2.DescribeTopicResponse(topic=self.topic_here(topic))
         here = admin_pb2.Here(topic_uid=topic.record.uid)
-        told = await self._ask("DescribeTopic", admin_pb2.DescribeTopicRequest(topic=request.topic, here=here))
-        parts = [reply.topic for reply in told.replies if reply.topic.uid == topic.record.uid]
-        whole = self._whole_topic(topic, parts, told)
-        return admin_pb2.DescribeTopicResponse(topic=whole, unreachable=told.lost)
+        elsewhere = await self._ask("DescribeTopic", admin_pb2.DescribeTopicRequest(topic=request.topic, here=here))
+        parts = [reply.topic for reply in elsewhere.replies if reply.topic.uid == topic.record.uid]
+        whole = self._whole_topic(topic, parts, elsewhere)
+        return admin_pb2.DescribeTopicResponse(topic=whole, unreachable=elsewhere.lost)
 
-    def _whole_topic(self, topic: Topic, parts: Sequence[Any], told: Told) -> Any:
+    def _whole_topic(self, topic: Topic, parts: Sequence[Any], elsewhere: NodeAnswers) -> Any:
         record = self._record(topic)
 
         def missing(number: int) -> Any:
             state = self._membership(record, number)
-            state.error = told.why(state.leader)
+            state.error = elsewhere.why(state.leader)
             return state
 
         return merged_topic(self.topic_here(topic), parts, sorted(record.partitions), missing)
@@ -182,44 +182,46 @@ class Describer:
         if request.HasField("here"):
             return admin_pb2.ListChannelsResponse(channels=own)
         asked = admin_pb2.ListChannelsRequest(topic=request.topic, here=admin_pb2.Here())
-        told = await self._ask("ListChannels", asked)
+        elsewhere = await self._ask("ListChannels", asked)
         parts: dict[tuple[str, str], list[Any]] = {}
-        for channel in [*own, *(channel for reply in told.replies for channel in reply.channels)]:
+        for channel in [*own, *(channel for reply in elsewhere.replies for channel in reply.channels)]:
             parts.setdefault((channel.topic, channel.name), []).append(channel)
         shown = []
         for (name, channel), found in sorted(parts.items()):
             topic = self._broker.topics.get(name)
             if topic is not None and not topic.deleting:
-                shown.append(self._whole_channel(topic, channel, found, told))
-        return admin_pb2.ListChannelsResponse(channels=shown, unreachable=told.lost)
+                shown.append(self._whole_channel(topic, channel, found, elsewhere))
+        return admin_pb2.ListChannelsResponse(channels=shown, unreachable=elsewhere.lost)
 
     async def channel(self, request: Any) -> Any:
         """NotFound if no node knows it."""
         topic = self._broker.topics.topic(request.topic)
         parts = self._channels_here(request.topic, request.channel)
-        told = Told()
+        elsewhere = NodeAnswers()
         if not request.HasField("here"):
             asked = admin_pb2.DescribeChannelRequest(
                 topic=request.topic, channel=request.channel, here=admin_pb2.Here(topic_uid=topic.record.uid)
             )
-            told = await self._ask("DescribeChannel", asked)
-            parts += [reply.channel for reply in told.replies]
+            elsewhere = await self._ask("DescribeChannel", asked)
+            parts += [reply.channel for reply in elsewhere.replies]
         if not parts:
             raise NotFound(f"there is no channel {request.channel} of topic {request.topic}")
         if request.HasField("here"):
             return admin_pb2.DescribeChannelResponse(channel=parts[0])
-        whole = self._whole_channel(topic, request.channel, parts, told)
-        return admin_pb2.DescribeChannelResponse(channel=whole, unreachable=told.lost)
+        whole = self._whole_channel(topic, request.channel, parts, elsewhere)
+        return admin_pb2.DescribeChannelResponse(channel=whole, unreachable=elsewhere.lost)
 
-    def _whole_channel(self, topic: Topic, name: str, parts: Sequence[Any], told: Told) -> Any:
+    def _whole_channel(self, topic: Topic, name: str, parts: Sequence[Any], elsewhere: NodeAnswers) -> Any:
         record = self._record(topic)
 
         def missing(number: int) -> Any:
             meta = record.partitions[number]
-            lost = told.unreachable.keys()
+            lost = elsewhere.unreachable.keys()
             if ids.is_ephemeral(name) and meta.leader and meta.leader not in lost:
-                return None  # nobody has read it there
-            return admin_pb2.ChannelPartition(partition=number, leader_epoch=meta.epoch, error=told.why(meta.leader))
+                return None  # no consumer has read it there
+            return admin_pb2.ChannelPartition(
+                partition=number, leader_epoch=meta.epoch, error=elsewhere.why(meta.leader)
+            )
 
         info = topic.record.channels.channels.get(name)
         return merged_channel(parts, sorted(record.partitions), missing, paused=None if info is None else info.paused)
@@ -235,11 +237,11 @@ class Describer:
 
     # ---- other nodes
 
-    async def _ask(self, rpc: str, request: Any) -> Told:
+    async def _ask(self, rpc: str, request: Any) -> NodeAnswers:
         """Ask every other node that is alive; a node that does not know the name gives no answer."""
         cluster = self._broker.cluster
         if cluster is None or self._others is None:
-            return Told()
+            return NodeAnswers()
         others = self._others
         nodes = [info for uid, info in sorted(cluster.nodes().items()) if uid != cluster.node and info.grpc_address]
         calls = [others.call(info.grpc_address, rpc, request, seconds=ASK_SECONDS) for info in nodes]
@@ -254,7 +256,7 @@ class Describer:
                 raise outcome
             else:
                 replies.append(outcome)
-        return Told(replies, unreachable)
+        return NodeAnswers(replies, unreachable)
 
 
 # ---- pure

@@ -37,7 +37,7 @@ class FanOut:
     """Sends requests of one node to the leaders."""
 
     def __init__(self, leaders: Leaders | None, peers: PeerAdmins | None, *, seconds: float = LEADER_SECONDS) -> None:
-        """`leaders` and `peers`: None for a node that is alone, which leads every partition."""
+        """`leaders` and `peers`: None for a single node, which leads every partition."""
         self._leaders = leaders
         self._peers = peers
         self._seconds = seconds

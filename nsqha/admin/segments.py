@@ -60,7 +60,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
     """The Segments service of one node. Readers of the log may ask any node."""
 
     def __init__(self, broker: Broker, others: PeerAdmins | None, rng: random.Random | None = None) -> None:
-        """`others`: how to ask other nodes; None for a node that is alone."""
+        """`others`: how to ask other nodes; None for a single node."""
         self._broker = broker
         self._others = others
         self._rng = rng or random.SystemRandom()

@@ -60,7 +60,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     """Topics, channels, replay."""
 
     def __init__(self, broker: Broker, others: PeerAdmins | None = None) -> None:
-        """`others`: how to ask other nodes; None for a node that is alone."""
+        """`others`: how to ask other nodes; None for a single node."""
         self._broker = broker
         self._describer = Describer(broker, others)
         self._fan_out = FanOut(None if broker.cluster is None else broker.cluster.leaders, others)
@@ -250,7 +250,7 @@ class AdminServer:
         self._server: aio.Server | None = None
         self._segments: SegmentsService | None = None
         self.address = ""
-        self.renewals: HoldRenewals  # of holds, by whoever serves bytes; from `start` on
+        self.renewals: HoldRenewals  # of holds, for what serves bytes; from `start` on
 
     async def start(self) -> None:
         """Listen. Raises Unavailable or ConfigError if the address cannot be bound."""

@@ -211,7 +211,7 @@ def given_up_unasked() -> Iterator[None]:
     async def ask(self: CorruptRanges, key: Any, log: Any) -> None:
         pass
 
-    with patch.object(CorruptRanges, "ask_everybody", ask):
+    with patch.object(CorruptRanges, "ask_all", ask):
         yield
 
 

@@ -101,7 +101,7 @@ def denial(state: AuthState | None, command: str, topic: str, channel: str = "")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Who asks for what."""
+    """One question to the auth server: which client asks for what."""
 
     secret: bytes
     remote_ip: str

@@ -34,7 +34,8 @@ class HeartbeatClient(Protocol):
 
 
 class Heartbeat:
-    """Of one connection. `heard_at` is set by it whenever a command comes, in seconds of the loop's clock."""
+    """The heartbeat of one connection. `heard_at` is set by it whenever a command comes, in seconds of the loop's
+    clock."""
 
     __slots__ = ("_beat_at", "_client", "_loop", "_seconds", "_timer", "_unread", "heard_at")
 

@@ -84,7 +84,7 @@ class LedReplica(Protocol):
 
 
 class FollowedLeader(Protocol):
-    """Who leads a partition that is followed here."""
+    """The leader of a partition that is followed here."""
 
     leader: int  # its uid
 
@@ -211,7 +211,7 @@ class CorruptRanges:
         return list(self._bad.get(key, ()))
 
     def shown(self, key: PartitionKey) -> list[DamagedRange]:
-        """The same, for people, with what recovery found missing at the end."""
+        """The damaged ranges, for people, with what recovery found missing at the end."""
         if (log := self._replicas.log_of(key)) is None:
             return []
         missing = [(first, end) for first, end in self._suspects.left(key) if first >= log.end.log_id]
@@ -270,10 +270,10 @@ class CorruptRanges:
         self._suspects.look(key)
 
     def mended_alone(self, log: PartitionLog, first: int, end: int) -> None:
-        """The same, said by a log that no other node has."""
+        """A log that no other node has reports that a range is mended."""
         self.mended((log.identity.topic_uid, log.identity.partition), first, end)
 
-    async def ask_everybody(self, key: PartitionKey, log: PartitionLog) -> None:
+    async def ask_all(self, key: PartitionKey, log: PartitionLog) -> None:
         """Ask all other replicas, once, for all that is damaged."""
         for first, end in self.known(key):
             if self._others(key):

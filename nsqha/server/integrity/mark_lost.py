@@ -60,7 +60,7 @@ class MarkLost:
         before = {n for first, end in self._corrupt.known(key) for n in range(first, end) if is_lost(log, n)}
         try:
             async with asyncio.timeout(seconds):
-                await self._corrupt.ask_everybody(key, log)
+                await self._corrupt.ask_all(key, log)
         except TimeoutError:
             logger.warning("asked_in_vain", "%s: the other replicas take too long", log.directory)
         given_up = await self._mark(key, log, before)

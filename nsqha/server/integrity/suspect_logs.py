@@ -97,7 +97,8 @@ class SuspectLogs:
         self._cut.discard(key)
 
     def doubts(self, key: PartitionKey) -> tuple[bool, bool]:
-        """Of a replica: whether recovery cut its end, and whether it is so damaged that others go first."""
+        """What is known of a replica: whether recovery cut its end, and whether it is so damaged that others go
+        first."""
         follower = self._followers.get(key)
         if key in self._cut and follower is not None and follower.complete:
             self._cut.discard(key)  # what was cut has come again, as far as it counts
@@ -113,7 +114,7 @@ class SuspectLogs:
         return list(doubted.left) if (doubted := self._doubted.get(key)) is not None else []
 
     def mended(self, key: PartitionKey, first: int, end: int) -> None:
-        """Of that, the log ids [first, end) are as good as they will be."""
+        """The log ids [first, end) of what was found are as good as they will be."""
         if (doubted := self._doubted.get(key)) is not None:
             doubted.left.discard(first, end)
 

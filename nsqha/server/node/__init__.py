@@ -8,7 +8,7 @@ Downwards:
     snapshot      one moment of the broker as immutable records
     housekeeping  what is done once a second
     scrubbing     which replicas the scrub reads, and what happens to what it finds
-    cluster_side  what being one of a cluster adds to a node, as an interface; a node that is alone
+    cluster_side  what being one of a cluster adds to a node, as an interface; a single node
     cluster       a node that is one of a cluster
     log_sources   the logs that this node leads, for the segment service
     parts         what a node is made from, and what it listens on

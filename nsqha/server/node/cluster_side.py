@@ -75,7 +75,7 @@ class ClusterSide(Protocol):
 
 
 class NoCluster:
-    """The `ClusterSide` of a node that is alone: it leads every partition, and has the only replica."""
+    """The `ClusterSide` of a single node: it leads every partition, and has the only replica."""
 
     def __init__(self, parts: NodeParts, topics: Topics, topic_context: TopicContext, log_source: LogSource) -> None:
         self.log_source: LogSource = log_source

@@ -110,7 +110,7 @@ def make_data_folder(path: str) -> None:
 
 
 def boot_id() -> str:
-    """Of the running kernel; empty if it does not say."""
+    """The id of this boot of the kernel; empty if it does not say."""
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
 
 
@@ -127,7 +127,8 @@ class GrpcListener(Protocol):
 
 
 OpenGrpc = Callable[[Broker, str, "GrpcPeerServer | None", "CertificateFiles | None"], GrpcListener]
-"""Of a broker, at an address, with the services for other nodes; `start` is still to be called. Runs in a thread."""
+"""Makes the listener of a broker at an address, with the services for other nodes; `start` is still to be called. Runs
+in a thread."""
 
 
 class GivenUp(Exception):

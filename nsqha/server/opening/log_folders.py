@@ -48,7 +48,7 @@ class LogFolders:
         return self.storage.exists(self.partition(record, number))
 
     def remove_partition(self, record: TopicRecord, number: int) -> bool:
-        """The same of one partition: the journal forgets it too."""
+        """Remove the files of one partition; the journal forgets it too."""
         return self._remove(self.partition(record, number), within=False)
 
     def _remove(self, folder: str, *, within: bool) -> bool:

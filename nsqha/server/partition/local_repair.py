@@ -87,7 +87,7 @@ class LocalRepair:
             self._noted.discard(*later)
 
     def known(self, first: int, end: int) -> None:
-        """The same of ranges that may have been reported before: each is looked at once."""
+        """Batches [first, end) do not verify; they may have been reported before, and are looked at once."""
         if self._seen.end_of_range(first) < end:
             self.found(first, end)
 

@@ -4,7 +4,7 @@
     commit -> channel events applied, high watermark moved, publishers answered, channels pumped
 
 What goes wrong here stays here: a broken invariant or an event that can not be applied stops this partition, answers
-everybody who waits, and no other partition notices. A disk that fails ends the node (`on_failure`).
+everything that waits, and no other partition notices. A disk that fails ends the node (`on_failure`).
 
 A leader begins with its epoch-start batch. Until that is committed and applied it takes publishes, but delivers
 nothing and writes no channel events: what it knows of the channels may be older than what another leader committed.
@@ -268,7 +268,7 @@ class Partition:
         self.deliveries.cancel()
 
     def abandon(self, why: str) -> None:
-        """Answer everybody who waits: the partition ends here."""
+        """Answer everything that waits: the partition ends here."""
         self._close(why)
         self.life.end(why)
         self.batches.abandon(why)

@@ -170,8 +170,8 @@ class Linger:
         if not self._turns:
             return False
         most = size >= MOST_BYTES * self._bytes
-        everybody = size >= ALL_BYTES * self._bytes or (most and runs >= self._runs)
-        if not everybody and (self._for_last or not most):
+        all_there = size >= ALL_BYTES * self._bytes or (most and runs >= self._runs)
+        if not all_there and (self._for_last or not most):
             self._turns -= 1
             if self._turns:
                 return True
@@ -181,7 +181,7 @@ class Linger:
             return False
         self._first.succeeded()
         if self._for_last:
-            if everybody:
+            if all_there:
                 self._last.succeeded()
             else:
                 self._last.failed()

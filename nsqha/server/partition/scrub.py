@@ -69,7 +69,7 @@ class PairKey(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Of both files, without what their names end in."""
+        """The path of both files, without what their names end in."""
         return f"{self.directory}/{file_name(self.position, '')}"
 
 

@@ -52,14 +52,14 @@ READER_URI = "nsqha:reader"
 """In the subjectAltName of a certificate that may read segments and do nothing else."""
 
 MESSAGE_BYTES_MAX = (1 << 31) - 1
-"""Of one message between nodes: gRPC's own limit, whatever a node lets its clients send.
+"""The most bytes of one message between nodes: gRPC's own limit, whatever a node lets its clients send.
 
 A batch goes whole. One that its followers did not take would end the stream of every partition of the pair, and its own
 partition would never commit again; so the flags bound what is written (`nsqha.options`), never what is copied.
 """
 
 KEEPALIVE_SECONDS = 5
-"""Of silence on a connection, after which a ping is sent, and"""
+"""Seconds of silence on a connection, after which a ping is sent, and"""
 PING_TIMEOUT_SECONDS = 3
 """how long its answer may take: the backstop of deadlines, acks and leases, which notice a silent host earlier."""
 
@@ -79,7 +79,7 @@ class PeerIdentity:
 
     @classmethod
     def of_certificate(cls, address: str, names: Iterable[str], uris: Iterable[str]) -> PeerIdentity:
-        """Who shows a certificate of the cluster's CA, by the names and URIs of its subjectAltName."""
+        """The holder of a certificate of the cluster's CA, by the names and URIs of its subjectAltName."""
         uid, administrator, reader = 0, False, False
         for uri in uris:
             digits = uri.removeprefix(URI_PREFIX)

@@ -38,7 +38,7 @@ SETTING = struct.Struct(">HL")
 LAST_AND_CODE = struct.Struct(">LL")
 
 PAYLOAD_BYTES = {PRIORITY_FRAME: PRIORITY_BYTES, RST_STREAM: NUMBER.size, PING: PING_BYTES, WINDOW_UPDATE: NUMBER.size}
-"""Of the frames that have one size."""
+"""The sizes of the frames that have one size."""
 OF_CONNECTION = frozenset({SETTINGS, PING, GOAWAY})
 OF_STREAM = frozenset({DATA, HEADERS, PRIORITY_FRAME, RST_STREAM, CONTINUATION})
 
@@ -119,12 +119,13 @@ class Headers:
         return not self.incomplete
 
     def fields(self) -> dict[str, str]:
-        """Of the complete block, by name; the last one counts. Each block is decoded, or the next ones cannot be."""
+        """The fields of the complete block, by name; the last one counts. Each block is decoded, or the next ones
+        cannot be."""
         block, self._block = self._block, b""
         return self.read(block)
 
     def read(self, block: bytes) -> dict[str, str]:
-        """The same of a given block. Http2Error."""
+        """The fields of a given block. Http2Error."""
         try:
             return {str(name): str(value) for name, value in self._decoder.decode(block)}
         except hpack.HPACKError as error:

@@ -190,7 +190,7 @@ class SendQueue:
 
 
 def _joined(parts: list[Any]) -> list[Any]:
-    """The same in fewer."""
+    """The same bytes in fewer pieces."""
     found: list[Any] = []
     begin = size = 0
     for end, part in enumerate(parts, 1):

@@ -134,7 +134,7 @@ class StreamMessages:
 
 
 def _size(data: bytes | bytearray, at: int) -> int:
-    """Of the message whose head is there."""
+    """The size of the message whose head is there. ValueError: it is compressed or too large."""
     head: tuple[int, int] = HEAD.unpack_from(data, at)
     compressed, size = head
     if compressed or size > peers.MESSAGE_BYTES_MAX:

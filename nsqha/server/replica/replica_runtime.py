@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRuntime:
-    """The same for every partition of the node."""
+    """The parts and settings that all replicas of the node share."""
 
     loop: asyncio.AbstractEventLoop
     clock: Clock

@@ -89,7 +89,7 @@ class Reconciler:
         )
         await self._ask_all(topic, lambda at, _, left: self._peers.call(at, "Reconcile", request, timeout=left), set())
 
-    async def everybody_does(self, topic: Topic, what: Administration, channel: str = "") -> None:
+    async def do_everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
         """Returns when it is done in every partition, here and elsewhere, through changes of leaders: once in each,
         as messages are acknowledged while others are waited for. NotFound, Unavailable."""
         uid = topic.record.uid

@@ -51,7 +51,7 @@ class Leaders(Protocol):
         """How many the topic has; 0: there is no such topic."""
 
     def leader(self, topic: str, number: int) -> LeaderAt | None:
-        """Who leads the partition; None: no node at the moment, or one without a lease. By the record, or by what
+        """The leader of the partition; None: no node at the moment, or one without a lease. By the record, or by what
         other nodes say of a later epoch: good for where to send, and for nothing else."""
 
     def recorded(self, topic: str, number: int) -> LeaderAt | None:

@@ -508,7 +508,7 @@ class Relaying:
         self._changed(topic)
 
     def leader(self, topic: str, number: int) -> LeaderAt | None:
-        """Who leads the partition, if that is another node."""
+        """The leader of the partition, if that is another node."""
         if number >= self.leaders.partitions(topic):
             return None
         leader = self.leaders.leader(topic, number)

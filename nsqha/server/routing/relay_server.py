@@ -69,7 +69,7 @@ class RelayWire:
         self._stream.messages(self._number, data)
 
     def taken(self, total: int) -> None:
-        """Of what was sent the client's socket took so much."""
+        """The client's socket took this part of what was sent."""
         self._untaken = self._sent - total
         self.writable = self._untaken < UNTAKEN_BYTES and not self.closed
 

@@ -2,12 +2,12 @@
 
 Downwards:
 
-    single_node      topics of a node that is alone: made, changed, removed
+    single_node      topics of a single node: made, changed, removed
     channels         channels made, deleted, paused, emptied and moved on every leader
     reader_channels  channels of readers: made, and their floors moved
     channel_leaders  every leader follows the channel list, and does what is in no record
     channel_list     what may be added to the list
     topics           which topics there are; how they are made, changed and deleted
     settings         settings that may change while a topic lives, and what follows from them
-    placement        what a node that is alone and one of a cluster do differently
+    placement        what a single node and one of a cluster do differently
 """

@@ -4,7 +4,7 @@
     what is in no record  -> ChannelLeaders.everywhere -> an event of its own in each
     questions of other nodes -> LedChannels          -> what is led here does the same
 
-A node that is alone leads everything (`SingleLeader`); in a cluster other leaders are asked (`ClusterChannelLeaders`),
+A single node leads everything (`SingleLeader`); in a cluster other leaders are asked (`ClusterChannelLeaders`),
 whose questions to this node take no lock: the node that asks holds its own, and may be asked by this one at the same
 time.
 """
@@ -127,7 +127,7 @@ class ChannelLeaders(Protocol):
 
 
 class SingleLeader:
-    """The `ChannelLeaders` of a node that is alone: it leads everything."""
+    """The `ChannelLeaders` of a single node: it leads everything."""
 
     def __init__(self, led: LedChannels) -> None:
         self._led = led
@@ -166,4 +166,4 @@ class ClusterChannelLeaders:
         await self._reconciler.others_follow(topic)
 
     async def everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        await self._reconciler.everybody_does(topic, what, channel)
+        await self._reconciler.do_everywhere(topic, what, channel)

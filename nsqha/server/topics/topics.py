@@ -104,7 +104,7 @@ class Topics(Mapping[str, Topic]):
         return topic
 
     def take(self, versioned: Versioned[TopicRecord]) -> Topic:
-        """The same of a record that this node has read or written itself: the watch may be ahead of it. NotFound: it
+        """Adopt a record that this node has read or written itself: the watch may be ahead of it. NotFound: it
         has seen the end of that topic, whose deletion here is over, so nothing would delete it again."""
         name, uid = versioned.record.name, versioned.record.uid
         if self.of_uid(name, uid) is None and self.placement.has_seen_end_of(versioned):

@@ -23,7 +23,7 @@ logger = Logger("disk")
 
 
 class DiskWatch:
-    """Of one node of a cluster."""
+    """Watches the disk of one node of a cluster."""
 
     def __init__(
         self,

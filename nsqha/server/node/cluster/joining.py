@@ -73,7 +73,8 @@ async def open_cluster(
 
 
 def _generation(options: Options, journal: NodeJournal, clock: Clock) -> int:
-    """Of the acceptance that this node may follow. StaleMetadata: it may not start with these metadata."""
+    """The generation of the acceptance that this node may follow. StaleMetadata: it may not start with these
+    metadata."""
     look = look_at(options, clock)
     if held.may_start(look, journal):
         if held.accepts(look, journal):

@@ -101,6 +101,6 @@ class ClusterLeaders:
                 logger.error("change_not_told", "topic %s", topic, error=error)
 
     def all_changed(self) -> None:
-        """So may those of every topic."""
+        """The leaders of every topic may be others now."""
         for topic in self._watch.view().topics:
             self.changed(topic)

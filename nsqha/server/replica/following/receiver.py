@@ -26,7 +26,7 @@ class FollowedReplicas(Protocol):
     """What this node has, as far as its leaders may touch it."""
 
     def hello(self) -> pb.PushHello:
-        """Who this node is, without a target."""
+        """How this node names itself, without a target."""
 
     def following(self, key: tuple[int, int]) -> Follower | None:
         """The partition, if this node follows."""

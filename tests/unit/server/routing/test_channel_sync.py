@@ -89,7 +89,7 @@ def test_every_other_leader_is_asked_once():
         assert [nodes[n].asked for n in (1, 2, 3)] == [[], [("t", TOPIC_UID, 9)], [("t", TOPIC_UID, 9)]]
         nodes.appoint("t", 4, 3)
         nodes[3].leads.append(4)
-        await nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_CHANNEL, "c")
+        await nodes[1].reconciler.do_everywhere(nodes[1].topic, Administration.EMPTY_CHANNEL, "c")
         deed, follow = ("t", TOPIC_UID, Administration.EMPTY_CHANNEL, "c"), ("t", TOPIC_UID, 9)
         assert nodes[1].asked == [(*deed, [0, 1, 2, 3, 4])]
         assert nodes[2].asked == [follow, (*deed, [1, 3])]
@@ -117,7 +117,7 @@ def test_a_leader_elected_during_the_request_does_what_is_in_no_record():
 
     async def story(nodes: Any) -> None:
         nodes.appoint("t", 0, 2)  # and does not lead it
-        waiting = asyncio.ensure_future(nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC))
+        waiting = asyncio.ensure_future(nodes[1].reconciler.do_everywhere(nodes[1].topic, Administration.EMPTY_TOPIC))
         await asyncio.sleep(0.3)
         nodes[1].leaders.appoint("t", 0, None, 2)
         await asyncio.sleep(0.3)
@@ -142,7 +142,7 @@ def test_what_is_done_is_not_done_again_while_others_are_waited_for():
         for number, node in enumerate((1, 2, None, None)):
             nodes.appoint("t", number, node)
         nodes[1].leads, nodes[2].leads = [0], [1]
-        emptied = asyncio.ensure_future(nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC))
+        emptied = asyncio.ensure_future(nodes[1].reconciler.do_everywhere(nodes[1].topic, Administration.EMPTY_TOPIC))
         await asyncio.sleep(0.3)
         for number, node in ((2, 1), (3, 2)):  # elected only now
             nodes[node].leads.append(number)
@@ -161,7 +161,7 @@ def test_an_own_epoch_that_has_only_begun_is_waited_for_as_another_leaders_is():
         nodes.appoint("t", 1, 2)
         nodes[1].leads, nodes[2].leads = [0], [1]
         nodes[1].error = Unavailable("its epoch has only begun")
-        emptied = asyncio.ensure_future(nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC))
+        emptied = asyncio.ensure_future(nodes[1].reconciler.do_everywhere(nodes[1].topic, Administration.EMPTY_TOPIC))
         await asyncio.sleep(0.3)
         assert not emptied.done() and len(nodes[2].asked) == 1
         nodes[1].error = None
@@ -178,11 +178,11 @@ def test_what_is_led_here_is_done_although_another_leader_is_not_reached():
         nodes[1].leads = [0]
         nodes.net.crash("n2")
         with pytest.raises(Unavailable, match=r"leaders of partitions \[1\] of t did not follow in time"):
-            await nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC)
+            await nodes[1].reconciler.do_everywhere(nodes[1].topic, Administration.EMPTY_TOPIC)
         assert len(nodes[1].asked) == 1
         nodes.appoint("t", 1, None)
         with pytest.raises(Unavailable, match=r"partitions \[1, 2\] have no leader that could be asked"):
-            await nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC)
+            await nodes[1].reconciler.do_everywhere(nodes[1].topic, Administration.EMPTY_TOPIC)
 
     nodes_of(2).run(story)
 
