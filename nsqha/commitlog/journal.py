@@ -1,9 +1,9 @@
 """The node journal: what one data directory has promised, and what it may believe of itself after a crash.
 
 It holds, per partition, the highest leader epoch this node promised to, the log_uid of its log, up to where the log
-is known to be on this disk (`local_durable`) and a cut that was begun; and for the node who it is, which cluster it
-belongs to, whether the last stop was clean, under which kernel boot it ran, and whether a failed fsync closed the
-directory (poison). One lock file keeps a second process out.
+is known to be on this disk (`local_durable`), whether what is above that may have been acknowledged (`lazy`) and a cut
+that was begun; and for the node who it is, which cluster it belongs to, whether the last stop was clean, into which
+page cache it wrote, and whether a failed fsync closed the directory (poison). One lock file keeps a second process out.
 
 It is a `recordfile` of JSON texts (`journal_record`), preallocated, made anew at every start and whenever it passes 1
 MiB. On a disk without a free block the new one is made of what was preallocated for the old one. One record is one
@@ -14,7 +14,10 @@ What is found at start:
   promise is staged again (first promise the epoch that the metadata names). The rest of the valid records stands.
 - damage (a bad record that is not a torn last one) may hide anything: also `log_uid_trusted` is False for every
   partition until a log_uid is staged. With more than one replica recovery draws a new one then.
-Both outlive further crashes, as does `host_restarted`, which only `recovered()` ends.
+- after an unclean stop with another page cache than now (the host restarted, or the file system was mounted again), and
+  after poison, what was not synced may be gone: `page_cache_lost` is True for every partition until it is staged as
+  recovered. A partition that this life does not open keeps the flag for the life that does.
+All three outlive further crashes.
 
 Where several threads use it (a recovery at run time stages and writes its cuts beside the loop), locks are handed in.
 `record()` shows what is staged; it counts only after the `write` of a later `take` has returned. A write makes durable
@@ -144,6 +147,7 @@ class NodeJournal:
     ) -> None:
         """Use `open`."""
         self.found = found  # what was read at start; None: the journal is new
+        self._page_cache_lost = found is not None and _page_cache_lost(found, node.page_cache)
         self._lock = lock
         # Staged and taken; held for a moment only.
         self._staging = new_lock()
@@ -164,17 +168,17 @@ class NodeJournal:
         directory: str,
         rng: random.Random,
         *,
-        boot_id: str = "",
+        page_cache: str = "",
         new_lock: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> NodeJournal:
-        """Lock the data directory and read its journal, or begin one. `boot_id` is the kernel's (empty: unknown);
-        `new_lock`: a mutex, where more than one thread uses it."""
+        """Lock the data directory and read its journal, or begin one. `page_cache` names the one that this process
+        writes into (empty: unknown); `new_lock`: a mutex, where more than one thread uses it."""
         storage.make_dirs(directory)
         lock = _locked(storage, directory)
         try:
             path = f"{directory}/{JOURNAL}"
             found = _load(storage, directory) if storage.exists(path) else None
-            node, records = _starting_state(found, rng, boot_id)
+            node, records = _starting_state(found, rng, page_cache)
             payload = encode(node, records, {})
             # Always made anew: a torn tail is gone, the start and its doubts are on disk, and an old format is updated.
             try:
@@ -210,10 +214,10 @@ class NodeJournal:
         """Why the directory is closed; empty if it is not."""
         return self._node.poison
 
-    @property
-    def host_restarted(self) -> bool:
-        """What was not synced may be gone: unclean stop, then another kernel boot; or poison. No recovery since."""
-        return self._node.host_restarted
+    def page_cache_lost(self, key: tuple[int, int]) -> bool:
+        """Whether what was not synced of a partition may be gone, and it was not recovered since."""
+        record = self.record(key)
+        return self._page_cache_lost if record is None else record.page_cache_lost
 
     def record(self, key: tuple[int, int]) -> PartitionRecord | None:
         """What is known of a partition, staged changes included; None if it was never heard of."""
@@ -232,8 +236,11 @@ class NodeJournal:
         promise: int | None = None,
         log_uid: int | None = None,
         local_durable: int | None = None,
+        lazy: bool | None = None,
+        recovered: bool = False,
     ) -> None:
-        """Change fields of a partition's record; a partition that is new begins with an empty one."""
+        """Change fields of a partition's record; a partition that is new begins with an empty one. `recovered`: the log
+        was opened in this life, and a new log_uid is staged no later than this where one was due."""
         with self._staging:
             old = self._records.get(Key(*key), PartitionRecord())
             new = old
@@ -249,6 +256,10 @@ class NodeJournal:
                     f"{key}: local_durable {local_durable} is below {old.local_durable}"
                 )
                 new = replace(new, local_durable=local_durable)
+            if lazy is not None:
+                new = replace(new, lazy=lazy)
+            if recovered:
+                new = replace(new, page_cache_lost=False)
             self._put(Key(*key), new)
 
     def stage_cut(self, key: tuple[int, int], intent: CutIntent) -> None:
@@ -314,10 +325,6 @@ class NodeJournal:
     def clear_poison(self) -> None:
         """Only for a recovery that has verified the files again."""
         self._node = replace(self._node, poison="")
-
-    def recovered(self) -> None:
-        """Every partition is recovered, with a new log_uid staged where one was due: the host restart is dealt with."""
-        self._node = replace(self._node, host_restarted=False)
 
     # Write: the worker makes it durable
 
@@ -392,22 +399,28 @@ def _load(storage: Storage, directory: str) -> JournalContents:
 
 
 def _starting_state(
-    found: JournalContents | None, rng: random.Random, boot_id: str
+    found: JournalContents | None, rng: random.Random, page_cache: str
 ) -> tuple[NodeState, dict[Key, PartitionRecord]]:
     if found is None:
-        return NodeState(NodeIdentity(new_uid(rng)), boot_id, False, False, ""), {}
-    before = found.node
-    # An unknown boot id counts as another one: that costs a new log_uid, the opposite could cost messages.
-    # A failed fsync has left pages that pass for clean and never came to the disk: the next read may show that.
-    lost = bool(before.poison) or (not before.clean and (not boot_id or before.boot_id != boot_id))
-    node = replace(before, boot_id=boot_id, clean=False, host_restarted=before.host_restarted or lost)
+        return NodeState(NodeIdentity(new_uid(rng)), page_cache, False, ""), {}
+    lost = _page_cache_lost(found, page_cache)
+    node = replace(found.node, page_cache=page_cache, clean=False)
     promises_lost = found.torn or found.damaged
     records = {
         key: replace(
             record,
             promise_trusted=record.promise_trusted and not promises_lost,
             log_uid_trusted=record.log_uid_trusted and not found.damaged,
+            page_cache_lost=record.page_cache_lost or lost,
         )
         for key, record in found.partitions.items()
     }
     return node, records
+
+
+def _page_cache_lost(found: JournalContents, page_cache: str) -> bool:
+    """Whether what the last life wrote and did not sync may be gone."""
+    # An unknown page cache counts as another one: that costs a new log_uid, the opposite could cost messages.
+    # A failed fsync has left pages that pass for clean and never came to the disk: the next read may show that.
+    before = found.node
+    return bool(before.poison) or (not before.clean and (not page_cache or before.page_cache != page_cache))

@@ -48,6 +48,8 @@ class PartitionRecord:
     cut: CutIntent | None = None
     promise_trusted: bool = True
     log_uid_trusted: bool = True
+    page_cache_lost: bool = False  # and the log was not recovered since: what was not synced may be gone
+    lazy: bool = False  # what is above local_durable may have been acknowledged: not only sync=always since then
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,8 @@ class NodeState:
     """What every record repeats."""
 
     identity: NodeIdentity
-    boot_id: str  # kernel boot under which the writer ran
+    page_cache: str  # names the page cache that the writer wrote into (`runtime.page_cache`)
     clean: bool  # the last thing a clean stop writes
-    host_restarted: bool
     poison: str
 
 

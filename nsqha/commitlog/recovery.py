@@ -80,7 +80,7 @@ def recover(
     *,
     sync_always: bool,
     replicas: int,
-    host_restarted: bool,
+    page_cache_lost: bool,
     cache: BatchCache,
     limits: LogLimits | None = None,
     alone: bool = False,
@@ -89,7 +89,7 @@ def recover(
     the moment, so what an earlier recovery marked as lost is not waited for."""
     known = record is not None and record.log_uid != 0 and (record.log_uid_trusted or replicas == 1)
     local_durable = record.local_durable if record is not None else 0
-    circumstances = Circumstances(sync_always, replicas, host_restarted, known, local_durable)
+    circumstances = Circumstances(sync_always, replicas, page_cache_lost, known, local_durable)
     limits = limits or LogLimits()
     storage.make_dirs(directory)
     found = find(storage, directory, identity)
@@ -241,7 +241,7 @@ class _Work:
         local_durable = self.circumstances.local_durable
         scan = scan_entries(self.pairs, alone=self.alone)
         self.watermark = max(scan.watermark, local_durable)
-        if self.circumstances.replicas > 1 and not self.circumstances.host_restarted:
+        if self.circumstances.replicas > 1 and not self.circumstances.page_cache_lost:
             self.watermark = max(self.watermark, scan.written)
         for copy in scan.copies:
             self._write([copy])

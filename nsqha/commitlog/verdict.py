@@ -4,14 +4,14 @@ Three numbers decide (all ends are exclusive):
 
     local_durable   from the journal: everything below is on this disk, was fdatasync'ed here
     watermark W     the higher of local_durable and the highest `durable` of any valid entry: everything below is
-                    durable on every replica that was in sync then. With R > 1 and no restart of the host it is at
+                    durable on every replica that was in sync then. With R > 1 and the page cache still there it is at
                     least the end of what was written whole
     bad             the lowest log id that does not verify; what is missing below W does not verify
 
     found                      sync=always                  interval, none
     nothing bad                cut what follows the last entry (bytes that no entry speaks of)
-                                                            and host restarted: new log_uid, possible loss
-    bad >= W                   torn: cut                    torn: cut, possible loss; host restarted: new log_uid
+                                                            and page cache lost: new log_uid, possible loss
+    bad >= W                   torn: cut                    torn: cut, possible loss; page cache lost: new log_uid
     bad < local_durable        corrupt: never cut, alarm
     local_durable <= bad < W   R = 1: corrupt; else new log_uid, fetch from `bad` on
     corrupt, R > 1             new log_uid; serve nothing at or above `bad`
@@ -22,8 +22,8 @@ Three numbers decide (all ends are exclusive):
 Corruption below W and a torn end above it are judged apart: the first never hides the second.
 
 An entry is written behind its frames, and behind the entry before it. A process that is killed leaves both in that
-order, so without a restart of the host what is in front of an entry, or belongs to one, was written whole, and may have
-been acknowledged, whatever the journal says: of a log that was found damaged it says less than there was. If it
+order, so if the page cache is still there what is in front of an entry, or belongs to one, was written whole, and may
+have been acknowledged, whatever the journal says: of a log that was found damaged it says less than there was. If it
 does not verify it is damage, which others mend, or have cut. A single replica has nobody who could say that: it cuts
 there, as a failed fsync leaves the same behind, of what was never acknowledged.
 
@@ -46,7 +46,7 @@ class Circumstances:
 
     sync_always: bool
     replicas: int
-    host_restarted: bool
+    page_cache_lost: bool
     known: bool  # the journal has a record with a log_uid that it trusts
     local_durable: int
 
@@ -67,7 +67,7 @@ def judge(watermark: int, bad: RangeSet, circumstances: Circumstances) -> Verdic
     lowest = next(iter(bad), (watermark, 0))[0]
     below = lowest if lowest < watermark else None
     torn = bad.next_held(watermark)
-    lost = not circumstances.sync_always and (torn is not None or circumstances.host_restarted)
+    lost = not circumstances.sync_always and (torn is not None or circumstances.page_cache_lost)
     alone = circumstances.replicas == 1
     return Verdict(
         cut_at=torn,
@@ -76,7 +76,7 @@ def judge(watermark: int, bad: RangeSet, circumstances: Circumstances) -> Verdic
         new_log_uid=(
             not circumstances.known
             or (below is not None and not alone)
-            or (not circumstances.sync_always and circumstances.host_restarted)
+            or (not circumstances.sync_always and circumstances.page_cache_lost)
         ),
         possible_loss=lost and alone,
     )

@@ -45,7 +45,7 @@ class LogPlace:
             cuts,
             sync_always=True,
             replicas=1,
-            host_restarted=False,
+            page_cache_lost=False,
             cache=BatchCache(1 << 16),
             limits=LIMITS,
         )

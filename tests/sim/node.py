@@ -169,7 +169,7 @@ class SimNode(Machine):
     async def _run(self, loop: NodeLoop) -> None:
         rng = random.Random(self.rng.getrandbits(64))
         clock = SimClock(self.scheduler, lambda: self.skew_ns)
-        journal = NodeJournal.open(self.storage, DATA, rng, boot_id=f"{self.name}-{self.boots}")
+        journal = NodeJournal.open(self.storage, DATA, rng, page_cache=f"{self.name}-{self.boots}")
         self.journal = journal
         handle = self.metadata.handle(loop)
         workers = SimPool(loop, "metadata")

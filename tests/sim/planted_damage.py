@@ -79,7 +79,7 @@ def damaged_log_keeps_its_name() -> Iterator[None]:
 
     def judge(watermark: int, bad: Any, circumstances: Any) -> Any:
         verdict = original(watermark, bad, circumstances)
-        lost = not circumstances.sync_always and circumstances.host_restarted
+        lost = not circumstances.sync_always and circumstances.page_cache_lost
         return replace(verdict, new_log_uid=not circumstances.known or lost)
 
     original = judge_damage

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqha.ids import PartitionKey
 from nsqha.ranges import RangeSet
+from nsqha.server.opening.sync_history import weakest
 
 if TYPE_CHECKING:
     from nsqha.commitlog.journal import NodeJournal
@@ -57,7 +58,7 @@ class Doubted:
 def good_name(journal: NodeJournal, key: PartitionKey, sync: str) -> int:
     """The log_uid that a log goes by if recovery finds nothing wrong with it; 0: a new one."""
     known = journal.record(key)
-    lost = sync != "always" and journal.host_restarted
+    lost = weakest(journal, key, sync) != "always" and journal.page_cache_lost(key)
     return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
 
 

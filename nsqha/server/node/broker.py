@@ -135,6 +135,7 @@ class Broker:
             opener=parts.opener,
             changes=self.changes,
             new_delivery=self._new_delivery,
+            spawn=self.spawn,
             forget_targets=self.connections.forget_targets,
         )
 
@@ -178,7 +179,6 @@ class Broker:
         """Recover everything that the metadata names; nothing listens yet."""
         journal = self.parts.journal
         await self.side.recover()
-        journal.recovered()
         journal.clear_poison()  # every log was read from the disk and verified
         await self.journal_writer.promise()
         await self.side.begin()

@@ -78,5 +78,8 @@ class Housekeeping:
                     self._parts.opener.stage_durable((topic.record.uid, partition.number), partition.log)
         self._side.keep_house()
         if self._parts.journal.dirty and not self._journal_writer.writing:
-            self._spawn(self._journal_writer.write())
+            self._spawn(self._write_journal())
         self._cache_writer.write()
+
+    async def _write_journal(self) -> None:
+        await self._journal_writer.write()

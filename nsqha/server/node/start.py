@@ -16,7 +16,6 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nsqha import hot
@@ -38,6 +37,7 @@ from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import collector, keep_large_blocks
+from nsqha.server.runtime.page_cache import boot_id, page_cache_of
 from nsqha.server.runtime.tasks import TaskGroup, first_done
 from nsqha.server.safe_mode.rebuilding import records
 from nsqha.wire.limits import ProtocolLimits
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 LEAVE_SECONDS_MAX = 5.0  # a stop waits so long for others to take over what this node leads
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 logger = Logger("node")
 
@@ -107,11 +106,6 @@ def make_data_folder(path: str) -> None:
     OsStorage().make_dirs(path)
     within = f", with the folders from {first} on" if first != path else ""
     logger.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
-
-
-def boot_id() -> str:
-    """The id of this boot of the kernel; empty if it does not say."""
-    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
 
 
 class GrpcListener(Protocol):
@@ -277,7 +271,7 @@ class Node:
 
     def _open_journal(self, rng: random.Random) -> NodeJournal:
         path = self.options.data_path
-        journal = NodeJournal.open(OsStorage(), path, rng, boot_id=boot_id(), new_lock=threading.Lock)
+        journal = NodeJournal.open(OsStorage(), path, rng, page_cache=page_cache_of(path), new_lock=threading.Lock)
         if journal.poisoned:
             logger.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
         return journal

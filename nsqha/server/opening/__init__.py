@@ -3,6 +3,7 @@
 Downwards:
 
     opener        logs created and recovered; partitions made of them
+    sync_history  under which sync settings the logs have acknowledged
     log_folders   where logs lie, and how their files go
     state_loader  the channel state that a log says
 """

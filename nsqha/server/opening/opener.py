@@ -34,6 +34,7 @@ from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.opening.state_loader import StateLoader
+from nsqha.server.opening.sync_history import SyncHistory, weakest
 from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.partition import Partition
@@ -116,6 +117,7 @@ class PartitionOpener:
         self.budget = PublishBudget(loop, options.publish_queue_bytes)
         self._options = options
         self._journal = journal
+        self.syncs = SyncHistory(journal)
         self._rng = rng
         self.folders = LogFolders(options.data_path, storage or OsStorage())
         self.cursor_cache = cursor_cache or LmdbCache.open(f"{options.data_path}/cursors.lmdb")
@@ -168,9 +170,9 @@ class PartitionOpener:
                 LogIdentity(record.uid, number),
                 before,
                 JournalCuts(self._journal, key),
-                sync_always=self.sync_of(record) == "always",
+                sync_always=weakest(self._journal, key, meta.sync or self.sync_of(record)) == "always",
                 replicas=replicas,
-                host_restarted=self._journal.host_restarted,
+                page_cache_lost=self._journal.page_cache_lost(key),
                 cache=self._cache,
                 limits=self._limits,
                 alone=alone,
@@ -226,18 +228,21 @@ class PartitionOpener:
         for number, opened in sorted(logs.items()):
             meta = record.partitions[number]
             if not ids.is_ephemeral(record.name):
-                self.stage_promise((record.uid, number), meta.epoch, opened.log, opened.log_uid)
+                sync = self.sync_of(record)
+                self.stage_promise((record.uid, number), meta.epoch, opened.log, opened.log_uid, sync)
             partitions.append(self.partition(record, number, meta, opened))
         return partitions
 
-    def stage_promise(self, key: tuple[int, int], epoch: int, log: PartitionLog, log_uid: int) -> None:
-        """Nothing of a lower epoch is taken for this log any more; the caller makes it durable."""
-        end = log.vouched_durable
-        known = self._journal.record(key)
-        if known is None or known.log_uid != log_uid:
-            self._journal.stage(key, promise=epoch, log_uid=log_uid, local_durable=end)
+    def stage_promise(self, key: tuple[int, int], epoch: int, log: PartitionLog, log_uid: int, sync: str) -> None:
+        """Nothing of a lower epoch is taken for this open log any more; the caller makes it durable. `sync`: how it
+        acknowledges."""
+        known, end = self._journal.record(key), log.vouched_durable
+        lazy = self.syncs.promised(key, sync, log)
+        if known is not None and known.log_uid == log_uid:
+            durable = max(end, known.local_durable)
+            self._journal.stage(key, promise=epoch, local_durable=durable, lazy=lazy, recovered=True)
         else:
-            self._journal.stage(key, promise=epoch, local_durable=max(end, known.local_durable))
+            self._journal.stage(key, promise=epoch, log_uid=log_uid, local_durable=end, lazy=lazy, recovered=True)
 
     def partition(self, record: TopicRecord, number: int, meta: PartitionMeta, opened: OpenedLog) -> Partition:
         """A partition that this node leads in the epoch and with the ISR that `meta` names."""
@@ -296,6 +301,7 @@ class PartitionOpener:
         known = self._journal.record(key)
         if known is not None and log.vouched_durable > known.local_durable:
             self._journal.stage(key, local_durable=log.vouched_durable)
+        self.syncs.synced(key, log)
 
     def forget(self, record: TopicRecord) -> None:
         """The topic's files are gone."""
@@ -309,6 +315,7 @@ class PartitionOpener:
     def forget_partition(self, key: tuple[int, int]) -> None:
         """Its files are gone, or about to go."""
         self._journal.forget(key)
+        self.syncs.forget(key)
         self.cursor_cache.forget(key)
 
 

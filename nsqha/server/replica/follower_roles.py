@@ -101,7 +101,7 @@ class FollowerRoles:
                 # committed without this node has taken it out of the record, and by that alone it is elected: an old
                 # copy of the record, looked at here, only makes a name that counts for nothing.
                 follower.log.doubtful_from = None
-                if not await self._logs.renamed(key, follower.log, follower.log_uid, name):
+                if not await self._logs.renamed(key, follower.log, follower.log_uid, name, follower.sync):
                     return
                 follower.log_uid = name
                 text += ", and it goes by its old name again"

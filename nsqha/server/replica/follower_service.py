@@ -219,7 +219,8 @@ class FollowerService:
         kept: from here on this leader's log is what counts."""
         known = self._runtime.journal.record(follower.key)
         if needed or known is None or known.log_uid != follower.log_uid:
-            self._runtime.opener.stage_promise(follower.key, epoch, follower.log, follower.log_uid)
+            opener, log = self._runtime.opener, follower.log
+            opener.stage_promise(follower.key, epoch, log, follower.log_uid, follower.sync)
         if needed or self._runtime.journal.dirty:
             # Also if it is only staged: the write of an earlier attempt may have failed.
             await self._runtime.journal_writer.promise()

@@ -108,7 +108,7 @@ class LeaderRoles:
         key = follower.key
         follower.fence(epoch)
         await follower.jobs.finish()
-        self._runtime.opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+        self._runtime.opener.stage_promise(key, epoch, follower.log, follower.log_uid, follower.sync)
         await self._runtime.journal_writer.promise()
         await self._integrity.mark_lost.give_up(key)
         follower.applier.mended()
@@ -131,7 +131,7 @@ class LeaderRoles:
         opened = OpenedLog(follower.log, follower.log_uid, state, None)
         del self._table.followers[key]
         if not ids.is_ephemeral(record.name):  # whose record goes with this process: no other node ever leads it
-            self._runtime.opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+            self._runtime.opener.stage_promise(key, epoch, follower.log, follower.log_uid, follower.sync)
             try:
                 await self._runtime.journal_writer.promise()
             except Exception:

@@ -107,6 +107,7 @@ class ReplicaLogs:
 
     async def _open(self, record: TopicRecord, number: int) -> tuple[OpenedLog, int]:
         key, meta = (record.uid, number), record.partitions[number]
+        sync = meta.sync or self._opener.sync_of(record)
         drawn = meta.isr.get(self._node, 0)
         if drawn in self._drawn or self._never_made(key, meta):
             # Its record was written, and nothing can have been promised or acknowledged.
@@ -114,9 +115,9 @@ class ReplicaLogs:
             logs = await self._disk.run(lambda: self._opener.create(record, {number: drawn}))
             self._drawn.discard(drawn)
             if not ids.is_ephemeral(record.name):
-                self._opener.stage_promise(key, promise, logs[number].log, drawn)
+                self._opener.stage_promise(key, promise, logs[number].log, drawn, sync)
             return logs[number], promise
-        name = good_name(self._journal, key, meta.sync or self._opener.sync_of(record))
+        name = good_name(self._journal, key, sync)
         logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
         opened = logs[number]
         known = self._journal.record(key)
@@ -132,24 +133,24 @@ class ReplicaLogs:
                 # It may yet be what it was. The next start finds the same damage by the same record, and asks others
                 # for it again; by the new one it might take what is behind it for a torn end.
                 goes_by = old
-        self._opener.stage_promise(key, promise, opened.log, goes_by)
+        self._opener.stage_promise(key, promise, opened.log, goes_by, sync)
         await self._journal_writer.promise()
         return opened, promise
 
-    async def renamed(self, key: PartitionKey, log: PartitionLog, log_uid: int, name: int) -> bool:
+    async def renamed(self, key: PartitionKey, log: PartitionLog, log_uid: int, name: int, sync: str) -> bool:
         """Journal that a log goes by another name; False: it does not, as the disk took nothing."""
         known = self._journal.record(key)
         if known is not None and known.log_uid == name:
             return True
         promise = 0 if known is None else known.promise
-        self._opener.stage_promise(key, promise, log, name)
+        self._opener.stage_promise(key, promise, log, name, sync)
         try:
             await self._journal_writer.promise()
         except NsqhaError as error:
             logger.warning("journal_delayed", "%s: %s; trying again", log.directory, error)
             # Not with the next write: a leader may have taken it on by then, and cut it.
             known = self._journal.record(key)
-            self._opener.stage_promise(key, 0 if known is None else known.promise, log, log_uid)
+            self._opener.stage_promise(key, 0 if known is None else known.promise, log, log_uid, sync)
             return False
         return True
 

@@ -242,7 +242,10 @@ class Replicas:
             await self._leader_roles.step_down(leadership, f"epoch {meta.epoch} has begun")
         if key not in self.followers:
             await self._follower_roles.make(topic, number)
-        self.followers[key].set_sync(self._follower_roles.sync_of(topic.record, meta))
+        follower, sync = self.followers[key], self._follower_roles.sync_of(topic.record, meta)
+        if sync != follower.sync and self._runtime.opener.syncs.changes(key, sync, follower.log):
+            await self._runtime.journal_writer.promise()
+        follower.set_sync(sync)
         if meta.leader == self._runtime.node:
             await self._leader_roles.lead(topic.record, number)
         else:

@@ -12,5 +12,6 @@ Downwards:
     certificates  certificate files, read again when they change
     tls           TLS from nsqd's flags
     listen        listening sockets with nsqd's syntax of addresses
+    page_cache    which page cache this process writes into
     measures      what the node counts, the free space of its disk, what its process uses
 """

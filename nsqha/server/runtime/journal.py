@@ -51,11 +51,13 @@ class JournalWriter:
             self._journal.take()
             await self._disk.journal(self._journal.write)
 
-    async def write(self) -> None:
-        """Make durable what is staged and may lag; a full disk is logged, and the caller tries again."""
+    async def write(self) -> bool:
+        """Make durable what is staged and may lag; return whether it is. A full disk is logged, and the caller tries
+        again."""
         self.writing = True
         try:
             await self.promise()
+            return True
         except AppendFailed as error:
             logger.warning("journal_delayed", "the journal could not be written, trying again: %s", error)
         except StorageError as error:
@@ -64,6 +66,7 @@ class JournalWriter:
             pass  # the last write of `end` includes it
         finally:
             self.writing = False
+        return False
 
     async def end(self, last: Callable[[], None]) -> None:
         """The node stops: run `last` as the last write; every later one is refused."""

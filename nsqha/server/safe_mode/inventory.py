@@ -142,7 +142,6 @@ class RecoveredInventory:
             finally:
                 for found in opened.values():
                     found.log.close()
-        journal.recovered()
         journal.clear_poison()  # every log was read from the disk and verified
         journal.commit()
         return held
@@ -168,11 +167,12 @@ class RecoveredInventory:
                 continue
             end, report, goes_by = opened.log.end.log_id, opened.report, opened.log_uid
             damaged = report is not None and report.serve_end is not None
+            sync = record.partitions[number].sync or opener.sync_of(record)
             if report is not None and damaged and can_be_whole(opened.log, report):
-                goes_by = good_name(journal, key, record.partitions[number].sync or opener.sync_of(record)) or goes_by
+                goes_by = good_name(journal, key, sync) or goes_by
             if known is None or known.promise_trusted or goes_by != known.log_uid:
                 # Also a promise that may be lost: the plan uses an epoch above all that any node reports.
-                opener.stage_promise(key, status.promise, opened.log, goes_by)
+                opener.stage_promise(key, status.promise, opened.log, goes_by, sync)
             if damaged and known is not None and (now := journal.record(key)) is not None:
                 # As before, under whichever name: a lower value would read more, and cut it; with a higher one the
                 # frames above the old value would not be verified.

@@ -6,7 +6,7 @@ What differs between the two is behind `Placement`; what announces topics to loo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +34,7 @@ class TopicContext:
     opener: PartitionOpener
     changes: Changes
     new_delivery: NewDelivery
+    spawn: Callable[[Coroutine[Any, Any, None]], None]  # ends with the broker
     forget_targets: Callable[[], None]  # connections have to ask again where to publish
 
 

@@ -16,6 +16,7 @@ each.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -26,18 +27,22 @@ from nsqha.server.opening.opener import abandoned_of
 from nsqha.server.runtime.metadata import CHANGE_RETRIES
 
 if TYPE_CHECKING:
-    from nsqha.server.opening.opener import PartitionOpener
+    from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
-    from nsqha.server.runtime.metadata import NodeMetadata
+    from nsqha.server.topics.placement import TopicContext
+
+AGAIN_SECONDS = 1.0  # after a full disk refused the journal
 
 
 class TopicChanges:
     """Writes changes of settings into records, and has what is led here follow them."""
 
-    def __init__(self, metadata: NodeMetadata, opener: PartitionOpener) -> None:
-        self._metadata = metadata
-        self._records = metadata.records
-        self._opener = opener
+    def __init__(self, context: TopicContext) -> None:
+        self._metadata = context.metadata
+        self._records = context.metadata.records
+        self._opener = context.opener
+        self._journal_writer = context.journal_writer
+        self._spawn = context.spawn
 
     async def replace(self, topic: Topic, changed: Callable[[TopicRecord], TopicRecord]) -> Versioned[TopicRecord]:
         """Compare-and-set on what the record is now, tried again when another change was faster."""
@@ -59,8 +64,23 @@ class TopicChanges:
         """What is led here goes by the record's settings from now on."""
         record = topic.record
         for partition in topic.led:
-            partition.batches.sync.change(self._opener.sync_of(record))
+            self._change_sync(topic, partition)
             partition.retention.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
+
+    def _change_sync(self, topic: Topic, partition: Partition) -> None:
+        sync, key = self._opener.sync_of(topic.record), (topic.record.uid, partition.number)
+        if sync != partition.batches.sync.setting and self._opener.syncs.changes(key, sync, partition.log):
+            self._spawn(self._weaken_sync(topic, partition))
+        else:
+            partition.batches.sync.change(sync)
+
+    async def _weaken_sync(self, topic: Topic, partition: Partition) -> None:
+        """Acknowledge without a disk round once the journal says so: a later start has to know, whatever the setting
+        is by then."""
+        while not await self._journal_writer.write():
+            await asyncio.sleep(AGAIN_SECONDS)
+        if partition.serving:
+            partition.batches.sync.change(self._opener.sync_of(topic.record))
 
 
 def vanished_topic(name: str) -> NotFound:

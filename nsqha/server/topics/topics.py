@@ -34,7 +34,7 @@ class Topics(Mapping[str, Topic]):
         """`ending`: the node stops or has failed, so there are no new topics."""
         self.announcer: Announcer = NoLookupd()  # hears of topics and channels that come and go
         self.placement: Placement  # set by the broker, as they need each other
-        self.settings = TopicChanges(context.metadata, context.opener)
+        self.settings = TopicChanges(context)
         self._context = context
         self._records = context.metadata.records
         self._ending = ending

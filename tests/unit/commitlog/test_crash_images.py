@@ -153,7 +153,7 @@ class LogWorkload:
 def start(image: Image[LogWorkload], cuts: Cuts | None = None, *, replicas: int = 1) -> Recovery:
     """Recover an image, with the journal as the workload left it, or as an earlier recovery did."""
     cuts = cuts or Cuts(image.history.cuts.record)
-    return reopen(image.storage, cuts=cuts, host_restarted=True, replicas=replicas)
+    return reopen(image.storage, cuts=cuts, page_cache_lost=True, replicas=replicas)
 
 
 def allowed(history: LogWorkload, log_id: int) -> list[tuple[Entry | None, bytes]]:
@@ -208,7 +208,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_false_is_called_corrupt() -> N
             append_one(again.log)
             assert len(contents(again.log)) == end.log_id - log.start.log_id + 1
             cuts.record = PartitionRecord(log_uid=7, local_durable=again.log.local_durable)
-            third = reopen(image.storage.crash(image.rng), cuts=cuts, host_restarted=True)
+            third = reopen(image.storage.crash(image.rng), cuts=cuts, page_cache_lost=True)
             assert third.log.end.log_id >= end.log_id and not third.report.damage
 
 
@@ -218,11 +218,11 @@ def test_a_crash_during_recovery_changes_nothing() -> None:
             cuts = Cuts(image.history.cuts.record)
             image.storage.crash_after(image.rng.randrange(1, 25))
             try:
-                reopen(image.storage, cuts=cuts, host_restarted=True)
+                reopen(image.storage, cuts=cuts, page_cache_lost=True)
             except Crashed:
                 pass
             after = image.storage.crash(image.rng)
-            recovery = reopen(after, cuts=cuts, host_restarted=True)
+            recovery = reopen(after, cuts=cuts, page_cache_lost=True)
             assert not recovery.report.damage and not recovery.report.verdict.alarm
             check_prefix(image.history, recovery.log)
             check_files(recovery.log, after)
@@ -296,7 +296,7 @@ def test_every_moment_of_an_act_may_be_the_last(act: type[Durable]) -> None:
             cuts.record = PartitionRecord(log_uid=7, local_durable=recovery.log.local_durable)
             had = contents(recovery.log)
             append_one(recovery.log)
-            again = reopen(image.storage.crash(image.rng), cuts=cuts, host_restarted=True)
+            again = reopen(image.storage.crash(image.rng), cuts=cuts, page_cache_lost=True)
             assert contents(again.log)[: len(had)] == had and not again.report.damage
 
 
@@ -319,7 +319,7 @@ def test_damage_is_detected_below_the_watermark_and_costs_only_the_tail_above(
             check_damaged(image.history, recovery, replicas)
             had = readable(recovery.log)
             cuts = Cuts(PartitionRecord(log_uid=7, local_durable=recovery.log.local_durable))
-            again = reopen(image.storage.crash(image.rng), cuts=cuts, replicas=replicas, host_restarted=True)
+            again = reopen(image.storage.crash(image.rng), cuts=cuts, replicas=replicas, page_cache_lost=True)
             assert readable(again.log) == had and not again.report.cuts
 
 

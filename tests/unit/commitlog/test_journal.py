@@ -21,8 +21,8 @@ B = (7, 1)
 CUT = CutIntent(log_id=40, offset=900, position=90_000, epoch=3, chain=1 << 63)
 
 
-def opened(storage: Storage, boot_id: str = "boot-1", seed: int = 1) -> NodeJournal:
-    return NodeJournal.open(storage, "data", random.Random(seed), boot_id=boot_id)
+def opened(storage: Storage, page_cache: str = "boot-1", seed: int = 1) -> NodeJournal:
+    return NodeJournal.open(storage, "data", random.Random(seed), page_cache=page_cache)
 
 
 def killed(journal: NodeJournal) -> None:
@@ -86,7 +86,7 @@ def test_a_write_makes_durable_what_another_thread_took_before_it() -> None:
 def test_threads_that_stage_and_write_at_once_lose_nothing() -> None:
     """Each thread has partitions of its own, and finds on the disk what it has just written, whoever took it."""
     storage = MemStorage()
-    journal = NodeJournal.open(storage, "data", random.Random(1), boot_id="boot", new_lock=threading.Lock)
+    journal = NodeJournal.open(storage, "data", random.Random(1), page_cache="boot", new_lock=threading.Lock)
     lost: list[tuple[int, int]] = []
 
     def live(topic: int) -> None:
@@ -266,29 +266,37 @@ def test_a_clean_stop_is_no_loss_under_whatever_boot() -> None:
     journal = opened(storage, "boot-2")
     assert journal.found is not None
     assert journal.found.node.clean
-    assert not journal.host_restarted
+    assert not journal.page_cache_lost(A)
 
 
 def test_a_kill_under_the_same_boot_loses_nothing_that_was_written() -> None:
     storage = MemStorage()
     killed(opened(storage))
-    assert not opened(storage).host_restarted
+    assert not opened(storage).page_cache_lost(A)
 
 
-@pytest.mark.parametrize("boot_id", ["boot-2", ""])
-def test_an_unclean_stop_and_another_boot_is_a_host_restart_until_recovered(boot_id: str) -> None:
+@pytest.mark.parametrize("page_cache", ["boot-2", ""])
+def test_after_another_page_cache_every_log_is_distrusted_until_recovered(page_cache: str) -> None:
     storage = MemStorage()
-    killed(opened(storage))
-    journal = opened(storage, boot_id)
-    assert journal.host_restarted
-    killed(journal)
-    # Killed before recovery was done, and now the boot is the same.
-    journal = opened(storage, boot_id)
-    assert journal.host_restarted
-    journal.recovered()
+    journal = opened(storage)
+    journal.stage(A, promise=1, log_uid=11)
+    journal.stage(B, promise=1, log_uid=12)
     journal.commit()
     killed(journal)
-    assert opened(storage, boot_id).host_restarted == (boot_id == "")
+    journal = opened(storage, page_cache)
+    assert journal.page_cache_lost(A) and journal.page_cache_lost(B)
+    assert journal.page_cache_lost((99, 0))  # of which nothing is known
+    killed(journal)
+    # Killed before recovery was done, and now the page cache is the same.
+    journal = opened(storage, page_cache)
+    assert journal.page_cache_lost(A) and journal.page_cache_lost(B)
+    journal.stage(A, recovered=True)
+    journal.commit()
+    killed(journal)
+    # The other log was not opened by that life: its record of the metadata may come only now.
+    journal = opened(storage, page_cache)
+    assert journal.page_cache_lost(A) == (page_cache == "")
+    assert journal.page_cache_lost(B)
 
 
 def test_a_torn_last_record_costs_trust_in_promises_only_until_they_are_given_again() -> None:
@@ -411,20 +419,21 @@ def test_poison_stays_until_a_recovery_clears_it() -> None:
 def test_after_a_failed_sync_what_was_not_synced_may_be_gone_under_the_same_boot_too() -> None:
     storage = MemStorage()
     journal = opened(storage)
+    journal.stage(A, promise=1, log_uid=11)
     journal.poison("fsync failed")
     journal.commit()
     journal.close()
     journal = opened(storage)
-    assert journal.host_restarted
+    assert journal.page_cache_lost(A)
     journal.clear_poison()
     journal.commit()
     journal.close()  # and dies before recovery has dealt with it
     journal = opened(storage)
-    assert journal.host_restarted
-    journal.recovered()
+    assert journal.page_cache_lost(A)
+    journal.stage(A, recovered=True)
     journal.commit()
     journal.close()
-    assert not opened(storage).host_restarted
+    assert not opened(storage).page_cache_lost(A)
 
 
 def test_poison_that_is_cleared_is_cleared_on_disk() -> None:

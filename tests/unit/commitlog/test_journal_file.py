@@ -6,11 +6,11 @@ import pytest
 
 from nsqha.commitlog.journal import JournalFile, JournalRound
 from nsqha.commitlog.journal_record import Key, NodeIdentity, NodeState, PartitionRecord, decode
-from nsqha.commitlog.recordfile import RecordFile
+from nsqha.commitlog.recordfile import SECTOR, RecordFile
 from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import AppendFailed
 
-NODE = NodeState(NodeIdentity(7), "boot", False, False, "")
+NODE = NodeState(NodeIdentity(7), "boot", False, "")
 ONE, TWO = Key(1, 0), Key(2, 0)
 
 
@@ -51,7 +51,7 @@ def test_what_changes_nothing_is_not_written():
 
 
 def test_a_file_that_has_grown_is_made_anew_of_what_is_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("nsqha.commitlog.journal.REWRITE_BYTES", 4000)
+    monkeypatch.setattr("nsqha.commitlog.journal.REWRITE_BYTES", 8 * SECTOR)
     storage = MemStorage()
     storage.make_dirs("data")
     file = RecordFile.create(storage, "data/journal", b'{"format": 1}')
@@ -61,6 +61,6 @@ def test_a_file_that_has_grown_is_made_anew_of_what_is_left(monkeypatch: pytest.
         writer.write([JournalRound({ONE: PartitionRecord(promise=promise), TWO: PartitionRecord(promise=1)}, NODE)])
         writer.write([JournalRound({TWO: None}, NODE)])
         ends.append(file.end)
-    assert max(ends) < 4000 and sorted(ends) != ends, "it was made anew"
+    assert max(ends) <= 8 * SECTOR and sorted(ends) != ends, "it was made anew"
     found = decode(RecordFile.inspect(storage, "data/journal"), "journal")
     assert found.partitions == writer.written == {ONE: PartitionRecord(promise=59)}

@@ -16,7 +16,7 @@ B = (7, 1)
 
 
 def opened(disk: FaultyStorage) -> NodeJournal:
-    return NodeJournal.open(disk, "data", random.Random(1), boot_id="boot-1")
+    return NodeJournal.open(disk, "data", random.Random(1), page_cache="boot-1")
 
 
 def image(disk: FaultyStorage) -> bytes:

@@ -74,7 +74,7 @@ class JournalUser:
             self.live()
 
     def live(self) -> None:
-        journal = NodeJournal.open(self.storage, "d", self.rng, boot_id="boot")
+        journal = NodeJournal.open(self.storage, "d", self.rng, page_cache="boot")
         self.sure = self.perhaps = (dict(journal.records()), journal.take().node)
         for _ in range(self.rng.randrange(30)):
             for _ in range(self.rng.choice([1, 1, 5, 30])):
@@ -113,7 +113,7 @@ def check_journal(image: Image[JournalUser]) -> str:
     storage, user = image.storage, image.history
     flipped = image.rng.random() < 0.5 and flip_a_bit(storage, "d/journal", image.rng)
     try:
-        journal = NodeJournal.open(storage, "d", image.rng, boot_id="boot")
+        journal = NodeJournal.open(storage, "d", image.rng, page_cache="boot")
     except ConfigError as error:
         assert flipped, error
         return "refused"
@@ -135,7 +135,7 @@ def check_journal(image: Image[JournalUser]) -> str:
     journal.commit()
     expected = journal.records()
     journal.close()
-    again = NodeJournal.open(storage, "d", image.rng, boot_id="boot")
+    again = NodeJournal.open(storage, "d", image.rng, page_cache="boot")
     assert again.found is not None
     assert (again.found.torn, again.found.damaged) == (False, False)
     assert again.records() == expected

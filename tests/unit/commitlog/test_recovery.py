@@ -43,10 +43,15 @@ def test_bytes_without_an_entry_are_cut_off() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize(("sync_always", "due"), [(True, False), (False, True)])
-def test_nothing_bad_after_the_host_restarted(replicas: int, sync_always: bool, due: bool) -> None:
+def test_nothing_bad_after_the_page_cache_was_lost(replicas: int, sync_always: bool, due: bool) -> None:
     built = Built()
     recovery = reopen(
-        built.storage, local_durable=5, sync_always=sync_always, replicas=replicas, host_restarted=True, limits=ONE_PAIR
+        built.storage,
+        local_durable=5,
+        sync_always=sync_always,
+        replicas=replicas,
+        page_cache_lost=True,
+        limits=ONE_PAIR,
     )
     assert recovery.report.new_log_uid is due
     assert recovery.report.possible_loss is (due and replicas == 1)
@@ -63,7 +68,7 @@ def test_a_bad_batch_above_the_watermark_is_torn_and_cut(what: str) -> None:
     else:
         built.shorten(SEGMENT, built.entry(8).position + 5)
     cuts = Cuts(PartitionRecord(log_uid=7, local_durable=4))
-    recovery = reopen(built.storage, cuts=cuts, host_restarted=True, limits=ONE_PAIR)
+    recovery = reopen(built.storage, cuts=cuts, page_cache_lost=True, limits=ONE_PAIR)
     report = recovery.report
     assert report.watermark == 5
     assert report.verdict == Verdict(cut_at=8, bad=None, alarm=False, new_log_uid=False, possible_loss=False)
@@ -100,8 +105,8 @@ def test_an_entry_that_does_not_go_on_where_the_last_one_ends_is_bad_wherever_it
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("host_restarted", [False, True])
-def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool) -> None:
+@pytest.mark.parametrize("page_cache_lost", [False, True])
+def test_a_torn_log_without_sync_always(replicas: int, page_cache_lost: bool) -> None:
     built = Built(durable=5)
     built.shorten(COMMITLOG, 9 * ENTRY_BYTES + 40)
     recovery = reopen(
@@ -109,21 +114,21 @@ def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool) -> 
         local_durable=5,
         sync_always=False,
         replicas=replicas,
-        host_restarted=host_restarted,
+        page_cache_lost=page_cache_lost,
         limits=ONE_PAIR,
     )
     report = recovery.report
     assert report.verdict.cut_at == 9 and len(report.cuts) == 1
-    assert report.new_log_uid is host_restarted
+    assert report.new_log_uid is page_cache_lost
     assert report.possible_loss is (replicas == 1)
     assert contents(recovery.log) == built.contents[:8]
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("host_restarted", [False, True])
+@pytest.mark.parametrize("page_cache_lost", [False, True])
 @pytest.mark.parametrize("sync_always", [False, True])
 def test_a_batch_above_the_watermark_that_was_written_whole(
-    replicas: int, host_restarted: bool, sync_always: bool
+    replicas: int, page_cache_lost: bool, sync_always: bool
 ) -> None:
     """Killing a process spoils nothing: it may have been acknowledged, as what is behind it, and others may have it."""
     built = Built(durable=5)
@@ -133,24 +138,24 @@ def test_a_batch_above_the_watermark_that_was_written_whole(
         local_durable=5,
         sync_always=sync_always,
         replicas=replicas,
-        host_restarted=host_restarted,
+        page_cache_lost=page_cache_lost,
         limits=ONE_PAIR,
     )
     report = recovery.report
-    if replicas > 1 and not host_restarted:
+    if replicas > 1 and not page_cache_lost:
         assert (report.verdict.cut_at, report.serve_end, report.cuts) == (None, 9, ())
         assert report.new_log_uid
         assert [damage.what for damage in report.damage] == ["data"] and unreadable(recovery.log) == [9]
         assert recovery.log.end.log_id == 11
     else:
         assert report.verdict.cut_at == 9 and len(report.cuts) == 1
-        assert report.new_log_uid is (host_restarted and not sync_always)
+        assert report.new_log_uid is (page_cache_lost and not sync_always)
         assert contents(recovery.log) == built.contents[:8]
 
 
-@pytest.mark.parametrize("host_restarted", [False, True])
+@pytest.mark.parametrize("page_cache_lost", [False, True])
 @pytest.mark.parametrize("torn", [0, 4, 40])
-def test_a_last_entry_that_was_written_to_its_end(host_restarted: bool, torn: int) -> None:
+def test_a_last_entry_that_was_written_to_its_end(page_cache_lost: bool, torn: int) -> None:
     """Without a restart of the host it was an entry, perhaps of what was acknowledged: others may not count on this
     log. One that lacks its end never was one."""
     built = Built(durable=5)
@@ -158,9 +163,9 @@ def test_a_last_entry_that_was_written_to_its_end(host_restarted: bool, torn: in
         built.shorten(COMMITLOG, 11 * ENTRY_BYTES - torn)
     else:
         built.flip_entry(10)
-    recovery = reopen(built.storage, local_durable=5, replicas=3, host_restarted=host_restarted, limits=ONE_PAIR)
+    recovery = reopen(built.storage, local_durable=5, replicas=3, page_cache_lost=page_cache_lost, limits=ONE_PAIR)
     assert recovery.log.end.log_id == 10
-    assert recovery.report.new_log_uid is (not torn and not host_restarted)
+    assert recovery.report.new_log_uid is (not torn and not page_cache_lost)
     assert contents(recovery.log) == built.contents[:9]
 
 
@@ -237,7 +242,7 @@ def test_a_cut_that_was_begun_across_pairs_is_finished() -> None:
     assert contents(recovery.log) == built.contents[:2]
 
 
-ALWAYS_1 = Circumstances(sync_always=True, replicas=1, host_restarted=False, known=True, local_durable=50)
+ALWAYS_1 = Circumstances(sync_always=True, replicas=1, page_cache_lost=False, known=True, local_durable=50)
 
 
 @pytest.mark.parametrize(
@@ -245,13 +250,13 @@ ALWAYS_1 = Circumstances(sync_always=True, replicas=1, host_restarted=False, kno
     [
         ([], {}, Verdict(None, None, False, False, False)),
         ([], {"known": False}, Verdict(None, None, False, True, False)),
-        ([], {"host_restarted": True}, Verdict(None, None, False, False, False)),
-        ([], {"host_restarted": True, "sync_always": False}, Verdict(None, None, False, True, True)),
-        ([], {"host_restarted": True, "sync_always": False, "replicas": 3}, Verdict(None, None, False, True, False)),
+        ([], {"page_cache_lost": True}, Verdict(None, None, False, False, False)),
+        ([], {"page_cache_lost": True, "sync_always": False}, Verdict(None, None, False, True, True)),
+        ([], {"page_cache_lost": True, "sync_always": False, "replicas": 3}, Verdict(None, None, False, True, False)),
         ([(100, 101)], {}, Verdict(100, None, False, False, False)),
         ([(100, 101)], {"replicas": 3}, Verdict(100, None, False, False, False)),
         ([(100, 101)], {"sync_always": False}, Verdict(100, None, False, False, True)),
-        ([(100, 101)], {"sync_always": False, "host_restarted": True}, Verdict(100, None, False, True, True)),
+        ([(100, 101)], {"sync_always": False, "page_cache_lost": True}, Verdict(100, None, False, True, True)),
         ([(49, 50)], {}, Verdict(None, 49, True, False, False)),
         ([(49, 50)], {"replicas": 3}, Verdict(None, 49, True, True, False)),
         ([(49, 50)], {"sync_always": False}, Verdict(None, 49, True, False, False)),

@@ -187,7 +187,7 @@ class ReplicaRig:
         self.storage: Any = storage or MemStorage()
         self.failures: list[BaseException] = []
         self.disk = FakeDisk(loop, self.failures.append)
-        self.journal = NodeJournal.open(self.storage, "data", self.rng, boot_id="boot")
+        self.journal = NodeJournal.open(self.storage, "data", self.rng, page_cache="boot")
         self.node = self.journal.identity.node_uid
         self.writer = JournalWriter(self.journal, self.disk, self.failures.append)  # type: ignore[arg-type]
         self.metadata = FakeMetadata(self.journal, self.failures.append, cluster_id=CLUSTER)

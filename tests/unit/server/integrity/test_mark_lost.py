@@ -346,9 +346,7 @@ def test_a_replica_with_damage_of_its_own_keeps_what_its_leader_has_lost() -> No
 
 @pytest.mark.parametrize("entry_too", [False, True])
 @pytest.mark.parametrize("log_id", [3, 8])
-def test_a_replica_marks_the_damage_that_its_leader_gave_up_and_keeps_the_rest(
-    entry_too: bool, log_id: int
-) -> None:
+def test_a_replica_marks_the_damage_that_its_leader_gave_up_and_keeps_the_rest(entry_too: bool, log_id: int) -> None:
     """Also right before the last batch, of which a leader without other members does not know whether it is committed:
     it waits for this one."""
 

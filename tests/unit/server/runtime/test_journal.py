@@ -29,7 +29,7 @@ class HeldJournal:
 
     def __init__(self) -> None:
         self.storage = MemStorage()
-        self.journal = NodeJournal.open(self.storage, "data", random.Random(1), boot_id="boot")
+        self.journal = NodeJournal.open(self.storage, "data", random.Random(1), page_cache="boot")
         self.failures: list[BaseException] = []
         self.disk = FakeDisk(asyncio.get_running_loop(), self.failures.append, held=True)
         self.writer = JournalWriter(self.journal, self.disk, self.failures.append)  # type: ignore[arg-type]

@@ -49,8 +49,8 @@ class Folder:
         self.loop = asyncio.new_event_loop()
         self.open()
 
-    def open(self, boot_id: str = "b") -> None:
-        self.journal = NodeJournal.open(OsStorage(), self.path, random.Random(1), boot_id=boot_id)
+    def open(self, page_cache: str = "b") -> None:
+        self.journal = NodeJournal.open(OsStorage(), self.path, random.Random(1), page_cache=page_cache)
         clock = ManualClock()
         self.disk = DiskRounds(self.loop, clock, self._failed)
         self.opener = PartitionOpener(
@@ -70,7 +70,7 @@ class Folder:
         """Logs with one batch of nothing each."""
         logs = self.opener.create(record, dict.fromkeys(numbers, LOG_UID))
         for number, opened in logs.items():
-            self.opener.stage_promise((record.uid, number), promise, opened.log, LOG_UID)
+            self.opener.stage_promise((record.uid, number), promise, opened.log, LOG_UID, "always")
             opened.log.close()
         self.journal.commit()
 
@@ -133,9 +133,9 @@ def test_once_more_it_finds_the_same(folder: Folder) -> None:
     assert folder.held().replicas == before.replicas
 
 
-@pytest.mark.parametrize("boot_id", ["b", "another"])
+@pytest.mark.parametrize("page_cache", ["b", "another"])
 @pytest.mark.parametrize("lost", [False, True])
-def test_damage_that_it_found_is_found_once_more_and_never_cut(folder: Folder, lost: bool, boot_id: str) -> None:
+def test_damage_that_it_found_is_found_once_more_and_never_cut(folder: Folder, lost: bool, page_cache: str) -> None:
     """The plan counts on this log by the name and with the end that were told; a lower record of what was durable would
     have the next recovery take the damage for a torn end."""
     rotten = folder.make_damaged(RECORD, lost=lost)
@@ -144,7 +144,7 @@ def test_damage_that_it_found_is_found_once_more_and_never_cut(folder: Folder, l
     record = folder.journal.record((UID, 0))
     assert record is not None and record.log_uid == told.log_uid, "what it goes by again when it is mended"
     folder.close()
-    folder.open(boot_id)
+    folder.open(page_cache)
     opened = folder.opener.recover(RECORD, [0])[0]
     opened.log.close()
     assert opened.report is not None and opened.report.serve_end == rotten

@@ -108,6 +108,7 @@ class TopicsRig:
             opener=nothing,
             changes=Changes(asyncio.get_running_loop()),
             new_delivery=nothing,
+            spawn=nothing,
             forget_targets=lambda: None,
         )
         self.topics: Any = Topics(context, ending=lambda: False)
