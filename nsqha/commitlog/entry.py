@@ -17,6 +17,9 @@ Big endian, 80 bytes:
     68  durable       u64   end of the log ids that were durable on every in-sync replica when this was written
     76  entry_crc     u32   zlib.crc32 of bytes 0..75
 
+Ordinals, offsets and positions are below 2^62, and times below 2^63: file systems and the code of others count with
+signed numbers. Bytes that say otherwise are no entry, whatever their checksum is.
+
 The chain makes an entry name its whole past: two logs that agree on (log_id, chain) agree on everything before. It
 begins with a hash of topic uid, partition and version, so entries of another partition never fit. It leaves out
 `durable` and LOST, which say something about replicas and nothing about the batch: so a lost entry that is rebuilt
@@ -55,6 +58,9 @@ _Q = struct.Struct(">Q")
 _CRC = struct.Struct(">I")
 ENTRY_BYTES = _WHOLE.size
 CRC_AT = ENTRY_BYTES - 4
+
+PLACE_END = 1 << 62
+TIME_END = 1 << 63
 
 _blake2b = hashlib.blake2b
 
@@ -196,9 +202,14 @@ def decode(raw: bytes | memoryview) -> Entry | None:
     if len(raw) != ENTRY_BYTES:
         return None
     fields = _WHOLE.unpack(raw)
-    if fields[-1] != crc32(raw[:CRC_AT]):
+    if fields[-1] != crc32(raw[:CRC_AT]) or not _makes_sense(fields):
         return None
     return tuple.__new__(Entry, fields[:-1])
+
+
+def _makes_sense(fields: tuple[int, ...]) -> bool:
+    log_id, _, first_offset, position, timestamp_ns, *_ = fields
+    return log_id < PLACE_END and first_offset < PLACE_END and position < PLACE_END and timestamp_ns < TIME_END
 
 
 def decode_flipped(raw: bytes) -> Entry | None:
@@ -244,6 +255,7 @@ def follow_each_other(fields: list[tuple[int, ...]], previous: Entry) -> bool:
         and all(map(le, epochs, epochs[1:]))
         and timestamps[0] >= previous.timestamp_ns
         and all(map(le, timestamps, timestamps[1:]))
+        and timestamps[-1] < TIME_END
     )
 
 
@@ -254,4 +266,6 @@ def decode_all(raw: bytes) -> list[Entry | None]:
     with memoryview(raw)[:whole] as view:
         crcs = [crc32(view[at : at + CRC_AT]) for at in range(0, whole, ENTRY_BYTES)]
         slots = zip(_WHOLE.iter_unpack(view), crcs, strict=True)
-        return [new(Entry, fields[:-1]) if fields[-1] == crc else None for fields, crc in slots]
+        return [
+            new(Entry, fields[:-1]) if fields[-1] == crc and _makes_sense(fields) else None for fields, crc in slots
+        ]

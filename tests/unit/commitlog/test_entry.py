@@ -29,7 +29,9 @@ from nsqha.frames import PROGRESS, control_frame
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U16 = st.integers(0, 2**16 - 1)
-ENTRIES = st.builds(Entry, U64, U64, U64, U64, U64, U32, U32, U32, U32, U16, U16, U64, U64)
+PLACES = st.integers(0, 2**62 - 1)
+TIMES = st.integers(0, 2**63 - 1)
+ENTRIES = st.builds(Entry, PLACES, U64, PLACES, PLACES, TIMES, U32, U32, U32, U32, U16, U16, U64, U64)
 
 
 def second() -> tuple[Entry, Entry, bytes]:
@@ -44,6 +46,17 @@ def test_an_entry_is_its_bytes(entry: Entry) -> None:
     assert len(raw) == ENTRY_BYTES == 80
     assert decode(raw) == entry
     assert decode_all(raw + raw) == [entry, entry]
+
+
+@pytest.mark.parametrize("field", ["log_id", "first_offset", "position", "timestamp_ns"])
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1])
+def test_numbers_that_no_log_can_have_are_no_entry(field: str, value: int) -> None:
+    first, entry, _ = second()
+    raw = entry._replace(**{field: value}).encode()
+    assert decode(raw) is None
+    assert decode_all(raw) == [None]
+    fields = columns(raw)
+    assert fields is None or not follow_each_other(fields, first)
 
 
 def test_the_bytes_are_where_the_drawing_says() -> None:

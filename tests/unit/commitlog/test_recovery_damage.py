@@ -85,6 +85,21 @@ def test_an_entry_with_one_wrong_bit_is_restored_exactly(log_id: int) -> None:
     assert reopen(built.storage, local_durable=11, limits=ONE_PAIR).report.clean
 
 
+@pytest.mark.parametrize("field", ["log_id", "first_offset", "position", "timestamp_ns"])
+@pytest.mark.parametrize("log_id", [0, 1, 5, 10])
+def test_an_entry_that_makes_no_sense_is_damage_whatever_its_checksum(log_id: int, field: str) -> None:
+    built = Built()
+    entry = built.log.entry_before(log_id + 1)
+    file = built.storage.open(COMMITLOG)
+    file.pwrite(entry._replace(**{field: 2**63}).encode(), log_id * ENTRY_BYTES)
+    file.sync()
+    recovery = reopen(built.storage, local_durable=11, limits=ONE_PAIR)
+    assert [e.named._replace(durable=0) for e, _ in contents(recovery.log)] == [
+        e._replace(durable=0) for e, _ in built.contents
+    ]
+    assert verify(recovery.log).problems == ()
+
+
 @pytest.mark.parametrize(("first", "end"), [(2, 3), (5, 8), (1, 10)])
 def test_lost_entries_are_rebuilt_from_the_frames_and_proven_by_the_chain(first: int, end: int) -> None:
     built = Built()
