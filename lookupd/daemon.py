@@ -73,7 +73,9 @@ class Lookupd:
             cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
         self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
         self._http = HttpServer(
-            LookupdApi(self.registry, clock, cluster, describe=self._described).routes(), self._logger
+            LookupdApi(self.registry, clock, cluster, describe=self._described).routes(),
+            self._logger,
+            names=(host_name(), options.broadcast_address),
         )
         self.tcp_address = ""
         self.http_address = ""

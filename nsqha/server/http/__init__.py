@@ -8,6 +8,7 @@ Downwards:
     administration  /topic/... and /channel/...
     failures    what a change that failed is answered
     server      NSQ's HTTP conventions; aiohttp's server
+    browsers    changes that a page of another site asks for
     metrics     /metrics for Prometheus
     broker_api  what the HTTP side needs from the broker
     text        the text form of /stats

@@ -199,13 +199,16 @@ class BrokerHttp:
         api = routes(broker)
         room = PublishBudget(asyncio.get_running_loop(), broker.options.publish_queue_bytes)
         refuse = broker.options.tls_required == TlsRequired.YES
+        names = (host_name(), broker.options.broadcast_address)
         self._listeners: list[tuple[str, http_envelope.HttpServer, socket.socket, ssl.SSLContext | None]] = []
         if http is not None:
-            plain = http_envelope.HttpServer(_TlsOnly(broker.ports.https) if refuse else api, self._logger, room=room)
+            routes = _TlsOnly(broker.ports.https) if refuse else api
+            plain = http_envelope.HttpServer(routes, self._logger, room=room, names=names)
             self._listeners.append(("HTTP", plain, http, None))
         if https is not None:
             assert tls is not None, "an HTTPS listener needs a certificate"
-            self._listeners.append(("HTTPS", http_envelope.HttpServer(api, self._logger, room=room), https, tls))
+            secure = http_envelope.HttpServer(api, self._logger, room=room, names=names)
+            self._listeners.append(("HTTPS", secure, https, tls))
 
     async def start(self) -> None:
         for name, server, sock, tls in self._listeners:

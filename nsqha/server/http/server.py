@@ -24,6 +24,9 @@ answer to OPTIONS, a redirect for a path that differs from a known one by a trai
 traceback for an unexpected exception, `HTTP/1.1 400 Bad Request` and a close for bytes that are not HTTP, and a log
 line `200 GET /stats (127.0.0.1:5) 1.2ms`.
 
+A request other than GET, HEAD and OPTIONS that a page of another site makes a browser send gets 403 CROSS_SITE
+(`browsers`).
+
 Only the query has parameters; a form in a POST body is a message like any other. The first value wins.
 `Content-Encoding` of a request is not decoded: the bytes are the message. Nothing is read before its size was checked.
 A connection that is idle, or does not complete its header, for IDLE_S is closed; a body must arrive within BODY_S, and
@@ -38,7 +41,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import quote, unquote_to_bytes
@@ -52,6 +55,7 @@ from nsqha.errors import Unavailable
 from nsqha.goflags import format_duration
 from nsqha.ids import valid_name
 from nsqha.nsqlog import Logger
+from nsqha.server.http import browsers
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.listen import address_text, bound_address, too_many_files
 
@@ -308,9 +312,17 @@ class HttpServer:
     """Serves an HttpApi on any number of listeners; `gate` may refuse a request before it is routed."""
 
     def __init__(
-        self, api: HttpApi, logger: Logger, *, gate: Gate | None = None, room: PublishBudget | None = None
+        self,
+        api: HttpApi,
+        logger: Logger,
+        *,
+        gate: Gate | None = None,
+        room: PublishBudget | None = None,
+        names: Iterable[str] = (),
     ) -> None:
+        """`names`: the host names of this node, beside localhost and addresses; empty ones are left out."""
         self._api = api
+        self._names = frozenset(name.lower() for name in names if name)
         self._logger = logger
         self._gate = gate
         self._room = room
@@ -341,6 +353,8 @@ class HttpServer:
         request = HttpRequest(inner, self._room)
         quiet = False
         try:
+            if why := browsers.refusal(inner.method, inner.headers, self._names):
+                raise ApiError(403, "CROSS_SITE", detail=why)
             if self._gate is not None:
                 self._gate(request)
             found = self._api.find(request)

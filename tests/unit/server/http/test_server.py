@@ -129,6 +129,16 @@ def run(story: Callable[[Peer], Awaitable[None]], gate: Gate | None = None, room
 NSQ = "nsq; version=1.0"
 
 
+def test_a_page_of_another_site_gets_403_and_a_program_its_answer() -> None:
+    async def story(peer: Peer) -> None:
+        status, _, body = await peer.ask("POST /pub", b"x", "Origin: https://evil.example\r\n")
+        assert (status, json.loads(body)["message"]) == (403, "CROSS_SITE")
+        assert "evil.example" in json.loads(body)["detail"]
+        assert (await peer.ask("POST /pub", b"x"))[0] == 200
+
+    run(story)
+
+
 def test_the_kinds_of_answers() -> None:
     async def story(peer: Peer) -> None:
         status, headers, body = await peer.ask("GET /ping")
