@@ -20,7 +20,7 @@ from lookupd.registry import Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
 from nsqha.nsqlog import Logger
-from nsqha.server.runtime.listen import address_text
+from nsqha.server.runtime.listen import BACKLOG, address_text
 
 SILENCE_S = 60.0
 SWEEP_S = 5.0
@@ -58,7 +58,7 @@ class TcpServer:
     async def start(self, sock: socket.socket, identity: bytes) -> None:
         loop = asyncio.get_running_loop()
         self.identity = identity
-        self._server = await loop.create_server(lambda: LookupConnection(self), sock=sock)
+        self._server = await loop.create_server(lambda: LookupConnection(self), sock=sock, backlog=BACKLOG)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
     def stop(self) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import shutil
+import signal
 import socket
 import struct
 import urllib.error
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.integration.servers import Node, wait_until
+from tests.integration.servers import Daemon, Lookupd, Node, wait_until
 
 
 class Client:
@@ -237,6 +240,17 @@ def test_two_thousand_idle_connections_do_not_keep_a_publisher_from_its_oks(tmp_
         for connection in idle:
             connection.close()
         wait_until(lambda: node.json("/stats?format=json&include_nsqha=true")["nsqha"]["connections"] == 0, "all gone")
+
+
+@pytest.mark.parametrize("daemon", [Node, Lookupd])
+def test_a_thousand_connections_at_once_are_taken_by_the_kernel(tmp_path: Path, daemon: type[Daemon]) -> None:
+    """With the backlog that event loops have of themselves, 100, the others are tried again after a second or more."""
+    with daemon(tmp_path) as stopped, ExitStack() as closing:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        closing.callback(os.kill, stopped.pid, signal.SIGCONT)
+        for port in (stopped.tcp_port, stopped.http_port):
+            for _ in range(1000):
+                closing.enter_context(socket.create_connection(("127.0.0.1", port), timeout=0.9))
 
 
 def test_garbage_is_answered_and_never_ends_the_process(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ from nsqha.ids import valid_name
 from nsqha.nsqlog import Logger
 from nsqha.server.http import browsers
 from nsqha.server.runtime.budget import PublishBudget
-from nsqha.server.runtime.listen import address_text, bound_address, too_many_files
+from nsqha.server.runtime.listen import BACKLOG, address_text, bound_address, too_many_files
 
 IDLE_S = 120.0
 """Longer than the 90 s after which Go's HTTP client closes an idle connection, so that both never close at once."""
@@ -335,7 +335,9 @@ class HttpServer:
         if self._web is None:
             self._web = _WebServer(self._answer)
         timeout = HANDSHAKE_S if ssl_context else None
-        server = await loop.create_server(self._web, sock=sock, ssl=ssl_context, ssl_handshake_timeout=timeout)
+        server = await loop.create_server(
+            self._web, sock=sock, backlog=BACKLOG, ssl=ssl_context, ssl_handshake_timeout=timeout
+        )
         self._listeners.append(server)
         return bound_address(sock)
 

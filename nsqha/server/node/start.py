@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nsqha import hot
@@ -380,7 +381,8 @@ class Node:
         from nsqha.server.http.api import BrokerHttp
 
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(context, broker.connections), sock=sockets["tcp"])
+        clients = partial(Connection, context, broker.connections)
+        self._server = await loop.create_server(clients, sock=sockets["tcp"], backlog=listen.BACKLOG)
         logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
         http = BrokerHttp(broker, sockets.get("http"), sockets.get("https"), context.tls_context)
         await http.start()
