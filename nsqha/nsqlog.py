@@ -28,7 +28,6 @@ LEVELS = {
 
 _NSQ_NAME = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "FATAL"}
 _ROOT = "nsqha"
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {9: "\\t", 10: "\\n", 13: "\\r"}
 
 
 class Logger:
@@ -124,8 +123,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def one_line(text: str) -> str:
-    """`text` without anything that could end a line or move the cursor of a terminal."""
-    return text if text.isprintable() else text.translate(_CONTROL)
+    """`text` without anything that could end a line, move the cursor of a terminal, or change the direction of text."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _whole_and_micros(record: logging.LogRecord) -> tuple[int, int]:

@@ -50,7 +50,7 @@ def unproven(path: str) -> str | None:
 def prove(path: str) -> None:
     """Write down, durably, what the file is now. It must be synced."""
     body = _PROOF.pack(_MAGIC, FORMAT, *_sum(path))
-    fd = os.open(f"{path}/proof", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(f"{path}/proof", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         os.pwrite(fd, body + _CRC.pack(zlib.crc32(body)), 0)
         os.fdatasync(fd)

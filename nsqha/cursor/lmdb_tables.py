@@ -31,6 +31,7 @@ from nsqha.cursor.lmdb_proof import prove, remove
 
 T = TypeVar("T")
 
+FOLDER_MODE = 0o750  # as the folders of logs: bodies of delayed messages are in it
 MAP_BYTES = 64 << 30  # address space, not memory; doubled when it is used up
 MAP_BYTES_SMALL = 1 << 30  # where address space is limited
 READERS_MAX = 1024
@@ -94,7 +95,7 @@ class Tables:
     def open(cls, path: str, *, map_bytes: int = MAP_BYTES) -> Tables:
         """What is at `path`, which must be proven, or new. TablesError if that can not be."""
         try:
-            os.makedirs(path, exist_ok=True)
+            os.makedirs(path, FOLDER_MODE, exist_ok=True)
             env = _environment(path, map_bytes)
             if _sparse(env):
                 env.copy(_emptied(f"{path}/copy"), compact=True)
@@ -337,7 +338,14 @@ def _environment(path: str, map_bytes: int) -> lmdb.Environment:
 
     def opened(map_size: int) -> lmdb.Environment:
         return lmdb.open(
-            path, map_size=map_size, max_dbs=3, max_readers=READERS_MAX, sync=False, metasync=False, readahead=False
+            path,
+            map_size=map_size,
+            mode=FOLDER_MODE,  # files get it without the x bits
+            max_dbs=3,
+            max_readers=READERS_MAX,
+            sync=False,
+            metasync=False,
+            readahead=False,
         )
 
     try:
@@ -360,5 +368,5 @@ def _sparse(env: lmdb.Environment) -> bool:
 def _emptied(path: str) -> str:
     """An empty folder there."""
     remove(path)
-    os.makedirs(path, exist_ok=True)
+    os.makedirs(path, FOLDER_MODE, exist_ok=True)
     return path

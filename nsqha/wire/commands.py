@@ -352,7 +352,8 @@ class NegotiationCommands:
             raise _wrong_state(b"AUTH")
         if len(words) != 1:
             raise BadCommand(b"E_INVALID AUTH invalid number of parameters")
-        end = _body_end(self._unread, _AUTH, self._limits.body_bytes_max, data, start, pos)
+        size_max = min(self._limits.body_bytes_max, identify.BODY_BYTES_MAX)  # whoever sends it is not known yet
+        end = _body_end(self._unread, _AUTH, size_max, data, start, pos)
         if end == NOT_DONE:
             return NOT_DONE
         self._handler.auth(data[pos + 4 : end])

@@ -57,6 +57,8 @@ def test_what_a_peer_sends_can_not_forge_a_line() -> None:
     assert stream.getvalue().count("\n") == 1
     assert "a\\n[nsqd] FATAL: \\x1b[2J\\t\\x7f" in stream.getvalue()
     assert one_line("plain ü") == "plain ü"
+    # C1 controls, line separators and marks that turn the direction of text around move the terminal, too.
+    assert one_line("\x9b2J\u2028\u202e") == "\\x9b2J\\u2028\\u202e"
 
 
 def test_a_traceback_follows_an_error() -> None:

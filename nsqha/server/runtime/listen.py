@@ -24,9 +24,9 @@ from contextlib import suppress
 from nsqha.errors import ConfigError
 
 BACKLOG = 1 << 15
-"""Connections that the kernel completes before they are accepted; it takes no more than net.core.somaxconn (4,096). What
-is over is answered only after a second, when the client tries again: thousands of clients come at once after a restart.
-An event loop listens once more, with 100 unless it is given this."""
+"""Connections that the kernel completes before they are accepted; it takes no more than net.core.somaxconn (4,096).
+Those over it are answered only after a second, when the client tries again, and thousands of clients come at once after
+a restart. An event loop listens once more, with 100 unless it is given this."""
 SPARE_FILES = 256  # descriptors; at most a quarter of what there are
 KEEPALIVE_S = 15
 UNACKNOWLEDGED_MS = 30_000

@@ -34,7 +34,7 @@ class TopicContext:
     opener: PartitionOpener
     changes: Changes
     new_delivery: NewDelivery
-    spawn: Callable[[Coroutine[Any, Any, None]], None]  # ends with the broker
+    spawn: Callable[[Coroutine[Any, Any, None]], object]  # ends with the broker
     forget_targets: Callable[[], None]  # connections have to ask again where to publish
 
 

@@ -275,3 +275,11 @@ def test_only_the_state_that_is_given_back_leaves(path: str) -> None:
     rig.cache.give_back(KEY, second.state)
     assert not rig.cache._partitions
     rig.cache.close()
+
+
+def test_others_on_the_host_read_nothing_of_it(path: str) -> None:
+    tables = lmdb_tables.Tables.open(path)
+    tables.close()
+    lmdb_proof.prove(path)
+    modes = {name: os.stat(f"{path}/{name}").st_mode & 0o007 for name in (".", *os.listdir(path))}
+    assert {".", "data.mdb", "lock.mdb", "proof"} <= modes.keys() and not any(modes.values())
