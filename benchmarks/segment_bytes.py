@@ -32,12 +32,12 @@ from pathlib import Path
 from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.cli.log import folders
 from nsqha.cli.terminal import exits
-from nsqha.commitlog.lookup import LogIdentity, LogReader
-from nsqha.commitlog.pairs import file_name
+from nsqha.commitlog.files.pairs import file_name
+from nsqha.commitlog.reading.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage
-from pyspark_nsqha import fetch
 from pyspark_nsqha.model import PartitionLife, ReplicaAddress, Split
 from pyspark_nsqha.options import Tls
+from pyspark_nsqha.reading import fetch
 from tests.certificates import Certificates
 
 from . import build, client

@@ -38,15 +38,15 @@ from typing import Any
 
 from nsqha.cli.brokers.v2client import V2Publisher
 from pyspark_nsqha import jobs
-from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.lake import archive
 from pyspark_nsqha.lake.archive import Subject
-from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
 from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
 from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.lake.task import PieceTask
 from pyspark_nsqha.options import ConnectOptions
 from pyspark_nsqha.planner import PlannedRange, plan
+from pyspark_nsqha.reading.fetch import runs
 from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 
 from .procstat import PROC, ProcessTree

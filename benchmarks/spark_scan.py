@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from nsqha import hot
 from nsqha.commitlog.entry import ENTRY_BYTES, genesis, next_entry
-from pyspark_nsqha.columns import DEFAULT
-from pyspark_nsqha.entries import verify
 from pyspark_nsqha.model import FetchedRun, PartitionLife
-from pyspark_nsqha.scan import record_batches
+from pyspark_nsqha.reading.columns import DEFAULT
+from pyspark_nsqha.reading.entries import verify
+from pyspark_nsqha.reading.scan import record_batches
 
 GB = 1e9
 BODY_BYTES = 600

@@ -14,31 +14,18 @@ the snapshot is taken there, once. It is not pickled into tasks.
 
 Downwards:
 
-    source            one class that reads and writes, for `format("nsqha")`
-    stream            the stream source
-    stream_witnesses  checks that the log is the one that a checkpoint was made with
-    stream_offsets    what a stream has read, as stored in the checkpoint
-    replay            publishes messages of the log again, to another topic
-    replay_task       the task of a replay
-    batch             the batch source: pin, plan, read
-    sink              publishes rows as messages
-    replay_state      what a replay has sent
-    publisher         publishing from one task
-    lag               how far readers are behind
-    jobs              Spark sessions for commands
-    lake              Parquet files of the messages
-    rows              the messages of a split as Arrow batches
-    scan              verified batches to Arrow
-    lanes             finds where frames begin
-    columns           names and types of columns
-    entries           entries of the commitlog, verified
-    fetch             fetches runs over HTTP
-    files             reads runs from files
-    runs              the batches of a split, some at a time
-    planner           what is read, and how it is divided into tasks
-    snapshot          the client of the segment service
-    options           the options that a user may set
-    model             the plain values of a job
+    source    one class that reads and writes, for `format("nsqha")`
+    streams   the stream source, its offsets, and the check that the log is still the same one
+    writing   jobs that publish: the sink, and replays
+    batch     the batch source: pin, plan, read
+    lag       how far readers are behind
+    jobs      Spark sessions for commands
+    lake      Parquet files of the messages
+    reading   what a task does with a split: fetch, verify, make Arrow batches
+    planner   what is read, and how it is divided into tasks
+    snapshot  the client of the segment service
+    options   the options that a user may set
+    model     the plain values of a job
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from nsqha.ids import is_ephemeral
-from pyspark_nsqha import columns, planner
+from pyspark_nsqha import planner
 from pyspark_nsqha.model import NotThere, PinnedPartition
 from pyspark_nsqha.options import (
     HOLD_MS_MAX,
@@ -49,10 +49,11 @@ from pyspark_nsqha.options import (
     parse_subscription,
 )
 from pyspark_nsqha.planner import PlannedRange, Restriction, SplitPart
+from pyspark_nsqha.reading import columns
 from pyspark_nsqha.snapshot import Segments, Snapshot, SnapshotRequest, of_subscription
 
 if TYPE_CHECKING:
-    from pyspark_nsqha.rows import Recipe
+    from pyspark_nsqha.reading.rows import Recipe
 
 NULLS = ("key", "headers", "deliver_at", columns.CORRUPT)
 LOAD_HOLD_MS = 120_000  # without option holdMs: from load() to a plan, which makes it as long as holdMs
@@ -136,7 +137,7 @@ def _is_stream(given: Given) -> bool:
 
 def _pinned_files(path: str, subscription: TopicSelection, bounds: Bounds) -> Snapshot:
     """A snapshot of files: they do not change, so borders are read at once."""
-    from pyspark_nsqha import files
+    from pyspark_nsqha.reading import files
 
     if bounds.channel:
         raise OptionError("startingChannel: files have no offsets of channels; give startingOffsets, or brokers")
@@ -270,7 +271,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of one task, in order."""
-        from pyspark_nsqha.rows import Recipe
+        from pyspark_nsqha.reading.rows import Recipe
 
         return task_batches(partition.value, self._schema, Recipe(self._columns, self._reading, self._connection))
 
@@ -283,7 +284,7 @@ def task_batches(task: tuple[SplitPart, ...] | None, schema: StructType, recipe:
 
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from pyspark_nsqha.rows import part_batches
+    from pyspark_nsqha.reading.rows import part_batches
 
     # Spark compares only the first batch of a task with the schema that it expects: all get that schema here.
     # Spark 4.1 has no parameter for the zone, and uses UTC.

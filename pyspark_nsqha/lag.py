@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsqha.ids import is_ephemeral
-from pyspark_nsqha.lake.manifest import LakeState, Life
+from pyspark_nsqha.lake.commits.manifest import LakeState, Life
 
 Ask = Callable[..., Any]
 """Calls one RPC by its name with the fields of its request, and returns its answer."""

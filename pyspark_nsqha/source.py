@@ -47,18 +47,18 @@ class DefaultSource(DataSource):
         return reader
 
     def streamReader(self, schema: StructType) -> Any:
-        from pyspark_nsqha.stream import stream_reader
+        from pyspark_nsqha.streams.stream import stream_reader
 
         reader = stream_reader(self.options, self.pinned, schema)
         self._planned = True
         return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        from pyspark_nsqha.sink import NsqhaWriter
+        from pyspark_nsqha.writing.sink import NsqhaWriter
 
         return NsqhaWriter(schema, overwrite, self.options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        from pyspark_nsqha.sink import NsqhaStreamWriter
+        from pyspark_nsqha.writing.sink import NsqhaStreamWriter
 
         return NsqhaStreamWriter(schema, overwrite, self.options)

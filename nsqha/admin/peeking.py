@@ -26,7 +26,7 @@ from nsqha.pb.v1 import admin_pb2
 
 if TYPE_CHECKING:
     from nsqha.admin.peer_admins import PeerAdmins
-    from nsqha.commitlog.reader import Batch
+    from nsqha.commitlog.reading.reader import Batch
     from nsqha.server.node.broker import Broker
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic

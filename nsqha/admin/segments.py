@@ -27,7 +27,7 @@ from nsqha.admin.answers import answers
 from nsqha.admin.fan_out import NO_LEADER, FanOut, leads_not
 from nsqha.admin.peer_admins import PeerAdmins
 from nsqha.admin.topic_request import CALL_SECONDS, for_leader, serving, topic_of
-from nsqha.cursor.holds import HOLD_MS_MAX
+from nsqha.cursor.committed.holds import HOLD_MS_MAX
 from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, segments_pb2, segments_pb2_grpc

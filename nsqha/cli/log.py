@@ -34,10 +34,10 @@ from nsqha.errors import ConfigError, LogCorrupt, NotFound, NsqhaError
 from nsqha.ids import PARTITIONS_MAX
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.dump import DumpedBatch, DumpedFrame
+    from nsqha.commitlog.corruption.verify import Verification
     from nsqha.commitlog.entry import BatchCorrupt
-    from nsqha.commitlog.lookup import LogReader
-    from nsqha.commitlog.verify import Verification
+    from nsqha.commitlog.reading.dump import DumpedBatch, DumpedFrame
+    from nsqha.commitlog.reading.lookup import LogReader
 
 _FOLDER = re.compile(r"(.+)-([0-9a-f]{16})")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -226,7 +226,7 @@ def nodes_inside(data_dir: str) -> list[str]:
 
 @contextmanager
 def opened(folder: Folder) -> Iterator[LogReader]:
-    from nsqha.commitlog.lookup import LogIdentity, LogReader
+    from nsqha.commitlog.reading.lookup import LogIdentity, LogReader
     from nsqha.commitlog.storage import File, OsStorage
 
     class Looked(OsStorage):
@@ -317,7 +317,7 @@ class Unread:
 
 
 def _verify(data_dir: str, folder: Folder) -> Verification:
-    from nsqha.commitlog.verify import verify
+    from nsqha.commitlog.corruption.verify import verify
 
     synced = _synced(data_dir, folder)  # before the log is looked at: it grows
     with opened(folder) as log:
@@ -349,8 +349,8 @@ def _synced(data_dir: str, folder: Folder) -> tuple[int, int]:
 
 def _bad_end(data_dir: str, folder: Folder, log: LogReader, synced: tuple[int, int]) -> BatchCorrupt | None:
     """Return what is missing or torn at the end of a log, or None."""
+    from nsqha.commitlog.corruption.verify import torn_end
     from nsqha.commitlog.entry import BatchCorrupt
-    from nsqha.commitlog.verify import torn_end
 
     end = log.end
     if synced[1] > end.log_id:
@@ -386,8 +386,8 @@ def _problem(problem: BatchCorrupt) -> dict[str, Any]:
 
 
 def run_dump(args: argparse.Namespace) -> int:
-    from nsqha.commitlog.dump import DumpedBatch, dump
-    from nsqha.commitlog.verify import unusable
+    from nsqha.commitlog.corruption.verify import unusable
+    from nsqha.commitlog.reading.dump import DumpedBatch, dump
 
     bad = False
     unread = Unread()

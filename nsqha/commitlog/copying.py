@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, decode
+from nsqha.commitlog.files.pairs import LogIdentity, Pair
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.lookup import LogReader
-from nsqha.commitlog.pairs import LogIdentity, Pair
+from nsqha.commitlog.reading.lookup import LogReader
 from nsqha.errors import LogCorrupt
 from nsqha.frames import LOST
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.reader import BatchCache
+    from nsqha.commitlog.reading.reader import BatchCache
     from nsqha.commitlog.storage import Storage
 
 

@@ -1,4 +1,4 @@
-"""The log of one partition: append batches, make them durable, roll and cut; reading is in `lookup`.
+"""The log of one partition: append batches, make them durable, roll and cut; reading is in `reading.lookup`.
 
 A batch is two writes: its frames to the segment, then its entry to the commitlog. Both go to the page cache; nothing
 is acknowledged on their account before a `SyncTicket` has run over both files (sync=always), so their order on disk
@@ -21,12 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqha.commitlog.corruption.repair import LogRepair
 from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, Entry, Place, genesis, next_entry
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.journal import CutIntent
-from nsqha.commitlog.lookup import LogReader, PairInfo, verifies
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
-from nsqha.commitlog.reader import Batch, BatchCache
-from nsqha.commitlog.repair import LogRepair
+from nsqha.commitlog.reading.lookup import LogReader, PairInfo, verifies
+from nsqha.commitlog.reading.reader import Batch, BatchCache
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.frames import LOST
 

@@ -1,6 +1,6 @@
 """Opening a log whose writer may have died at any point: what to keep, what to cut, and what to say about it.
 
-What is kept, cut and reported is the table in `nsqha.commitlog.verdict`; here it is carried out.
+What is kept, cut and reported is the table in `nsqha.commitlog.corruption.verdict`; here it is carried out.
 
 The order of work: unlink leftovers; sync the last two pairs and drop them from the page cache, so that what is read
 is what the disk has; finish a cut that the journal knows of; scan; judge; restore; cut; sync. An interrupted recovery
@@ -13,16 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from nsqha.commitlog.directory import LogFiles, find
+from nsqha.commitlog.corruption.rebuild import RebuildOutcome, rebuild
+from nsqha.commitlog.corruption.scan import Scan, scan_data, scan_entries
+from nsqha.commitlog.corruption.verdict import Circumstances, CorruptRange, CutTail, RecoveryReport, Verdict, judge
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
+from nsqha.commitlog.files.directory import LogFiles, find
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, Pair, drop_files, set_aside, unlink
 from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, Pair, drop_files, set_aside, unlink
-from nsqha.commitlog.reader import BatchCache
-from nsqha.commitlog.rebuild import RebuildOutcome, rebuild
-from nsqha.commitlog.scan import Scan, scan_data, scan_entries
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import read_around
-from nsqha.commitlog.verdict import Circumstances, CorruptRange, CutTail, RecoveryReport, Verdict, judge
 from nsqha.errors import LogCorrupt
 from nsqha.ranges import RangeSet
 

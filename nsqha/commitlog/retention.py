@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsqha.commitlog.entry import Place
-from nsqha.commitlog.lookup import PairInfo
+from nsqha.commitlog.reading.lookup import PairInfo
 
 CARRY_SHARE = 4  # a pair goes if at most one in so many of its bytes must be carried
 

@@ -17,11 +17,11 @@ UTF-8 behind a length byte. `[..]*n` is n repetitions.
                    flags: 1 deferred messages are dropped, 2 the ranges are known, 4 undo, 8 never back
     CARRY        offset u64, the message's frame
     LOG_START    offset u64, position u64, n u32, [uid u64, first u64, end u64]*n
-    CHECKPOINT   id u64, sequence u32, flags u8, as_of u64, body (see `checkpoint`)
+    CHECKPOINT   id u64, sequence u32, flags u8, as_of u64, body (see `committed.checkpoint`)
     EPOCH_START  epoch u64, node u64
     HOLD         id u64, offset u64, until_ns i64 (0: released)
 
-A frame other than a checkpoint's is at most 64 KB where its writer can choose (`progress` splits). Reading trusts
+A frame other than a checkpoint's is at most 64 KB where its writer can choose (`live.progress` splits). Reading trusts
 nothing: a payload that does not fit is LogCorrupt, never a wrong event.
 """
 

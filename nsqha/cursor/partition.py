@@ -20,17 +20,19 @@ from dataclasses import dataclass
 
 from nsqha import frames
 from nsqha.clock import Now
-from nsqha.cursor import events, progress, state
-from nsqha.cursor.channel import Channel
-from nsqha.cursor.checkpoint import CheckpointWriter
-from nsqha.cursor.cursor import ChannelContext, ChannelCursor
-from nsqha.cursor.deferred_overlay import DeferredChange
+from nsqha.cursor import events
+from nsqha.cursor.committed import state
+from nsqha.cursor.committed.checkpoint import CheckpointWriter
+from nsqha.cursor.committed.state import ChannelState, Effect, EntryLike, PartitionState
+from nsqha.cursor.deferred.overlay import DeferredChange
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.ordered import OrderedChannel
-from nsqha.cursor.progress import TakenEvents
+from nsqha.cursor.live import progress
+from nsqha.cursor.live.channel import Channel
+from nsqha.cursor.live.cursor import ChannelContext, ChannelCursor
+from nsqha.cursor.live.ordered import OrderedChannel
+from nsqha.cursor.live.progress import TakenEvents
 from nsqha.cursor.requests import ChannelRequests
 from nsqha.cursor.retention import ChannelRetention
-from nsqha.cursor.state import ChannelState, Effect, EntryLike, PartitionState
 
 _Sent = tuple[ChannelCursor, dict[int, DeferredChange]]
 

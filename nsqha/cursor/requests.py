@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from nsqha.cursor import events
 from nsqha.cursor import seek as seeks
-from nsqha.cursor.channel import Channel
-from nsqha.cursor.cursor import ChannelCursor
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.committed.state import PartitionState
+from nsqha.cursor.live.channel import Channel
+from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.errors import NotFound
 
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 from nsqha.cursor import events
-from nsqha.cursor.channel import Channel
-from nsqha.cursor.deferred import Deferred
-from nsqha.cursor.holds import HOLDS_MAX, RELEASED, LiveHold
+from nsqha.cursor.committed.holds import HOLDS_MAX, RELEASED, LiveHold
+from nsqha.cursor.committed.state import PartitionState
+from nsqha.cursor.deferred.deferred_set import Deferred
+from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.requests import ChannelRequests
-from nsqha.cursor.state import PartitionState
 from nsqha.errors import LimitReached
 
 

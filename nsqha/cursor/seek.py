@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsqha.cursor.cursor import ChannelCursor
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.events import FRAME_BYTES_MAX, TARGET_END, Seek
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.live.cursor import ChannelCursor
 
 RANGES_MAX = (FRAME_BYTES_MAX - 64) // 16
 

@@ -11,10 +11,8 @@ Downwards:
     compact   merges small files into large ones
     plan      finds the ranges that are not in the lake yet, and divides them into tasks
     task      the task of a round: fetch, verify, write files
-    iceberg   commits to an Iceberg table
-    commit    commits to manifests
+    commits   what says which files count: manifests, or an Iceberg table
     parquet   makes and reads a file
-    manifest  the contents of one manifest, and of all together
     store     files at a URI: whole and durable, or absent
     agree     one content for one name, in stores that cannot create exclusively
     names     the names of files

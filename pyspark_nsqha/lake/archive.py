@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pyspark_nsqha.lake.manifest import RETENTION, LakeState, Life, Missing, OffsetRange, without
+from pyspark_nsqha.lake.commits.manifest import RETENTION, LakeState, Life, Missing, OffsetRange, without
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.rounds import Rounds, RoundTotals, WantedPartition
 from pyspark_nsqha.model import NoBroker, PinnedPartition, ReadFailed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from pyspark_nsqha.lake.archive import HOLD_MS, Log, add_failed, begun, divided, release
-from pyspark_nsqha.lake.manifest import RETENTION, LakeFile, LakeState, Missing, OffsetRange, without
+from pyspark_nsqha.lake.commits.manifest import RETENTION, LakeFile, LakeState, Missing, OffsetRange, without
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.rounds import DataLoss, Rounds, RoundTotals, WantedPartition
 from pyspark_nsqha.model import PinnedPartition, ReadFailed

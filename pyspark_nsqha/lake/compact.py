@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pyspark_nsqha.lake import names
-from pyspark_nsqha.lake.commit import Commits, Moved
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, LakeState
+from pyspark_nsqha.lake.commits.commit import Commits, Moved
+from pyspark_nsqha.lake.commits.manifest import Addition, LakeFile, LakeState
 from pyspark_nsqha.lake.parquet import SCHEMA, BadFile, FileMaker, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.model import told

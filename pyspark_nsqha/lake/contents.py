@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_nsqha.entries import crc32
 from pyspark_nsqha.lake import names
-from pyspark_nsqha.lake.manifest import LakeFile
+from pyspark_nsqha.lake.commits.manifest import LakeFile
 from pyspark_nsqha.lake.parquet import SCHEMA, BadFile, Footer, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import Read, read_log
 from pyspark_nsqha.model import Gone, ReadFailed, Split, told
+from pyspark_nsqha.reading.entries import crc32
 
 if TYPE_CHECKING:
     from pyspark_nsqha.options import Tls

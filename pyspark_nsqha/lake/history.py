@@ -24,14 +24,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_nsqha.columns import CORRUPT, arrow_schema
-from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.manifest import BadManifest, LakeFile, LakeState, OffsetRange, Overlap, joined, without
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.manifest import BadManifest, LakeFile, LakeState, OffsetRange, Overlap, joined, without
 from pyspark_nsqha.lake.parquet import BadFile, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.model import CutPoint, Gone, PinnedPartition, ReadFailed
 from pyspark_nsqha.planner import PlannedRange
+from pyspark_nsqha.reading.columns import CORRUPT, arrow_schema
 
 logger = logging.getLogger(__name__)
 

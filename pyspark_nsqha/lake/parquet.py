@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_nsqha import columns as row
-from pyspark_nsqha.entries import crc32
 from pyspark_nsqha.model import PartitionLife
+from pyspark_nsqha.reading import columns as row
+from pyspark_nsqha.reading.entries import crc32
 
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 16 << 20

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyspark_nsqha.lake import names
-from pyspark_nsqha.lake.manifest import LakeState, Life, OffsetRange, without
+from pyspark_nsqha.lake.commits.manifest import LakeState, Life, OffsetRange, without
 from pyspark_nsqha.model import CutPoint, PinnedPartition, Split
 
 SPLIT_BYTES = 64 << 20

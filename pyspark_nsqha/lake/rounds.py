@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 
 from nsqha.commitlog.entry import BROKEN_CHAIN, decode, genesis, next_chain
 from pyspark_nsqha.lake import names, plan
-from pyspark_nsqha.lake.commit import Commits, Moved
+from pyspark_nsqha.lake.commits.commit import Commits, Moved
+from pyspark_nsqha.lake.commits.manifest import Addition, LakeFile, LakeState, Life, Missing, OffsetRange, without
 from pyspark_nsqha.lake.compact import noted
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, LakeState, Life, Missing, OffsetRange, without
 from pyspark_nsqha.lake.plan import LakePiece, Planned
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import PieceOutcome

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_nsqha.entries import ENTRY, Entries, verify
-from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.lake import names
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, Missing, OffsetRange, joined, without
+from pyspark_nsqha.lake.commits.manifest import Addition, LakeFile, Missing, OffsetRange, joined, without
 from pyspark_nsqha.lake.parquet import SCHEMA, FileMaker
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.model import ENTRY_BYTES, NotVerified, ReadFailed, Split, told
-from pyspark_nsqha.scan import MissingRange, record_batches
+from pyspark_nsqha.reading.entries import ENTRY, Entries, verify
+from pyspark_nsqha.reading.fetch import runs
+from pyspark_nsqha.reading.scan import MissingRange, record_batches
 
 if TYPE_CHECKING:
     from pyspark_nsqha.options import Tls

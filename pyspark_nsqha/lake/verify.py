@@ -27,9 +27,9 @@ from itertools import pairwise
 
 from nsqha.commitlog.entry import BROKEN_CHAIN
 from pyspark_nsqha.lake import names
+from pyspark_nsqha.lake.commits.manifest import LakeFile, LakeState, Life, Missing, OffsetRange, without
 from pyspark_nsqha.lake.compact import replaced
 from pyspark_nsqha.lake.contents import GAP, MISMATCH, Check, Problem, differences, problem
-from pyspark_nsqha.lake.manifest import LakeFile, LakeState, Life, Missing, OffsetRange, without
 from pyspark_nsqha.lake.parquet import BadFile, footer_of, open_file
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.store import Store

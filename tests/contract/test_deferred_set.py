@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
-from nsqha.cursor.deferred_store import DeferredStore
-from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.lmdb_tables import Tables
-from nsqha.cursor.state import ChannelState
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
+from nsqha.cursor.cache.lmdb_tables import Tables
+from nsqha.cursor.committed.state import ChannelState
+from nsqha.cursor.deferred.deferred_set import Deferred, DeferredSet, DueKey, MemoryDeferred
+from nsqha.cursor.deferred.store import DeferredStore
 from tests.unit.cursor.cache_rig import flush
 from tests.unit.cursor.tiny import TinyLog
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from nsqha.commitlog.corruption.verify import verify
+from nsqha.commitlog.files.pairs import LogIdentity
 from nsqha.commitlog.journal import PartitionRecord
 from nsqha.commitlog.log import LogLimits, PartitionLog, Place
-from nsqha.commitlog.lookup import LogReader
-from nsqha.commitlog.pairs import LogIdentity
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.lookup import LogReader
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.recovery import Recovery, recover
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
-from nsqha.commitlog.verify import verify
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import ID_BASE, Cuts, add, contents, drop_pairs, messages, roll, sync
 

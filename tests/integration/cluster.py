@@ -32,7 +32,7 @@ import grpc
 from nsqha.cli.brokers.v2client import RefusedByServer, Subscriber, V2Publisher
 from nsqha.cli.log import Folder, folders
 from nsqha.clock import SystemClock
-from nsqha.commitlog.lookup import LogIdentity, LogReader
+from nsqha.commitlog.reading.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.etcd.client import EtcdOptions
 from nsqha.election.etcd.store import EtcdStore

@@ -13,7 +13,7 @@ import pytest
 from nsqha.cli.log import folders
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.journal import inspect
-from nsqha.commitlog.lookup import LogIdentity, LogReader
+from nsqha.commitlog.reading.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage
 from tests.integration.cluster import CLUSTER_NAME, Cluster, Member
 from tests.integration.servers import wait_until

@@ -13,11 +13,11 @@ import pytest
 from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.cli.log import folders
 from nsqha.commitlog.entry import ENTRY_BYTES
-from nsqha.commitlog.lookup import LogIdentity, LogReader
+from nsqha.commitlog.reading.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage
-from pyspark_nsqha import fetch
 from pyspark_nsqha.model import PartitionLife, ReadFailed, ReplicaAddress, Split
 from pyspark_nsqha.options import Tls
+from pyspark_nsqha.reading import fetch
 from tests.certificates import Certificates
 from tests.integration.cluster import Cluster
 from tests.integration.devnode import DevNode

@@ -19,9 +19,9 @@ from nsqha.cli.brokers.admin import Admin
 from tests.integration.devnode import DevNode
 
 pytest.importorskip("pyspark")
-from pyspark_nsqha import columns
 from pyspark_nsqha.options import EVERYWHERE, HOLD_MS, OPTIONS, READS, WRITES, ConnectOptions, Reading, show_size
-from pyspark_nsqha.sink import SinkOptions
+from pyspark_nsqha.reading import columns
+from pyspark_nsqha.writing.sink import SinkOptions
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +129,8 @@ def test_the_catalog_that_the_page_shows_takes_a_table(tmp_path: Path) -> None:
     [line] = re.findall(r"^nsqha (spark archive .* --format iceberg)$", PAGE, re.MULTILINE)
     args = build_parser("spark").parse_args(line.split())
     code = (
-        "import sys; from pyspark_nsqha.lake.iceberg import IcebergCommits; from pyspark_nsqha.lake.store import Store;"
+        "import sys; from pyspark_nsqha.lake.commits.iceberg import IcebergCommits;"
+        "from pyspark_nsqha.lake.store import Store;"
         "print(IcebergCommits(Store(sys.argv[1]), sys.argv[2], sys.argv[3]).state().sequence)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / args.to), args.catalog, args.table]

@@ -17,7 +17,7 @@ from nsqha.cli.brokers.v2client import V2Publisher
 from pyspark_nsqha import jobs
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.backfill import backfill
-from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
 from pyspark_nsqha.lake.contents import CheckTask
 from pyspark_nsqha.lake.rounds import Rounds, RoundSettings, RoundTotals
 from pyspark_nsqha.lake.store import Store

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli.brokers.v2client import Subscriber
-from pyspark_nsqha.publisher import Command, LinkSecurity, PublishRefused, TaskPublisher
+from pyspark_nsqha.writing.publisher import Command, LinkSecurity, PublishRefused, TaskPublisher
 from tests.certificates import Certificates
 from tests.integration.cluster import Cluster
 from tests.integration.servers import Node

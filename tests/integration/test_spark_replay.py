@@ -17,13 +17,13 @@ from nsqha.cli import build_parser
 from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.cli.terminal import exits
-from pyspark_nsqha import replay, replay_state
-from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.manifest import Addition
-from pyspark_nsqha.lake.manifest import LakeState as LakeState
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.manifest import Addition
+from pyspark_nsqha.lake.commits.manifest import LakeState as LakeState
 from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.options import ConnectOptions
 from pyspark_nsqha.snapshot import Segments
+from pyspark_nsqha.writing import replay, replay_state
 from tests.integration.devnode import DevNode
 from tests.integration.servers import wait_until
 from tests.integration.test_spark_lake import Archived, Broker

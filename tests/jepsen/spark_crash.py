@@ -40,7 +40,7 @@ from nsqha.cli.brokers.v2client import RefusedByServer, V2Publisher
 from nsqha.cli.terminal import exits
 from nsqha.pb.v1 import segments_pb2_grpc
 from nsqha.pb.v1.segments_pb2 import SnapshotRequest
-from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
 from pyspark_nsqha.lake.store import Store
 from tests.integration.cluster import Cluster, Member, pause
 from tests.integration.servers import BIN, wait_until

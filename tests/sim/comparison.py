@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from nsqha.cursor.checkpoint import digest
+from nsqha.cursor.committed.checkpoint import digest
 from nsqha.errors import LogCorrupt
 from tests.sim.invariants import Violation
 

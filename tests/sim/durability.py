@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 from nsqha.commitlog.journal import JOURNAL
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from nsqha.errors import LogCorrupt
 
 if TYPE_CHECKING:
+    from nsqha.commitlog.files.pairs import Pair
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.commitlog.pairs import Pair
     from nsqha.election.model import Tombstone
     from tests.sim.node import SimNode
     from tests.sim.storage import Inode, SimStorage

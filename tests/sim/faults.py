@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 from nsqha.commitlog.journal import JOURNAL
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from nsqha.commitlog.recordfile import scan
 from nsqha.errors import LogCorrupt
 from nsqha.server.opening.state_loader import durable_everywhere

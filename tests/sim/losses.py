@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_ATTRIBUTES, HAS_CARRY, HAS_EVENTS
 from nsqha.server.opening.state_loader import durable_everywhere

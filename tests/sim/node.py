@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookupd.controller import ControllerShell
 from nsqha.commitlog.journal import NodeJournal
-from nsqha.cursor.lmdb_cache import LmdbCache
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import NodeInfo
 from nsqha.errors import ConfigError, NsqhaError

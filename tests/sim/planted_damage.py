@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from nsqha.commitlog import lookup, recovery
+from nsqha.commitlog import recovery
+from nsqha.commitlog.corruption.scan import scan_entries
+from nsqha.commitlog.corruption.verdict import judge as judge_damage
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.lookup import LogReader
-from nsqha.commitlog.scan import scan_entries
-from nsqha.commitlog.verdict import judge as judge_damage
-from nsqha.cursor import loading
+from nsqha.commitlog.reading import lookup
+from nsqha.commitlog.reading.lookup import LogReader
+from nsqha.cursor.committed import loading
 from nsqha.election import elect
 from nsqha.election.controller import elections
 from nsqha.election.unclean import elect_unclean

@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import Storage
+from nsqha.cursor.committed.holds import NEVER_PASSED, Holds
+from nsqha.cursor.committed.state import LogStartMoved, PartitionState
 from nsqha.cursor.events import EpochStart
-from nsqha.cursor.holds import NEVER_PASSED, Holds
-from nsqha.cursor.ordered import OrderedChannel
+from nsqha.cursor.live.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.retention import ChannelRetention
-from nsqha.cursor.state import LogStartMoved, PartitionState
 from nsqha.election import moves
 from nsqha.errors import NsqhaError
 from nsqha.server.opening.log_folders import LogFolders

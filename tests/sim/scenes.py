@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 from tests.sim.cluster import SimCluster
 from tests.sim.node import SimNode
 from tests.sim.plan import Plan

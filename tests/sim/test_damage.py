@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nsqha.commitlog.pairs import COMMITLOG
+from nsqha.commitlog.files.pairs import COMMITLOG
 from nsqha.commitlog.retention import Retention
 from nsqha.election.placement import PartitionName
 from nsqha.frames import HAS_EVENTS

@@ -26,8 +26,8 @@ from typing import Any, Self
 from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.commitlog.entry import Entry
-from nsqha.commitlog.lookup import LogIdentity, LogReader
-from nsqha.commitlog.pairs import SEGMENT
+from nsqha.commitlog.files.pairs import SEGMENT
+from nsqha.commitlog.reading.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage
 from tests.integration.cluster import Cluster, Member
 from tests.integration.servers import wait_until

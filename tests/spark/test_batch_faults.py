@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.options import ConnectOptions
 from pyspark_nsqha.planner import PlannedRange, plan
+from pyspark_nsqha.reading.fetch import runs
 from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 from tests.integration.cluster import Cluster, freeze, thaw
 from tests.integration.servers import wait_until

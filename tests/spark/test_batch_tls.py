@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from nsqha.server.runtime.tls import ClusterTls
-from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.model import ReadFailed, ReplicaAddress
 from pyspark_nsqha.options import ConnectOptions, Tls
 from pyspark_nsqha.planner import PlannedRange, plan
+from pyspark_nsqha.reading.fetch import runs
 from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 from tests.certificates import Certificates
 from tests.integration.cluster import Member

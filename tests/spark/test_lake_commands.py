@@ -19,7 +19,7 @@ import pytest
 
 from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.brokers.v2client import V2Publisher
-from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
 from pyspark_nsqha.lake.store import Store
 from tests.integration.cluster import Cluster
 from tests.integration.servers import BIN, wait_until

@@ -19,10 +19,7 @@ LAYERS = {
     "lookupd.registry": 1,
     "lookupd.lookup_v1": 1,
     "nsqha.commitlog": 2,
-    "nsqha.cursor.lmdb_cache": 2,
-    "nsqha.cursor.lmdb_partition": 2,
-    "nsqha.cursor.lmdb_proof": 2,
-    "nsqha.cursor.lmdb_tables": 2,
+    "nsqha.cursor.cache": 2,
     "nsqha.election.embedded": 2,
     "nsqha.election.etcd": 2,
     "nsqha.pb": 2,
@@ -47,8 +44,8 @@ ALLOWED = {
     "nsqha.grpc_env": {"os"},  # what gRPC has to find in the environment before it is imported
     "nsqha.commitlog.storage": {"os", "fcntl", "threading"},  # the one user of files, which several threads sync,
     "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub
-    "nsqha.cursor.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
-    "nsqha.cursor.lmdb_proof": {"os"},
+    "nsqha.cursor.cache.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
+    "nsqha.cursor.cache.lmdb_proof": {"os"},
     "nsqha.election.etcd.binary": {"os"},
     "nsqha.election.etcd.client": {"grpc", "threading", "ssl"},  # the one user of etcd, with threads of its own:
     "nsqha.election.etcd.lease": {"grpc", "threading"},

@@ -122,8 +122,8 @@ def _lake(uri: str | None) -> Any:
     if uri is None:
         return lambda: None
     check_lake(uri)  # a wrong URI is an error before any broker is asked
-    from pyspark_nsqha.lake.commit import ManifestCommits
-    from pyspark_nsqha.lake.manifest import BadManifest
+    from pyspark_nsqha.lake.commits.commit import ManifestCommits
+    from pyspark_nsqha.lake.commits.manifest import BadManifest
     from pyspark_nsqha.lake.store import Store, StoreFailed
 
     commits = ManifestCommits(Store(uri))

@@ -236,7 +236,7 @@ def _check_place(args: argparse.Namespace) -> None:
 
 def run_compact(args: argparse.Namespace) -> int:
     from pyspark_nsqha import jobs
-    from pyspark_nsqha.lake.commit import ManifestCommits
+    from pyspark_nsqha.lake.commits.commit import ManifestCommits
     from pyspark_nsqha.lake.compact import MergeTask, compact
     from pyspark_nsqha.lake.store import Store
 
@@ -320,10 +320,10 @@ def _look(args: argparse.Namespace, topics: tuple[str, ...], pattern: str) -> No
 def _commits(args: argparse.Namespace, store: Any) -> Any:
     """The commits of the lake: its manifest, or an Iceberg table."""
     if args.format == "manifest":
-        from pyspark_nsqha.lake.commit import ManifestCommits
+        from pyspark_nsqha.lake.commits.commit import ManifestCommits
 
         return ManifestCommits(store)
-    from pyspark_nsqha.lake.iceberg import IcebergCommits
+    from pyspark_nsqha.lake.commits.iceberg import IcebergCommits
 
     # pyiceberg logs this for every file, for the columns in which Parquet keeps no statistics.
     logging.getLogger("pyiceberg.io.pyarrow").addFilter(_says_more_than_statistics)
@@ -339,8 +339,8 @@ def _says_more_than_statistics(record: logging.LogRecord) -> bool:
 
 def _failures(work: Any) -> Any:
     """Return the result of `work`; errors become exit statuses."""
+    from pyspark_nsqha.lake.commits.manifest import BadManifest, Overlap
     from pyspark_nsqha.lake.compact import CannotMerge
-    from pyspark_nsqha.lake.manifest import BadManifest, Overlap
     from pyspark_nsqha.lake.rounds import DataLoss
     from pyspark_nsqha.lake.store import StoreFailed
     from pyspark_nsqha.model import ReadFailed
@@ -355,7 +355,7 @@ def _failures(work: Any) -> Any:
 
 def _tell(args: argparse.Namespace, totals: Any, seconds: float) -> int:
     """Print what was done on stdout and what failed on stderr."""
-    from pyspark_nsqha.lake.manifest import record
+    from pyspark_nsqha.lake.commits.manifest import record
 
     for why in totals.failed.values():
         say(f"{args.parser.prog}: {why}")
@@ -402,7 +402,7 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
 
     from pyspark_nsqha import jobs
     from pyspark_nsqha.lake.archive import HOLD_MS, check_cluster, release
-    from pyspark_nsqha.lake.commit import ManifestCommits
+    from pyspark_nsqha.lake.commits.commit import ManifestCommits
     from pyspark_nsqha.lake.contents import CheckTask
     from pyspark_nsqha.lake.store import Store
     from pyspark_nsqha.lake.task import read_log
@@ -454,7 +454,7 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
 
 def _tell_report(args: argparse.Namespace, report: Any, seconds: float) -> int:
     """Print what was found on stdout and what could not be checked on stderr."""
-    from pyspark_nsqha.lake.manifest import record
+    from pyspark_nsqha.lake.commits.manifest import record
 
     ok = not (report.problems or report.failed or (args.strict and report.missing))
     for why in report.failed:

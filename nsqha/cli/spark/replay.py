@@ -33,8 +33,8 @@ from nsqha.cli.terminal.times import show_duration
 from nsqha.ids import is_ephemeral
 
 if TYPE_CHECKING:
-    from pyspark_nsqha.replay import Replay, Size
-    from pyspark_nsqha.replay_state import ReplaySpan, ReplayState
+    from pyspark_nsqha.writing.replay import Replay, Size
+    from pyspark_nsqha.writing.replay_state import ReplaySpan, ReplayState
 
 RATE_MAX = 100_000_000
 SPLIT_BYTES = 16 << 20  # log per task: a wave of tasks lasts seconds
@@ -230,7 +230,7 @@ def _seeks(args: argparse.Namespace, admin: Admin, *, plan_only: bool, only: set
 def _send(args: argparse.Namespace) -> int:
     from pyspark_nsqha import jobs
     from pyspark_nsqha.model import ReadFailed
-    from pyspark_nsqha.replay_state import BadState
+    from pyspark_nsqha.writing.replay_state import BadState
 
     began = time.monotonic()
     ids = _ids(args)
@@ -275,9 +275,9 @@ def _planned(args: argparse.Namespace, ids: list[str]) -> Iterator[Replay]:
     """Plan what is sent; the log is held until the block ends."""
     from pyspark_nsqha.lake.store import Store
     from pyspark_nsqha.model import ReadFailed
-    from pyspark_nsqha.replay import Replay, order_of, pinned, planned_ids, planned_range
-    from pyspark_nsqha.replay_state import ReplaySpan, ReplayState
     from pyspark_nsqha.snapshot import Segments
+    from pyspark_nsqha.writing.replay import Replay, order_of, pinned, planned_ids, planned_range
+    from pyspark_nsqha.writing.replay_state import ReplaySpan, ReplayState
 
     asked = connection(args)
     log = Segments(asked)
@@ -334,9 +334,9 @@ def _asked(args: argparse.Namespace, ids: list[str]) -> dict[str, Any]:
 
 
 def _destination(args: argparse.Namespace) -> Any:
-    from pyspark_nsqha.publisher import LinkSecurity, split_address
-    from pyspark_nsqha.replay_task import Destination
-    from pyspark_nsqha.sink import SinkOptions
+    from pyspark_nsqha.writing.publisher import LinkSecurity, split_address
+    from pyspark_nsqha.writing.replay_task import Destination
+    from pyspark_nsqha.writing.sink import SinkOptions
 
     brokers = args.nsqd or [os.environ.get("NSQHA_TCP_ADDRESS", TCP_ADDRESS)]
     for broker in brokers:

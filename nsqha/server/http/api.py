@@ -202,8 +202,8 @@ class BrokerHttp:
         names = (host_name(), broker.options.broadcast_address)
         self._listeners: list[tuple[str, http_envelope.HttpServer, socket.socket, ssl.SSLContext | None]] = []
         if http is not None:
-            routes = _TlsOnly(broker.ports.https) if refuse else api
-            plain = http_envelope.HttpServer(routes, self._logger, room=room, names=names)
+            served = _TlsOnly(broker.ports.https) if refuse else api
+            plain = http_envelope.HttpServer(served, self._logger, room=room, names=names)
             self._listeners.append(("HTTP", plain, http, None))
         if https is not None:
             assert tls is not None, "an HTTPS listener needs a certificate"

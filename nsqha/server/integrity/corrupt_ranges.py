@@ -22,8 +22,8 @@ from nsqha.ranges import RangeSet
 from nsqha.server.integrity.peer_repair import Repairer, lost_of
 
 if TYPE_CHECKING:
+    from nsqha.commitlog.corruption.verdict import RecoveryReport
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.commitlog.verdict import RecoveryReport
     from nsqha.election.model import NodeInfo, TopicRecord, Versioned
     from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.partition.local_repair import LocalRepair

@@ -34,7 +34,7 @@ from nsqha.server.runtime.backoff import Backoff
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.commitlog.lookup import LogReader
+    from nsqha.commitlog.reading.lookup import LogReader
     from nsqha.server.peers.api import Peers
 
 logger = Logger("repair")

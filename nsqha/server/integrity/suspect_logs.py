@@ -23,9 +23,9 @@ from nsqha.ranges import RangeSet
 from nsqha.server.opening.sync_history import weakest
 
 if TYPE_CHECKING:
+    from nsqha.commitlog.corruption.verdict import RecoveryReport
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.commitlog.verdict import RecoveryReport
 
 
 class AppliedLog(Protocol):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import ssl
 
     from nsqha.clock import Clock
-    from nsqha.cursor.channel import Channel
+    from nsqha.cursor.live.channel import Channel
     from nsqha.server.clients.auth import AuthClient
     from nsqha.server.http.stats import BrokerStats
     from nsqha.server.node.cluster.membership import Membership

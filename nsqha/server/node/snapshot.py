@@ -28,7 +28,7 @@ from nsqha.server.partition.holding import live_holds
 from nsqha.server.runtime.tls import describe
 
 if TYPE_CHECKING:
-    from nsqha.cursor.channel import Channel
+    from nsqha.cursor.live.channel import Channel
     from nsqha.options import Options
     from nsqha.server.clients.connection import Connection, Connections
     from nsqha.server.node.availability import Availability

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqha import ids
-from nsqha.commitlog.pairs import unlink_some
+from nsqha.commitlog.files.pairs import unlink_some
 from nsqha.commitlog.storage import MemStorage, parent
 
 if TYPE_CHECKING:

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from nsqha import ids
 from nsqha.clock import Clock
 from nsqha.commitlog import copying
+from nsqha.commitlog.corruption.verdict import CorruptRange
 from nsqha.commitlog.entry import BatchCorrupt, Entry
+from nsqha.commitlog.files.pairs import drop_files, parse_name
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.lookup import LogIdentity
-from nsqha.commitlog.pairs import drop_files, parse_name
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.lookup import LogIdentity
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, RecoveryReport, recover
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import OsStorage, Storage
-from nsqha.commitlog.verdict import CorruptRange
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import PartitionState
 from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
 from nsqha.nsqlog import Logger
 from nsqha.options import Options

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry
-from nsqha.cursor.loading import first_checkpoint_end
-from nsqha.cursor.state import NEEDS_LOOK, PartitionState
+from nsqha.cursor.committed.loading import first_checkpoint_end
+from nsqha.cursor.committed.state import NEEDS_LOOK, PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.commitlog.lookup import LogReader
-    from nsqha.cursor.lmdb_cache import LmdbCache
+    from nsqha.commitlog.reading.lookup import LogReader
+    from nsqha.cursor.cache.lmdb_cache import LmdbCache
 
 DURABLE_ENTRIES = 512  # of a log's end that are asked what is durable everywhere: a leader's first know little
 MUST_READ = NEEDS_LOOK | FAULTY  # what was lost here other replicas have, and only they know which events were in it

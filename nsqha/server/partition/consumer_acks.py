@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from nsqha import ids
 from nsqha.clock import Now
-from nsqha.cursor.flight import NOT_IN_FLIGHT
+from nsqha.cursor.live.flight import NOT_IN_FLIGHT
 from nsqha.server.partition.delivery import Consumer, Subscription
 from nsqha.wire import errors
 

@@ -34,8 +34,8 @@ from nsqha.quantile import LatencyWindow
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.commitlog.reader import Batch
-    from nsqha.cursor.channel import Channel
+    from nsqha.commitlog.reading.reader import Batch
+    from nsqha.cursor.live.channel import Channel
     from nsqha.cursor.partition import PartitionCursors
     from nsqha.server.partition.context import PartitionLifecycle
 

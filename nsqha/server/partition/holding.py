@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqha.cursor.holds import HOLD_MS_MAX, LiveHold
+from nsqha.cursor.committed.holds import HOLD_MS_MAX, LiveHold
 from nsqha.errors import LimitReached, NotFound, Unavailable
 
 if TYPE_CHECKING:

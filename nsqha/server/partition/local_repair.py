@@ -21,11 +21,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.clock import Now
+from nsqha.commitlog.corruption.rebuild import Rebuild
+from nsqha.commitlog.corruption.verdict import CorruptRange
+from nsqha.commitlog.corruption.verify import checks
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.lookup import LogReader
-from nsqha.commitlog.rebuild import Rebuild
-from nsqha.commitlog.verdict import CorruptRange
-from nsqha.commitlog.verify import checks
+from nsqha.commitlog.reading.lookup import LogReader
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.nsqlog import Logger
 from nsqha.ranges import RangeSet

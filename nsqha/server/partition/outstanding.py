@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from nsqha import hot
 from nsqha.clock import Now
 from nsqha.commitlog.entry import Entry
+from nsqha.cursor.committed.state import Effect, EpochStarted
 from nsqha.cursor.partition import Forgotten
-from nsqha.cursor.state import Effect, EpochStarted
 from nsqha.errors import Unavailable
 from nsqha.hot import OUTCOME_UNKNOWN, Waiter
 from nsqha.server.partition.context import LedLog, PartitionLifecycle

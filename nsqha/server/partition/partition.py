@@ -18,8 +18,8 @@ import asyncio
 from collections.abc import Callable
 
 from nsqha.clock import Now, read
+from nsqha.cursor.committed.state import NEEDS_LOOK
 from nsqha.cursor.events import ChannelListLike, EpochStart
-from nsqha.cursor.state import NEEDS_LOOK
 from nsqha.errors import AppendFailed, Poisoned, Unavailable
 from nsqha.frames import HAS_EVENTS
 from nsqha.nsqlog import Logger

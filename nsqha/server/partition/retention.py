@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqha.clock import Now
 from nsqha.commitlog.entry import BatchCorrupt, Place
-from nsqha.commitlog.lookup import PairInfo
+from nsqha.commitlog.reading.lookup import PairInfo
 from nsqha.commitlog.retention import CARRY_SHARE, Retention, log_start, roll_due
 from nsqha.cursor.events import Abandoned
 from nsqha.nsqlog import Logger

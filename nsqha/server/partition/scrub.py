@@ -2,9 +2,9 @@
 
     round:  all file pairs of all durable replicas, shuffled -> a pair, piece by piece -> report -> next pair
 
-A round looks at every committed batch once, with all checks of `commitlog.verify`; the next one begins no sooner than
-`--scrub-interval` after it. Nothing is remembered over a restart, and each round draws its order again, so a node
-that restarts often gets everywhere too.
+A round looks at every committed batch once, with all checks of `commitlog.corruption.verify`; the next one begins no
+sooner than `--scrub-interval` after it. Nothing is remembered over a restart, and each round draws its order again, so a
+node that restarts often gets everywhere too.
 
 A pair is read through files of its own (`LogReader.part`) in a thread of its own: a disk that takes its time over bad
 sectors delays no sync, roll or journal write. The loop only waits, `--scrub-bytes-per-second` at most; a small batch
@@ -26,12 +26,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nsqha.commitlog.corruption.verify import VerifyStep, checks
 from nsqha.commitlog.entry import BatchCorrupt, Place
+from nsqha.commitlog.files.pairs import file_name
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.pairs import file_name
 from nsqha.commitlog.readonce import ReadOnceStorage
 from nsqha.commitlog.storage import Storage
-from nsqha.commitlog.verify import VerifyStep, checks
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.measures import Measures
 

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 
 from nsqha import ids
 from nsqha.clock import Now
-from nsqha.cursor.channel import Channel
+from nsqha.cursor.committed.state import Created, Deleted, Effect, EpochStarted
+from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.partition import Forgotten
-from nsqha.cursor.state import Created, Deleted, Effect, EpochStarted
 from nsqha.election.model import TopicRecord, Versioned
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.delivery import Consumer, Delivery

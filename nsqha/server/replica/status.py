@@ -17,7 +17,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.lookup import LogReader
+    from nsqha.commitlog.reading.lookup import LogReader
     from nsqha.server.integrity.log_integrity import LogIntegrity
     from nsqha.server.peers.api import PeerIdentity, PeerServer
     from nsqha.server.replica.leading.leadership import Leadership

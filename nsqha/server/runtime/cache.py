@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nsqha.cursor.lmdb_cache import CacheWrite, LmdbCache
+from nsqha.cursor.cache.lmdb_cache import CacheWrite, LmdbCache
 from nsqha.server.runtime.disk import DiskRounds
 
 

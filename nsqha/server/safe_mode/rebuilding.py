@@ -14,7 +14,7 @@ from nsqha import ids
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import Storage
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.nsqlog import Logger
 from nsqha.server.opening.opener import OpenedLog, PartitionOpener

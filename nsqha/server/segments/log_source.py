@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.cursor.state import PartitionState
+    from nsqha.cursor.committed.state import PartitionState
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
     from nsqha.server.peers.api import PeerIdentity

@@ -16,13 +16,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nsqha.commitlog.cuts import Cut, cut_at, cut_points, ranges_cut
 from nsqha.commitlog.entry import Place
+from nsqha.commitlog.reading.cuts import Cut, cut_at, cut_points, ranges_cut
 from nsqha.errors import LimitReached
 from nsqha.pb.v1 import segments_pb2
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.lookup import LogReader
+    from nsqha.commitlog.reading.lookup import LogReader
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
     from nsqha.server.segments.log_source import LogSource

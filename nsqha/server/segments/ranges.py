@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from nsqha.commitlog.entry import ENTRY_BYTES, UNREADABLE, Entry, decode
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.lookup import LogReader
+    from nsqha.commitlog.reading.lookup import LogReader
     from nsqha.server.segments.log_source import LogSource
 
 FRAMES_BYTES_MAX = 64 << 20  # of one answer, unless one batch is larger

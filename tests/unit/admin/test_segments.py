@@ -11,7 +11,7 @@ import pytest
 
 from nsqha.admin import segments
 from nsqha.admin.segments import SegmentsService
-from nsqha.cursor.holds import Holds, LiveHold
+from nsqha.cursor.committed.holds import Holds, LiveHold
 from nsqha.errors import LimitReached, OutcomeUnknown
 from nsqha.pb.v1 import segments_pb2 as pb
 from nsqha.server.segments.log_source import reachable

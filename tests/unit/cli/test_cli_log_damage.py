@@ -14,7 +14,7 @@ from nsqha.cli import _status
 from nsqha.cli.terminal import exits
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import OsStorage
 from tests.unit.commitlog.logs import add, event, roll, sync
 

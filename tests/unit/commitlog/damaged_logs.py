@@ -6,9 +6,9 @@ import random
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry
+from nsqha.commitlog.files.pairs import LogIdentity
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.pairs import LogIdentity
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import LogCorrupt
 from tests.sim.storage import SimStorage

@@ -9,7 +9,7 @@ from nsqha import hot
 from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.recovery import Recovery, recover
 from nsqha.commitlog.storage import Storage
 from nsqha.frames import HAS_EVENTS, PROGRESS, control_frame

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import ENTRY_BYTES, decode
+from nsqha.commitlog.files.pairs import LogIdentity
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.pairs import LogIdentity
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import LogCorrupt
 from tests.unit.commitlog.logs import add, drop_pairs, roll

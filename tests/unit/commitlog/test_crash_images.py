@@ -19,7 +19,7 @@ import pytest
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.journal import PartitionRecord
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.recovery import Recovery
 from nsqha.commitlog.storage import parent
 from nsqha.errors import AppendFailed, LogCorrupt

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from nsqha.commitlog.cuts import Cut, cut_points, ranges_cut
 from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.log import PartitionLog
+from nsqha.commitlog.reading.cuts import Cut, cut_points, ranges_cut
 from tests.unit.commitlog.test_lookup import built, damage
 
 STEP = 400

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from nsqha.commitlog import copying
+from nsqha.commitlog.corruption.verify import verify
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, REBUILT, BatchCorrupt, Entry, decode
+from nsqha.commitlog.files.pairs import LogIdentity, Pair
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.pairs import LogIdentity, Pair
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import MemStorage, Storage
-from nsqha.commitlog.verify import verify
 from nsqha.errors import LogCorrupt
 from nsqha.frames import LOST
 from tests.sim.storage import Crashed, SimStorage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsqha.commitlog.entry import Place
-from nsqha.commitlog.files import OPEN_PAIRS, PairList
+from nsqha.commitlog.files.pair_list import OPEN_PAIRS, PairList
 from nsqha.commitlog.storage import MemStorage
 from tests.unit.commitlog.logs import add, new_log, roll
 

@@ -7,9 +7,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsqha.commitlog.files.pairs import LogIdentity
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.pairs import LogIdentity
-from nsqha.commitlog.reader import BATCH_OVERHEAD, JOIN_BYTES, BatchCache
+from nsqha.commitlog.reading.reader import BATCH_OVERHEAD, JOIN_BYTES, BatchCache
 from nsqha.commitlog.storage import MemStorage
 from tests.unit.commitlog.logs import SMALL, add, event, roll
 

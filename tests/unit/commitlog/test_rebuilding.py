@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from nsqha.commitlog.corruption.verify import verify
 from nsqha.commitlog.entry import BROKEN_CHAIN, FAULTY, Entry
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.verify import verify
 from nsqha.errors import AppendFailed, Poisoned
 from tests.sim.storage import Crashed
 from tests.unit.commitlog.damaged_logs import COMMITLOG, ONE_PAIR, SEGMENT, Built

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from nsqha.commitlog.corruption.verdict import Circumstances, Verdict, judge
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.commitlog.log import LogLimits
-from nsqha.commitlog.verdict import Circumstances, Verdict, judge
 from nsqha.ranges import RangeSet
 from tests.unit.commitlog.damaged_logs import COMMITLOG, ONE_PAIR, SEGMENT, Built, unreadable
 from tests.unit.commitlog.logs import DIRECTORY, Cuts, contents, reopen

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from nsqha.commitlog.corruption.verdict import Verdict
+from nsqha.commitlog.corruption.verify import verify
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, REBUILT, BatchCorrupt
 from nsqha.commitlog.log import LogLimits
-from nsqha.commitlog.verdict import Verdict
-from nsqha.commitlog.verify import verify
 from nsqha.errors import Poisoned
 from tests.unit.commitlog.damaged_logs import COMMITLOG, ONE_PAIR, SEGMENT, Built, unreadable
 from tests.unit.commitlog.logs import add, contents, event, reopen, sync

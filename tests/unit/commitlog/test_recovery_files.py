@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from nsqha.commitlog.corruption.verify import verify
 from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.files.pairs import unlink_some
 from nsqha.commitlog.log import LogLimits, Place
-from nsqha.commitlog.lookup import LogReader
-from nsqha.commitlog.pairs import unlink_some
-from nsqha.commitlog.verify import verify
+from nsqha.commitlog.reading.lookup import LogReader
 from nsqha.errors import LogCorrupt, Poisoned
 from nsqha.frames import EPOCH_START, PROGRESS
 from tests.sim.storage import Crashed, SimStorage

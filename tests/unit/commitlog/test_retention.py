@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqha.commitlog.entry import Place
-from nsqha.commitlog.lookup import PairInfo
+from nsqha.commitlog.reading.lookup import PairInfo
 from nsqha.commitlog.retention import Retention, log_start, roll_due, wanted_start
 
 # Three full pairs of 100 messages and 1000 bytes that end at 10, 20 and 30 ns, and one that is being written.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nsqha import hot
-from nsqha.commitlog.dump import dump
+from nsqha.commitlog.corruption.verify import Verification, checks, verify
 from nsqha.commitlog.entry import ENTRY_BYTES, Place, next_entry
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.verify import Verification, checks, verify
+from nsqha.commitlog.reading.dump import dump
 from nsqha.frames import CHANNELS, PROGRESS, control_frame
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import SECOND, add, event, new_log, roll

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nsqha.cursor.checkpoint import digest, encode
-from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.loading import CACHE, LoadedState
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
+from nsqha.cursor.committed.checkpoint import digest, encode
+from nsqha.cursor.committed.loading import CACHE, LoadedState
+from nsqha.cursor.committed.state import PartitionState
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cursor import lmdb_cache, lmdb_partition, lmdb_proof, lmdb_tables
+from nsqha.cursor.cache import lmdb_cache, lmdb_partition, lmdb_proof, lmdb_tables
 
 
 @pytest.fixture

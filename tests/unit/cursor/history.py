@@ -13,10 +13,10 @@ that lag, files go as soon as they may. At the end everything is drained. Judged
 
 from __future__ import annotations
 
-from nsqha.cursor import checkpoint
-from nsqha.cursor.channel import Channel
+from nsqha.cursor.committed import checkpoint
+from nsqha.cursor.committed.loading import first_checkpoint_end, load
 from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, ChannelsEvent
-from nsqha.cursor.loading import first_checkpoint_end, load
+from nsqha.cursor.live.channel import Channel
 from nsqha.frames import HAS_EVENTS
 from tests.unit.cursor.judged import Step
 from tests.unit.cursor.life import OWNERS, Life

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nsqha.cursor import checkpoint
+from nsqha.cursor.committed import checkpoint
+from nsqha.cursor.committed.state import ChannelState
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.state import ChannelState
 from tests.unit.cursor.model import PENDING, Model, check
 from tests.unit.cursor.tiny import Entry, Leader, TinyLog
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from nsqha.clock import ManualClock
-from nsqha.cursor.channel import Channel
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import PartitionState
 from tests.unit.cursor.judged import SMALL, Judged, Step
 from tests.unit.cursor.model import PENDING, ChannelModel, Due, Model, check
 from tests.unit.cursor.tiny import Record, TinyLog, fins

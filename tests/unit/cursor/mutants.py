@@ -10,20 +10,22 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from nsqha.cursor import checkpoint, events, loading, requeue
-from nsqha.cursor.channel import Channel
-from nsqha.cursor.checkpoint import CheckpointWriter, Gatherer
-from nsqha.cursor.deferred import Deferred, MemoryDeferred
-from nsqha.cursor.deferred_overlay import DeferredOverlay
+from nsqha.cursor import events
+from nsqha.cursor.committed import checkpoint, loading
+from nsqha.cursor.committed.checkpoint import CheckpointWriter, Gatherer
+from nsqha.cursor.committed.state import ChannelState, PartitionState
+from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
+from nsqha.cursor.deferred.later import LaterMessages
+from nsqha.cursor.deferred.overlay import DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
-from nsqha.cursor.flight import Flight
-from nsqha.cursor.later import LaterMessages
-from nsqha.cursor.ordered import OrderedChannel
+from nsqha.cursor.live import requeue
+from nsqha.cursor.live.channel import Channel
+from nsqha.cursor.live.flight import Flight
+from nsqha.cursor.live.ordered import OrderedChannel
+from nsqha.cursor.live.progress import Written
+from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.progress import Written
 from nsqha.cursor.retention import ChannelRetention
-from nsqha.cursor.state import ChannelState, PartitionState
-from nsqha.cursor.unread import UnreadLog
 from nsqha.hot import WAITING
 from tests.mutation import Patch, instead, run
 from tests.unit.cursor import mutants_of_readers

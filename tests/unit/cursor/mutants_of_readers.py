@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from nsqha.cursor import checkpoint, events
-from nsqha.cursor.holds import NEVER_PASSED, Holds
+from nsqha.cursor import events
+from nsqha.cursor.committed import checkpoint
+from nsqha.cursor.committed.holds import NEVER_PASSED, Holds
+from nsqha.cursor.committed.state import ChannelState, PartitionState
 from nsqha.cursor.requests import ChannelRequests
-from nsqha.cursor.state import ChannelState, PartitionState
 from tests.mutation import Patch, instead
 from tests.unit.cursor.mutant import mutant
 

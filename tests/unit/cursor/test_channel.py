@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsqha.cursor.flight import NOT_IN_FLIGHT, NOT_OWNER
 from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live.flight import NOT_IN_FLIGHT, NOT_OWNER
 from tests.unit.cursor.tiny import Leader, Redelivery, fins
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nsqha.cursor.checkpoint import CheckpointWriter
-from nsqha.cursor.deferred import Deferred, MemoryDeferred
+from nsqha.cursor.committed.checkpoint import CheckpointWriter
+from nsqha.cursor.committed.state import AppliedEntry, ChannelState, CheckpointMark, PartitionState
+from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.state import AppliedEntry, ChannelState, CheckpointMark, PartitionState
 from nsqha.frames import HAS_CHECKPOINT
 
 LIMITS = ChannelLimits(checkpoint_every_bytes=1000, checkpoint_bytes_per_batch=100, checkpoint_frame_bytes=50)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nsqha.cursor.deferred import Deferred, MemoryDeferred
+from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 
 START = (-(1 << 63), -1)
 

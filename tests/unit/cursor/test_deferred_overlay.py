@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from nsqha.cursor.deferred import Deferred, MemoryDeferred
-from nsqha.cursor.deferred_overlay import DeferredOverlay
+from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
+from nsqha.cursor.deferred.overlay import DeferredOverlay
 
 
 def commit(held: DeferredOverlay, sent: dict) -> None:

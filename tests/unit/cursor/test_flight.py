@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from nsqha.cursor.flight import NOT_IN_FLIGHT, Flight, Single, runs
+from nsqha.cursor.live.flight import NOT_IN_FLIGHT, Flight, Single, runs
 from nsqha.hot import IN_FLIGHT, WAITING
 
 

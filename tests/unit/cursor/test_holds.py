@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nsqha.cursor import checkpoint, loading
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
+from nsqha.cursor.committed import checkpoint, loading
+from nsqha.cursor.committed.holds import HOLD_MS_MAX, HOLDS_MAX, LIFE_MS_MAX, RELEASED, Holds, LiveHold
+from nsqha.cursor.committed.loading import CACHE
 from nsqha.cursor.events import LogHold
-from nsqha.cursor.holds import HOLD_MS_MAX, HOLDS_MAX, LIFE_MS_MAX, RELEASED, Holds, LiveHold
-from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.loading import CACHE
 from nsqha.errors import LimitReached
 from tests.unit.cursor.cache_rig import MAP, CacheRig, flush, load
 from tests.unit.cursor.tiny import Leader, TinyLog

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nsqha.cursor.deferred import Deferred
-from nsqha.cursor.later import LaterMessages
+from nsqha.cursor.deferred.deferred_set import Deferred
+from nsqha.cursor.deferred.later import LaterMessages
 
 
 def later_messages() -> LaterMessages:

@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
-from nsqha.cursor import lmdb_cache, lmdb_proof, lmdb_tables
-from nsqha.cursor.checkpoint import digest, encode
-from nsqha.cursor.deferred import Deferred
-from nsqha.cursor.deferred_store import DeferredStore
-from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.lmdb_tables import TablesError
-from nsqha.cursor.loading import CACHE, LOG_START
+from nsqha.cursor.cache import lmdb_cache, lmdb_proof, lmdb_tables
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
+from nsqha.cursor.cache.lmdb_tables import TablesError
+from nsqha.cursor.committed.checkpoint import digest, encode
+from nsqha.cursor.committed.loading import CACHE, LOG_START
+from nsqha.cursor.deferred.deferred_set import Deferred
+from nsqha.cursor.deferred.store import DeferredStore
 from tests.unit.cursor.cache_rig import KEY, MAP, CacheRig, flush, load, rig_with_deferred
 from tests.unit.cursor.judged import SMALL
 from tests.unit.cursor.tiny import Leader, TinyLog

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cursor import lmdb_proof, lmdb_tables
-from nsqha.cursor.checkpoint import digest
-from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.loading import CACHE, LOG_START
+from nsqha.cursor.cache import lmdb_proof, lmdb_tables
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
+from nsqha.cursor.committed.checkpoint import digest
+from nsqha.cursor.committed.loading import CACHE, LOG_START
 from tests.unit.cursor.cache_rig import MAP, flush, load, rig_with_deferred
 from tests.unit.cursor.tiny import TinyLog
 

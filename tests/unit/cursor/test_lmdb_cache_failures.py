@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cursor import lmdb_cache, lmdb_tables
-from nsqha.cursor.checkpoint import digest
-from nsqha.cursor.deferred import MemoryDeferred
-from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.lmdb_tables import TablesError
+from nsqha.cursor.cache import lmdb_cache, lmdb_tables
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
+from nsqha.cursor.cache.lmdb_tables import TablesError
+from nsqha.cursor.committed.checkpoint import digest
+from nsqha.cursor.deferred.deferred_set import MemoryDeferred
 from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog, CacheRig, flush, load, rig_with_deferred
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cursor.checkpoint import encode
-from nsqha.cursor.lmdb_cache import CacheWrite, LmdbCache
-from nsqha.cursor.lmdb_tables import TablesError
-from nsqha.cursor.loading import CACHE, CHECKPOINT, LOG_START
-from nsqha.cursor.state import NEEDS_LOOK
+from nsqha.cursor.cache.lmdb_cache import CacheWrite, LmdbCache
+from nsqha.cursor.cache.lmdb_tables import TablesError
+from nsqha.cursor.committed.checkpoint import encode
+from nsqha.cursor.committed.loading import CACHE, CHECKPOINT, LOG_START
+from nsqha.cursor.committed.state import NEEDS_LOOK
 from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog, flush
 from tests.unit.cursor.history import History
 from tests.unit.cursor.tiny import TinyLog

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nsqha.cursor.checkpoint import digest, write
-from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.loading import (
+from nsqha.cursor.committed.checkpoint import digest, write
+from nsqha.cursor.committed.loading import (
     CACHE,
     CHECKPOINT,
     LOG_START,
@@ -17,7 +16,8 @@ from nsqha.cursor.loading import (
     newest_checkpoint,
     vouches,
 )
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.committed.state import PartitionState
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_CHECKPOINT, LOST
 from tests.unit.cursor.tiny import Entry, Leader, TinyLog

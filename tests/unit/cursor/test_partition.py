@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsqha.clock import Now
-from nsqha.cursor import checkpoint
+from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.events import EpochStart, ProgressEvent, decode
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors

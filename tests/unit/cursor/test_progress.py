@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, EpochStart, TopicEmpty
-from nsqha.cursor.progress import ROWS_PER_PIECE, TakenEvents, Written, deliveries, frames, pieces, without
+from nsqha.cursor.live.progress import ROWS_PER_PIECE, TakenEvents, Written, deliveries, frames, pieces, without
 from nsqha.hot import frame
 from nsqha.ranges import RangeSet
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nsqha.cursor import checkpoint
-from nsqha.cursor.channel import Channel
+from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.events import Abandoned
+from nsqha.cursor.live.channel import Channel
 from tests.unit.cursor.tiny import Leader, TinyLog
 
 

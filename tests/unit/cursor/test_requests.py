@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.events import TARGET_END, Carry, ChannelsEvent, Ephemeral, Seek, TopicEmpty
 from nsqha.cursor.requests import ChannelRequests
-from nsqha.cursor.state import PartitionState
 from nsqha.errors import NotFound
 from tests.unit.cursor.tiny import Info, Leader, Record
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.requeue import stays_in_memory
+from nsqha.cursor.live.requeue import stays_in_memory
 from tests.unit.cursor.tiny import Leader, Redelivery
 
 

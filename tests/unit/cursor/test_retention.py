@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nsqha.cursor import checkpoint
-from nsqha.cursor.checkpoint import Gatherer, checkpoint_frames
+from nsqha.cursor.committed import checkpoint
+from nsqha.cursor.committed.checkpoint import Gatherer, checkpoint_frames
+from nsqha.cursor.committed.state import CheckpointComplete, CheckpointMark, PartitionState
 from nsqha.cursor.events import Abandoned, CheckpointFrame
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import Forgotten
-from nsqha.cursor.state import CheckpointComplete, CheckpointMark, PartitionState
 from nsqha.errors import LogCorrupt
 from tests.unit.cursor.tiny import Leader
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from nsqha.cursor.committed.state import Sought
 from nsqha.cursor.events import TARGET_END
-from nsqha.cursor.flight import NOT_IN_FLIGHT
 from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live.flight import NOT_IN_FLIGHT
 from nsqha.cursor.partition import Forgotten
-from nsqha.cursor.state import Sought
 from nsqha.errors import NotFound
 from tests.unit.cursor.tiny import Leader, fins
 

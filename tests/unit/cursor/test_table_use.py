@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from nsqha.cursor.lmdb_tables import ReadPin, TablesError, TableUse
+from nsqha.cursor.cache.lmdb_tables import ReadPin, TablesError, TableUse
 
 
 class FakeTables:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nsqha.cursor.deferred import Deferred, MemoryDeferred
+from nsqha.cursor.committed.state import ChannelState
+from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.state import ChannelState
-from nsqha.cursor.unread import UnreadLog
+from nsqha.cursor.live.unread import UnreadLog
 from nsqha.hot import Ring
 from nsqha.ranges import RangeSet
 

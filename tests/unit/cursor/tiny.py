@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from nsqha import hot
 from nsqha.clock import ManualClock, Now, read
-from nsqha.cursor.channel import Channel, Redelivery
+from nsqha.cursor.committed.loading import load
+from nsqha.cursor.committed.state import EntryLike, PartitionState
 from nsqha.cursor.events import Attributes, EpochStart
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.loading import load
+from nsqha.cursor.live.channel import Channel, Redelivery
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import EntryLike, PartitionState
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 
 ID_BASE = 5 << 30

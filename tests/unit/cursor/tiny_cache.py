@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nsqha.cursor.state import EntryLike
+from nsqha.cursor.committed.state import EntryLike
 from tests.unit.cursor.tiny import Entry, Place, TinyLog
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from nsqha import hot, ids
 from nsqha.clock import Now, read
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.lookup import LogIdentity
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.lookup import LogIdentity
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versioned
 from nsqha.errors import NotFound
 from nsqha.replication.leader import LeaderReplica

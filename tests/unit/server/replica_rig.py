@@ -19,9 +19,9 @@ from nsqha.clock import ManualClock
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.journal import NodeJournal, inspect
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import MemStorage, Storage
-from nsqha.cursor.lmdb_cache import LmdbCache
+from nsqha.cursor.cache.lmdb_cache import LmdbCache
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import Unavailable
 from nsqha.options import Options

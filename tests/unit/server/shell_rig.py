@@ -18,13 +18,13 @@ from typing import Any
 from nsqha import hot, ids
 from nsqha.clock import ManualClock
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.lookup import LogIdentity
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.lookup import LogIdentity
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, Storage
+from nsqha.cursor.committed.state import Effect, PartitionState
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import Forgotten, PartitionCursors
-from nsqha.cursor.state import Effect, PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.context import LedLog, PartitionRuntime

@@ -9,8 +9,7 @@ from pathlib import Path
 from nsqha import hot
 from nsqha.commitlog.entry import Entry, genesis, next_entry
 from nsqha.frames import LOST
-from pyspark_nsqha.entries import verify
-from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
 from pyspark_nsqha.lake.parquet import SCHEMA
 from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
 from pyspark_nsqha.lake.store import Store
@@ -25,7 +24,8 @@ from pyspark_nsqha.model import (
     ReplicaAddress,
     Split,
 )
-from pyspark_nsqha.scan import MissingRange, record_batches
+from pyspark_nsqha.reading.entries import verify
+from pyspark_nsqha.reading.scan import MissingRange, record_batches
 from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 
 SECOND = 10**9

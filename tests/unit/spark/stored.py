@@ -15,7 +15,7 @@ from typing import Any
 from nsqha import hot
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import OsStorage
 from nsqha.frames import LOST
 from pyspark_nsqha.model import FetchedRun, PartitionLife, ReplicaAddress, Split

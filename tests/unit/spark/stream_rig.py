@@ -15,9 +15,9 @@ import grpc
 
 from pyspark_nsqha.model import CutPoint, NotThere, PartitionLife, PinnedPartition, ReadFailed, ReplicaAddress
 from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
-from pyspark_nsqha.stream import Plans, stream_options
-from pyspark_nsqha.stream_offsets import Records, from_json, to_json
-from pyspark_nsqha.stream_witnesses import Witnesses
+from pyspark_nsqha.streams.offsets import Records, from_json, to_json
+from pyspark_nsqha.streams.stream import Plans, stream_options
+from pyspark_nsqha.streams.witnesses import Witnesses
 
 MESSAGE_BYTES = 100
 

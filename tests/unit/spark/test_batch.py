@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from nsqha.cursor.holds import HOLDS_MAX
+from nsqha.cursor.committed.holds import HOLDS_MAX
 from pyspark_nsqha import DefaultSource, batch
 from pyspark_nsqha.batch import columns_of, restriction, schema
 from pyspark_nsqha.model import CutPoint, PartitionLife, PinnedPartition, ReadFailed, ReplicaAddress

@@ -13,7 +13,7 @@ from nsqha.cli import build_parser
 from nsqha.cli.spark import lake as spark_lake
 from nsqha.cli.terminal import exits
 from pyspark_nsqha import jobs, snapshot
-from pyspark_nsqha.lake.manifest import Life
+from pyspark_nsqha.lake.commits.manifest import Life
 from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.lake.verify import LakePartition, LakeReport
 from pyspark_nsqha.model import ReadFailed
@@ -113,7 +113,7 @@ def test_a_misspelled_topic_is_told_with_the_one_that_may_be_meant(
     (tmp_path / "made/manifest").mkdir(parents=True)
     (tmp_path / f"made/manifest/{1:020d}.json").touch()
     monkeypatch.setattr(snapshot, "Segments", Log)
-    monkeypatch.setattr("pyspark_nsqha.replay.Segments", Log)
+    monkeypatch.setattr("pyspark_nsqha.writing.replay.Segments", Log)
     found = refused(*words.format("ordesr").split())
     assert found.status == exits.NOT_FOUND
     assert str(found) == "there is no topic ordesr; `nsqha topic list` shows what there is (did you mean orders?)"

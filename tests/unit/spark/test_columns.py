@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_nsqha.columns import DEFAULT, KNOWN, arrow_schema, check, ddl, type_of
+from pyspark_nsqha.reading.columns import DEFAULT, KNOWN, arrow_schema, check, ddl, type_of
 
 pyspark = pytest.importorskip("pyspark")
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from nsqha import frames
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, REBUILT, Entry, decode, genesis, next_chain
-from pyspark_nsqha import entries as module
-from pyspark_nsqha.entries import ENTRY, verify
 from pyspark_nsqha.model import FetchedRun, NotVerified, ReadFailed
+from pyspark_nsqha.reading import entries as module
+from pyspark_nsqha.reading.entries import ENTRY, verify
 from tests.unit.spark.logs import IDENTITY, PARTITION, SECOND, TOPIC_UID, Writer, messages
 
 
@@ -286,7 +286,7 @@ def test_neither_broker_nor_spark_is_imported():
     """By these modules; the package itself is a data source, and Spark's."""
     script = (
         "import sys, types; package = types.ModuleType('pyspark_nsqha'); package.__path__ = ['pyspark_nsqha']; "
-        "sys.modules['pyspark_nsqha'] = package; import pyspark_nsqha.scan; "
+        "sys.modules['pyspark_nsqha'] = package; import pyspark_nsqha.reading.scan; "
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'pyspark', 'grpc', 'asyncio', 'aiohttp'}))"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -297,7 +297,7 @@ def test_without_the_broker_zlib_serves():
     script = (
         "import sys, types, zlib; sys.modules['nsqha'] = None; package = types.ModuleType('pyspark_nsqha'); "
         "package.__path__ = ['pyspark_nsqha']; sys.modules['pyspark_nsqha'] = package; "
-        "import pyspark_nsqha.scan; from pyspark_nsqha import entries; print(entries.crc32 is zlib.crc32)"
+        "import pyspark_nsqha.reading.scan; from pyspark_nsqha import entries; print(entries.crc32 is zlib.crc32)"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "True"

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES
-from pyspark_nsqha import fetch
 from pyspark_nsqha.model import Gone, ReadFailed, ReplicaAddress, Split
 from pyspark_nsqha.options import Tls
+from pyspark_nsqha.reading import fetch
 from tests.certificates import Certificates
 from tests.unit.spark.scripted_broker import (
     Reply,
@@ -102,8 +102,8 @@ def test_runs_have_whole_batches_of_about_the_bytes_asked_for(log: Stored) -> No
 
 
 def test_a_batch_larger_than_a_run_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_nsqha.runs.RUN_BYTES", 1000)
-    monkeypatch.setattr("pyspark_nsqha.runs.GROW_BYTES", 10_000)
+    monkeypatch.setattr("pyspark_nsqha.reading.runs.RUN_BYTES", 1000)
+    monkeypatch.setattr("pyspark_nsqha.reading.runs.GROW_BYTES", 10_000)
     log = Stored(tmp_path, body_bytes=100_000)
     log.write(3, messages=1)
     with ScriptedBroker(ok(log)) as broker:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 from nsqha.frames import HAS_EVENTS, PROGRESS, control_frame
-from pyspark_nsqha import fetch
-from pyspark_nsqha.files import pins
 from pyspark_nsqha.model import Gone, NotVerified, PinnedPartition, ReadFailed
+from pyspark_nsqha.reading import fetch
+from pyspark_nsqha.reading.files import pins
 from tests.unit.spark.stored import ID_BASE, IDENTITY, Stored, joined
 
 

@@ -12,7 +12,7 @@ from nsqha.cli.spark import lag as spark_lag
 from nsqha.cli.terminal import exits
 from nsqha.pb.v1 import admin_pb2, segments_pb2
 from pyspark_nsqha.lag import Lag, LagSample, Limit, PartitionLag, Rates, look, rates
-from pyspark_nsqha.lake.manifest import Addition, LakeState, Missing
+from pyspark_nsqha.lake.commits.manifest import Addition, LakeState, Missing
 
 UID = 0xABC
 SECOND = 10**9

@@ -14,15 +14,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_nsqha.entries import FAULTY
 from pyspark_nsqha.lake import rounds, store
 from pyspark_nsqha.lake.archive import Subject, once
-from pyspark_nsqha.lake.manifest import LakeState
+from pyspark_nsqha.lake.commits.manifest import LakeState
 from pyspark_nsqha.lake.plan import pieces
 from pyspark_nsqha.lake.rounds import DataLoss, RoundTotals
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import PieceOutcome, write_piece
 from pyspark_nsqha.model import ReadFailed
+from pyspark_nsqha.reading.entries import FAULTY
 from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 from tests.unit.spark.lake_rig import DAY, NOON, Crash, FakeLog, Lake, Partition
 

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.backfill import backfill
-from pyspark_nsqha.lake.manifest import OffsetRange
+from pyspark_nsqha.lake.commits.manifest import OffsetRange
 from pyspark_nsqha.lake.rounds import DataLoss, RoundTotals
 from pyspark_nsqha.model import ReadFailed
 from tests.unit.spark.lake_rig import NOON, SECOND, FakeLog, Lake, Partition

@@ -16,8 +16,8 @@ from nsqha.cli.terminal import exits
 from pyspark_nsqha import jobs, snapshot
 from pyspark_nsqha.jobs import CannotStart
 from pyspark_nsqha.lake import archive, task
-from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.manifest import LakeState
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.manifest import LakeState
 from pyspark_nsqha.lake.rounds import RoundTotals
 from pyspark_nsqha.lake.store import StoreFailed
 from pyspark_nsqha.lake.task import Tell, Verified

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_nsqha.lake import commit
 from pyspark_nsqha.lake import store as store_module
-from pyspark_nsqha.lake.commit import Commits, ManifestCommits, Moved
-from pyspark_nsqha.lake.iceberg import IcebergCommits
-from pyspark_nsqha.lake.manifest import Addition, BadManifest, LakeFile, LakeState, Missing, Overlap, encode
+from pyspark_nsqha.lake.commits import commit
+from pyspark_nsqha.lake.commits.commit import Commits, ManifestCommits, Moved
+from pyspark_nsqha.lake.commits.iceberg import IcebergCommits
+from pyspark_nsqha.lake.commits.manifest import Addition, BadManifest, LakeFile, LakeState, Missing, Overlap, encode
 from pyspark_nsqha.lake.plan import pieces
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import write_piece

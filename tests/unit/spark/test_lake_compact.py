@@ -15,7 +15,8 @@ import pytest
 from pyspark_nsqha.lake import compact as compact_module
 from pyspark_nsqha.lake import names, plan
 from pyspark_nsqha.lake.archive import Subject, once
-from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.manifest import Addition, LakeFile, LakeState, Overlap
 from pyspark_nsqha.lake.compact import (
     CannotMerge,
     CompactTotals,
@@ -27,7 +28,6 @@ from pyspark_nsqha.lake.compact import (
     remove_replaced,
 )
 from pyspark_nsqha.lake.contents import checked
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, LakeState, Overlap
 from pyspark_nsqha.lake.store import StoreFailed
 from pyspark_nsqha.lake.verify import verify
 from pyspark_nsqha.snapshot import SnapshotRequest

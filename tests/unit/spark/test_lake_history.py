@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_nsqha.columns import DEFAULT
 from pyspark_nsqha.lake import history
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.history import divide, lengthened, part_rows, tasks
 from pyspark_nsqha.model import Gone, PinnedPartition, ReadFailed
 from pyspark_nsqha.planner import PlannedRange
+from pyspark_nsqha.reading.columns import DEFAULT
 from tests.unit.spark.lake_rig import NOON, SECOND, FakeLog, Lake, Partition
 
 KEY = ("orders", 0)
@@ -96,7 +96,7 @@ def test_rows_of_the_lake_are_the_rows_of_the_log(lake: Lake) -> None:
     pin, _ = pinned(lake)
     parts, _ = divide(uri(lake), [PlannedRange(pin, 0, pin.end.offset)], [lake.log.partitions[0].pin()])
     lake.log.partitions[0].start = 0
-    from pyspark_nsqha.lake.manifest import LakeState
+    from pyspark_nsqha.lake.commits.manifest import LakeState
     from pyspark_nsqha.lake.plan import pieces
 
     log = [

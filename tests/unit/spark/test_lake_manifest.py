@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_nsqha.lake import names, plan
-from pyspark_nsqha.lake.manifest import (
+from pyspark_nsqha.lake.commits.manifest import (
     Addition,
     BadManifest,
     LakeFile,
@@ -123,7 +123,7 @@ def test_every_flipped_byte_of_a_manifest_is_noticed() -> None:
 def test_a_manifest_with_a_file_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     content = json.loads(encode(1, Addition((FILE,)), written_ns=1, run="r"))["manifest"]
     content["files"][0] |= change
-    from pyspark_nsqha.lake import manifest
+    from pyspark_nsqha.lake.commits import manifest
 
     raw = json.dumps({"crc": manifest._crc(content), "manifest": content}).encode()
     with pytest.raises(BadManifest, match=r"^m is not a manifest"):

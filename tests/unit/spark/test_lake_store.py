@@ -12,7 +12,7 @@ from pyarrow import fs
 
 from pyspark_nsqha.lake import store as module
 from pyspark_nsqha.lake.archive import Subject, once
-from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
 from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
 from pyspark_nsqha.lake.store import Exists, Store, StoreFailed
 from pyspark_nsqha.lake.task import write_piece

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pyspark_nsqha.lake.archive import Subject, once
-from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.commit import ManifestCommits
+from pyspark_nsqha.lake.commits.manifest import Addition, LakeFile, LakeState
 from pyspark_nsqha.lake.contents import CheckedRows, Problem, checked
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, LakeState
 from pyspark_nsqha.lake.task import Tell, Verified, write_piece
 from pyspark_nsqha.lake.verify import LakeReport, anchors, verify
 from pyspark_nsqha.model import Split
@@ -326,7 +326,7 @@ def test_a_partition_with_two_days_is_one_chain(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_is_gone_is_refused(lake: Lake) -> None:
-    from pyspark_nsqha.lake.manifest import BadManifest
+    from pyspark_nsqha.lake.commits.manifest import BadManifest
 
     (lake.folder / "manifest/00000000000000000001.json").unlink()
     with pytest.raises(BadManifest, match=r"00000000000000000001.json is missing in .* but later ones exist"):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pyspark_nsqha.publisher import (
+from pyspark_nsqha.writing.publisher import (
     Command,
     LinkSecurity,
     PublishFailed,

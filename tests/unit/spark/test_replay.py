@@ -12,11 +12,19 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_nsqha.model import CutPoint, PartitionLife, PinnedPartition, ReadFailed, Split
 from pyspark_nsqha.planner import SplitPart
-from pyspark_nsqha.replay import grouped, log_bytes, named, planned_ids, planned_range
-from pyspark_nsqha.replay_state import ReplaySpan
-from pyspark_nsqha.replay_task import BURST_SECONDS, Destination, Pace, ReadAndPublish, batches_of, spans_of, until
-from pyspark_nsqha.sink import SinkOptions
 from pyspark_nsqha.snapshot import Snapshot
+from pyspark_nsqha.writing.replay import grouped, log_bytes, named, planned_ids, planned_range
+from pyspark_nsqha.writing.replay_state import ReplaySpan
+from pyspark_nsqha.writing.replay_task import (
+    BURST_SECONDS,
+    Destination,
+    Pace,
+    ReadAndPublish,
+    batches_of,
+    spans_of,
+    until,
+)
+from pyspark_nsqha.writing.sink import SinkOptions
 from tests.unit.spark.scripted_nsqd import ScriptedNsqd
 
 

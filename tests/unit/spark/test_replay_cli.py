@@ -12,7 +12,7 @@ from nsqha.cli.spark.flags import Within, place, say_range, time_range
 from nsqha.cli.spark.lag import limit
 from nsqha.cli.spark.replay import progress_line, words_of
 from nsqha.cli.terminal import exits
-from pyspark_nsqha.replay_state import Order, ReplaySpan, ReplayState
+from pyspark_nsqha.writing.replay_state import Order, ReplaySpan, ReplayState
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

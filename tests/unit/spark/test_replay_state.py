@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_nsqha.replay_state import BadState, Order, ReplaySpan, ReplayState
+from pyspark_nsqha.writing.replay_state import BadState, Order, ReplaySpan, ReplayState
 
 ORDER = Order("orders", 0xABC, "again", {"--from": "-2h"})
 

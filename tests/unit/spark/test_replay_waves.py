@@ -14,11 +14,11 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_nsqha.model import CutPoint, PartitionLife, PinnedPartition
 from pyspark_nsqha.options import ConnectOptions
-from pyspark_nsqha.replay import WAVE_BYTES, WAVE_GROWTH_MAX, WAVE_READ_MAX, WAVE_SECONDS, Replay
-from pyspark_nsqha.replay_state import Order, ReplaySpan, ReplayState
-from pyspark_nsqha.replay_task import Destination, ReplayOutcome, spans_of
-from pyspark_nsqha.sink import SinkOptions
 from pyspark_nsqha.snapshot import Snapshot
+from pyspark_nsqha.writing.replay import WAVE_BYTES, WAVE_GROWTH_MAX, WAVE_READ_MAX, WAVE_SECONDS, Replay
+from pyspark_nsqha.writing.replay_state import Order, ReplaySpan, ReplayState
+from pyspark_nsqha.writing.replay_task import Destination, ReplayOutcome, spans_of
+from pyspark_nsqha.writing.sink import SinkOptions
 from tests.unit.spark.test_replay import task_of
 
 CORES = 4

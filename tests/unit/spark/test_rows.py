@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from pyspark_nsqha import rows
-from pyspark_nsqha.columns import CORRUPT
-from pyspark_nsqha.entries import LOST
 from pyspark_nsqha.model import (
     ENTRY_BYTES,
     CutPoint,
@@ -24,7 +21,10 @@ from pyspark_nsqha.model import (
 )
 from pyspark_nsqha.options import ConnectOptions, Reading
 from pyspark_nsqha.planner import SplitPart
-from pyspark_nsqha.rows import Recipe, part_batches
+from pyspark_nsqha.reading import rows
+from pyspark_nsqha.reading.columns import CORRUPT
+from pyspark_nsqha.reading.entries import LOST
+from pyspark_nsqha.reading.rows import Recipe, part_batches
 from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 from tests.unit.spark.logs import IDENTITY, Writer, messages
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from nsqha import frames, hot
 from nsqha.commitlog.entry import FAULTY, REBUILT, genesis
 from nsqha.cursor import events
-from pyspark_nsqha import lanes
-from pyspark_nsqha.columns import DEFAULT, arrow_schema
-from pyspark_nsqha.entries import verify
 from pyspark_nsqha.model import FetchedRun, NotVerified, ReadFailed, Unreadable
-from pyspark_nsqha.scan import MissingRange, record_batches
+from pyspark_nsqha.reading import lanes
+from pyspark_nsqha.reading.columns import DEFAULT, arrow_schema
+from pyspark_nsqha.reading.entries import verify
+from pyspark_nsqha.reading.scan import MissingRange, record_batches
 from tests.unit.spark.logs import ID_BASE, IDENTITY, SECOND, Row, Writer, messages, read_rows
 
 EVERYTHING = 1 << 62

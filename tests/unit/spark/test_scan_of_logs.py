@@ -12,10 +12,10 @@ from nsqha.commitlog.entry import BROKEN_CHAIN, FAULTY, REBUILT, UNREADABLE, Ent
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import MemStorage
 from nsqha.cursor import events
-from pyspark_nsqha.columns import DEFAULT
-from pyspark_nsqha.entries import verify
 from pyspark_nsqha.model import FetchedRun, NotVerified, PartitionLife, Unreadable
-from pyspark_nsqha.scan import MissingRange, record_batches
+from pyspark_nsqha.reading.columns import DEFAULT
+from pyspark_nsqha.reading.entries import verify
+from pyspark_nsqha.reading.scan import MissingRange, record_batches
 from tests.unit.commitlog.damaged_logs import SEGMENT, Built
 from tests.unit.commitlog.logs import ID_BASE, IDENTITY, SECOND, event, messages, new_log, roll
 

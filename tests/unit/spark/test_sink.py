@@ -11,8 +11,8 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from pyspark_nsqha.options import OptionError
-from pyspark_nsqha.publisher import Command
-from pyspark_nsqha.sink import (
+from pyspark_nsqha.writing.publisher import Command
+from pyspark_nsqha.writing.sink import (
     JOIN_BYTES_MAX,
     NsqhaStreamWriter,
     NsqhaWriter,

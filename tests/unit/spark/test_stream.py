@@ -10,9 +10,9 @@ from pyspark.sql.types import StructType
 
 from pyspark_nsqha.model import CutPoint, Gone, PinnedPartition, ReadFailed
 from pyspark_nsqha.options import OptionError
-from pyspark_nsqha.stream import Plans, StreamReader, stream_options, stream_reader
-from pyspark_nsqha.stream_offsets import PartitionOffset
-from pyspark_nsqha.stream_witnesses import Witnesses
+from pyspark_nsqha.streams.offsets import PartitionOffset
+from pyspark_nsqha.streams.stream import Plans, StreamReader, stream_options, stream_reader
+from pyspark_nsqha.streams.witnesses import Witnesses
 from tests.unit.spark.stream_rig import MESSAGE_BYTES, Query, Service, log
 
 # ---- what is read

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from pyspark_nsqha.model import Gone, ReadFailed
-from pyspark_nsqha.stream_offsets import Records
+from pyspark_nsqha.streams.offsets import Records
 from tests.unit.spark.stream_rig import Query, Service, log, messages, refuse
 
 LENIENT = {"failOnDataLoss": "false"}

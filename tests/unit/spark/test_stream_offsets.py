@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_nsqha.model import CutPoint, PartitionLife, PinnedPartition, ReadFailed
-from pyspark_nsqha.stream_offsets import (
+from pyspark_nsqha.streams.offsets import (
     BatchLimits,
     PartitionOffset,
     end_within,

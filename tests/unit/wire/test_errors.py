@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqha.cursor.flight import NOT_IN_FLIGHT, NOT_OWNER
+from nsqha.cursor.live.flight import NOT_IN_FLIGHT, NOT_OWNER
 from nsqha.wire import encoder, errors
 
 ID = b"0123456789abcdef"

@@ -11,7 +11,7 @@ from nsqha.server.segments.log_source import ServingReplica
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.cursor.state import PartitionState
+    from nsqha.cursor.committed.state import PartitionState
     from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.node.log_sources import SingleNodeLogs
     from nsqha.server.partition.partition import Partition

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqha.commitlog.entry import BatchCorrupt, Entry
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
 from nsqha.server.opening.state_loader import MUST_READ

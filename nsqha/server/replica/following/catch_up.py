@@ -26,7 +26,7 @@ from nsqha.replication.acceptance import check_anew, check_cut
 from nsqha.replication.divergence import Divergence, EpochEndAnswer, InSync, RangeGone, Truncate
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.lookup import LogReader
+    from nsqha.commitlog.reading.lookup import LogReader
     from nsqha.server.replica.following.follower import Follower, Port
 
 logger = Logger("catchup")

@@ -26,7 +26,7 @@ from typing import Protocol
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.log import PartitionLog, SyncTicket
-from nsqha.cursor.state import NEEDS_LOOK, PartitionState
+from nsqha.cursor.committed.state import NEEDS_LOOK, PartitionState
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger

@@ -21,7 +21,7 @@ from nsqha.server.runtime.tasks import begin
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Place
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.cursor.state import PartitionState
+    from nsqha.cursor.committed.state import PartitionState
     from nsqha.server.runtime.disk import DiskRounds
 
 logger = Logger("follower")

@@ -8,8 +8,8 @@ from typing import Any
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Place
 from nsqha.commitlog.storage import MemStorage
-from nsqha.cursor.checkpoint import write
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.committed.checkpoint import write
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.frames import HAS_CHECKPOINT, LOST
 from nsqha.ranges import RangeSet
 from nsqha.server.integrity.corrupt_ranges import damaged_range

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog import copying
+from nsqha.commitlog.corruption.repair import LogRepair
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.repair import LogRepair
 from nsqha.errors import LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import LOST
 from nsqha.pb.v1 import replication_pb2 as pb

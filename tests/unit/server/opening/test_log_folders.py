@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, file_name
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, file_name
 from nsqha.commitlog.storage import MemStorage
 from nsqha.election.model import TopicRecord
 from nsqha.server.opening.log_folders import UNLINKED_AT_ONCE, LogFolders

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pytest
 
+from nsqha.commitlog.corruption.verify import verify
 from nsqha.commitlog.entry import ENTRY_BYTES, BatchCorrupt
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.verify import verify
 from nsqha.election.model import TopicRecord
 from nsqha.errors import LogCorrupt, StorageError
 from nsqha.frames import EPOCH_START

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog.log import LogLimits
-from nsqha.cursor.holds import HOLD_MS_MAX, LiveHold
+from nsqha.cursor.committed.holds import HOLD_MS_MAX, LiveHold
 from nsqha.errors import LimitReached, NotFound, Unavailable
 from nsqha.server.partition.holding import hold, live_holds, release, renew
 from nsqha.server.partition.retention import AbandonedPolicy

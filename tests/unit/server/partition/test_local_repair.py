@@ -7,11 +7,11 @@ import random
 
 import pytest
 
+from nsqha.commitlog.corruption.verdict import CorruptRange
+from nsqha.commitlog.corruption.verify import verify
 from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.files.pairs import Pair
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.pairs import Pair
-from nsqha.commitlog.verdict import CorruptRange
-from nsqha.commitlog.verify import verify
 from nsqha.server.partition import local_repair as local_repair
 from nsqha.server.partition.local_repair import LocalRepair
 from tests.sim.storage import SimStorage

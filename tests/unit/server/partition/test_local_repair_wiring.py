@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nsqha import hot
+from nsqha.commitlog.corruption.rebuild import Rebuild
+from nsqha.commitlog.corruption.repair import LogRepair
+from nsqha.commitlog.corruption.verify import verify
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.rebuild import Rebuild
-from nsqha.commitlog.repair import LogRepair
-from nsqha.commitlog.verify import verify
 from nsqha.server.partition.partition import Partition
 from tests.unit.server.broker_rig import led, running, subscribed, until
 from tests.unit.server.replica_rig import KEY, REGISTRATION, A, ReplicaRig, pause, run

@@ -17,8 +17,8 @@ import pytest
 from nsqha import hot
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.lookup import LogIdentity
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.lookup import LogIdentity
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import File
 from nsqha.errors import Poisoned
 from nsqha.server.partition.scrub import (

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from nsqha.commitlog.entry import BatchCorrupt, Place
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.committed.state import PartitionState
 from nsqha.server.replica.following import applier as applier_module
 from nsqha.server.replica.following.applier import Applier
 from tests.fakes.loop import VirtualLoop

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.cursor.checkpoint import write
+from nsqha.cursor.committed.checkpoint import write
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_CHECKPOINT, HAS_EVENTS
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -81,7 +81,7 @@ def test_a_leader_that_committed_nothing_yet_hears_from_a_replica_that_begins_an
 
 def checkpoint(log: PartitionLog, as_of: int = 6) -> None:
     """A complete one; as of the last batch that is gone: for that nothing would have been taken away."""
-    from nsqha.cursor.state import AppliedEntry, PartitionState
+    from nsqha.cursor.committed.state import AppliedEntry, PartitionState
 
     last, applied = log.last, log.entry_before(as_of + 1)
     assert last is not None

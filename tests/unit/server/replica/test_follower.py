@@ -10,7 +10,7 @@ import pytest
 from nsqha.commitlog.copying import read_run
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.cursor.state import CheckpointMark, PartitionState
+from nsqha.cursor.committed.state import CheckpointMark, PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica.following import applier as applier_module
 from nsqha.server.replica.following.follower import Follower, FollowerRuntime, LeaderLog

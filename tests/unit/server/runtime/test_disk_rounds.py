@@ -14,8 +14,8 @@ import pytest
 from nsqha import hot
 from nsqha.clock import ManualClock, SystemClock
 from nsqha.commitlog.log import PartitionLog, SyncTicket
-from nsqha.commitlog.lookup import LogIdentity
-from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.reading.lookup import LogIdentity
+from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import Poisoned
 from nsqha.server.runtime.disk import PATIENT_SECONDS, DiskRounds

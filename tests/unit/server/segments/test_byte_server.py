@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 from nsqha.server.runtime import listen
 from nsqha.server.segments import byte_server, ranges
 from nsqha.server.segments import turns as turns_module

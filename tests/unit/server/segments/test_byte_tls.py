@@ -18,9 +18,9 @@ from nsqha.server.peers.identity import may_read
 from nsqha.server.runtime.certificates import CertificateFiles
 from nsqha.server.segments.byte_server import ReaderLimits
 from nsqha.server.segments.ranges import Ask, Refusal
-from pyspark_nsqha import fetch
 from pyspark_nsqha.model import ReadFailed
 from pyspark_nsqha.options import Tls
+from pyspark_nsqha.reading import fetch
 from tests.certificates import Certificates
 from tests.unit.server.segments.byte_rig import ByteServerRig, running
 from tests.unit.spark.stored import Stored, joined

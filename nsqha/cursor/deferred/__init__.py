@@ -1,0 +1,10 @@
+"""Messages that wait for a due time: the set, its layers, and the leader's view of it.
+
+Downwards:
+
+    overlay       the leader's view: deferred messages, committed and not yet committed, by due time
+    store         a deferred set in layers
+    layer         the layers, and what a table below them must offer
+    later         deliver-at times of messages that the pump has not passed
+    deferred_set  the set, the protocol that its storage fulfils, and the set in memory
+"""

@@ -1,0 +1,219 @@
+"""The deferred messages of a channel as its leader sees them: the committed set and what changed since.
+
+A change (deferred, deferred anew, finished) counts for the leader at once, is written with the next progress event and
+becomes part of the committed set when that event is applied. Between, it is an overlay here:
+
+    put/finish -> changes, unsent -> take_unsent -> in a batch on its way -> settled: the committed set has it
+
+Losing the overlay in a crash is harmless: nothing in it moved a committed floor. An ephemeral channel writes nothing:
+its set is its own and changed directly (`direct`).
+
+**By due time.** Two sources, the committed set (in its own order, read in slices behind a mark) and a heap of overlay
+changes, feed one queue of what is due. An entry of the queue is only a hint; `due` hands out one whose message is still
+deferred for that time. So a change needs to undo nothing, it only has to make sure that the message is hinted again:
+by the heap while it is in the overlay, and by pulling the mark back when it is committed behind it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass
+from itertools import islice
+
+from nsqha.cursor.deferred.deferred_set import Deferred, DeferredSet, DueKey
+
+_SLICE = 256
+_NOTHING: DueKey = (-(1 << 63), -1)
+_NEVER = 1 << 63
+
+
+@dataclass(slots=True)
+class DeferredChange:
+    """What became of one offset. `ref` None: finished. `fresh`: the committed set does not hold the offset."""
+
+    ref: Deferred | None
+    fresh: bool
+
+    @property
+    def weight(self) -> int:
+        """What it adds to the size of the committed set."""
+        return int(self.fresh) if self.ref is not None else int(self.fresh) - 1
+
+
+class DeferredOverlay:
+    """Deferred messages, committed or about to be."""
+
+    __slots__ = ("_changes", "_direct", "_extra", "_heap", "_mark", "_next", "_ready", "_unsent", "committed")
+
+    def __init__(self, committed: DeferredSet, *, direct: bool = False) -> None:
+        self.committed = committed
+        self._direct = direct
+        self._changes: dict[int, DeferredChange] = {}
+        self._unsent: dict[int, None] = {}
+        self._extra = 0  # the sum of all weights
+        self._heap: list[DueKey] = []  # of changes that put; stale ones are passed over
+        self._ready: deque[DueKey] = deque()
+        self._mark = _NOTHING  # the committed set has been read up to here
+        following = committed.next_due(_NOTHING)
+        self._next = _NEVER if following is None else following  # nothing behind the mark is due before this
+
+    # ---- asking
+
+    def __len__(self) -> int:
+        return len(self.committed) + self._extra
+
+    def __contains__(self, offset: int) -> bool:
+        return self.get(offset) is not None
+
+    def get(self, offset: int) -> Deferred | None:
+        """What is held for `offset` now."""
+        change = self._changes.get(offset)
+        if change is None:
+            return self.committed.get(offset)
+        if change.ref is None or change.fresh:
+            return change.ref
+        held = self.committed.get(offset)  # it may have been carried meanwhile
+        return change.ref._replace(position=held.position) if held is not None else change.ref
+
+    def lowest(self, first: int = 0) -> int | None:
+        """The lowest deferred offset at or above `first`."""
+        at = self.committed.next_offset(first)
+        while at is not None and at in self._changes and self._changes[at].ref is None:
+            at = self.committed.next_offset(at + 1)
+        fresh = [o for o, change in self._changes.items() if o >= first and change.fresh and change.ref is not None]
+        return min(fresh, default=at) if at is None else min([at, *fresh])
+
+    def offsets(self, first: int, end: int) -> list[int]:
+        """The deferred offsets in [first, end)."""
+        found = {o for o, change in self._changes.items() if first <= o < end and change.ref is not None}
+        for ref in self.committed.items(first):
+            if ref.offset >= end:
+                break
+            if ref.offset not in self._changes:
+                found.add(ref.offset)
+        return sorted(found)
+
+    @property
+    def unsent(self) -> int:
+        return len(self._unsent)
+
+    @property
+    def uncommitted(self) -> int:
+        return len(self._changes)
+
+    # ---- changing
+
+    def put(self, ref: Deferred) -> None:
+        """Defer, or change due time and attempts of what is deferred."""
+        if self._direct:
+            self.committed.put(ref)
+            self._hint((ref.due_ns, ref.offset))
+            return
+        self._change(ref.offset, ref)
+        if len(self._heap) > 2 * len(self._changes) + _SLICE:
+            self._heap = [(c.ref.due_ns, c.ref.offset) for c in self._changes.values() if c.ref is not None]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (ref.due_ns, ref.offset))
+
+    def finish(self, offset: int) -> None:
+        """The message is done."""
+        if self._direct:
+            self.committed.remove(offset)
+            return
+        self._change(offset, None)
+
+    def _change(self, offset: int, ref: Deferred | None) -> None:
+        old = self._changes.get(offset)
+        fresh = self.committed.get(offset) is None if old is None else old.fresh
+        new = DeferredChange(ref, fresh)
+        self._extra += new.weight - (old.weight if old is not None else 0)
+        self._changes[offset] = new
+        self._unsent[offset] = None
+
+    # ---- into the log
+
+    def take_unsent(self, limit: int) -> dict[int, DeferredChange]:
+        """Up to `limit` changes to write, in the order they were made."""
+        offsets = list(islice(self._unsent, limit))
+        for offset in offsets:
+            del self._unsent[offset]
+        return {offset: self._changes[offset] for offset in offsets}
+
+    def settled(self, sent: dict[int, DeferredChange]) -> None:
+        """The batch with these changes was applied to the committed set."""
+        for offset, change in sent.items():
+            current = self._changes.get(offset)
+            if current is None:
+                continue
+            self._extra -= current.weight
+            if current is change:
+                del self._changes[offset]
+                if change.ref is not None:
+                    self._hint((change.ref.due_ns, offset))
+            else:
+                current.fresh = self.committed.get(offset) is None
+                self._extra += current.weight
+
+    def arrived(self, ref: Deferred) -> None:
+        """The log itself deferred this message (a deliver-at time)."""
+        self._hint((ref.due_ns, ref.offset))
+
+    def finished(self, first: int) -> list[int]:
+        """Offsets at or above `first` that are done, while the committed set still holds them."""
+        return [o for o, change in self._changes.items() if o >= first and change.ref is None and not change.fresh]
+
+    def keep_committed(self, below: int = _NEVER) -> None:
+        """Forget changes below an offset that are not deferred in the committed set: the log will not take them."""
+        for offset in [o for o in self._changes if o < below and self.committed.get(o) is None]:
+            del self._changes[offset]
+            self._unsent.pop(offset, None)
+        self._extra = sum(change.weight for change in self._changes.values())
+
+    def reload(self) -> None:
+        """Start anew from the committed set."""
+        self.__init__(self.committed, direct=self._direct)  # type: ignore[misc]
+
+    # ---- by due time
+
+    def due(self, now_ns: int, in_flight: Container[int]) -> Deferred | None:
+        """One that is due and not in flight; the same until its state changes."""
+        ready = self._ready
+        while ready or self.gather(now_ns):
+            due_ns, offset = ready[0]
+            if offset not in in_flight:
+                ref = self.get(offset)
+                if ref is not None and ref.due_ns == due_ns:
+                    return ref
+            ready.popleft()
+        return None
+
+    def gather(self, now_ns: int) -> bool:
+        """Queue what has become due, some at a time; whether there is something in the queue."""
+        if self._ready:
+            return True
+        heap = self._heap
+        while heap and heap[0][0] <= now_ns and len(self._ready) < _SLICE:
+            self._ready.append(heapq.heappop(heap))
+        if self._next <= now_ns:
+            refs = self.committed.due(self._mark, now_ns, _SLICE)
+            self._ready.extend((ref.due_ns, ref.offset) for ref in refs)
+            if refs:
+                self._mark = (refs[-1].due_ns, refs[-1].offset)
+            following = self.committed.next_due(self._mark)
+            self._next = _NEVER if following is None else following
+        return bool(self._ready)
+
+    def next_due(self) -> int | None:
+        """When `gather` finds more; None while there is something to hand out, or nothing deferred."""
+        if self._ready:
+            return None
+        due_ns = min(self._heap[0][0], self._next) if self._heap else self._next
+        return due_ns if due_ns < _NEVER else None
+
+    def _hint(self, key: DueKey) -> None:
+        if key <= self._mark:
+            self._mark = (key[0], key[1] - 1)
+        self._next = min(self._next, key[0])

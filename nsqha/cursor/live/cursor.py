@@ -1,0 +1,290 @@
+"""A channel's place in the log, on its leader: where the reader stands, what is settled, and what the log is told.
+
+    committed floor      floor = ring.low                next_read = ring.next           stop        pump
+         |                    |                               |                           |            |
+    -----+--------------------+-------------------------------+---------------------------+------------+-----> offset
+         |  settled, but not  |  in flight, waiting; some     |  unread, nothing special  |  something |
+         |  committed yet     |  finished or deferred         |  in between               |  to pass   |
+
+The reader goes over the log once, in order; what lies in front of it is `unread`.
+
+The floor may pass only what is finished or deferred. It runs ahead of the committed floor by what the next progress
+events will say; the reader goes no further than `window` beyond the *committed* floor, so that a log that does not
+commit, or a message that is never answered, bounds memory and repetition alike.
+
+The committed state is changed by the log alone (`committed.state`). Its effects arrive here after it was changed:
+deferred messages, a seek, an emptied topic, messages that a policy gave up.
+"""
+
+from __future__ import annotations
+
+from nsqha.cursor.committed.state import ChannelState, PartitionState
+from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
+from nsqha.cursor.deferred.overlay import DeferredChange, DeferredOverlay
+from nsqha.cursor.events import ChannelProgress
+from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live.flight import Flight, runs
+from nsqha.cursor.live.progress import Written, deliveries
+from nsqha.cursor.live.unread import UnreadLog
+from nsqha.cursor.live.waiting import Waiting
+from nsqha.hot import FINISHED, WAITING, Ring
+
+
+class ChannelContext:
+    """What the channels of a partition share: bounds, the committed state, and who has something to write."""
+
+    __slots__ = ("dirty", "id_base", "limits", "mono", "ordered", "state", "urgent")
+
+    def __init__(self, state: PartitionState, *, id_base: int, limits: ChannelLimits, ordered: bool) -> None:
+        self.state = state
+        self.id_base = id_base
+        self.limits = limits
+        self.ordered = ordered
+        self.dirty: list[ChannelCursor] = []
+        self.mono = 0.0  # the monotonic clock when it was last seen
+        self.urgent = False  # what is dirty should be written now, not with the next progress
+
+
+class ChannelCursor:
+    """The cursor of a channel, with all that is not settled; `Channel` hands out from it and takes answers."""
+
+    def __init__(self, committed: ChannelState, context: ChannelContext) -> None:
+        self.name = committed.name
+        self.uid = committed.uid
+        self.ephemeral = committed.ephemeral
+        self.committed = committed
+        self.context = context
+        self.is_dirty = False
+        self._counted_from = committed.floor  # where message_count begins
+        self.reload()
+
+    def reload(self) -> None:
+        """Begin again from the committed cursor, with nothing in flight."""
+        committed = self.committed
+        self.flight = Flight(committed.floor)
+        self.ring: Ring = self.flight.ring
+        self.waiting = Waiting(self.ring)
+        # An ephemeral channel commits nothing: its deferred set is its own.
+        own = MemoryDeferred() if self.ephemeral else committed.deferred
+        self.deferred_overlay = DeferredOverlay(own, direct=self.ephemeral)
+        limits = self.context.limits
+        self.unread = UnreadLog(self.ring, committed, own, limits, waits=self.context.ordered, moved=self.mark_dirty)
+        self.written = Written(committed.floor, committed.ranges)
+
+    # ---- where it is
+
+    @property
+    def floor(self) -> int:
+        """All below is finished or deferred."""
+        return self.ring.low
+
+    @property
+    def end(self) -> int:
+        """The end of what it may read: the pump, or a reader's log end."""
+        return self.context.state.end_for(self.committed)
+
+    @property
+    def next_read(self) -> int:
+        """The next offset of the log to hand out."""
+        return self.ring.next
+
+    @property
+    def uncommitted_progress(self) -> int:
+        """How far the floor is ahead of the committed one."""
+        return max(self.ring.low - self.committed.floor, 0)
+
+    @property
+    def message_count(self) -> int:
+        """Messages that the topic has handed to this channel since it was created or this leader began."""
+        return max(self.end - self._counted_from, 0)
+
+    @property
+    def deferred_count(self) -> int:
+        """Messages that wait for a time: deferred ones that are not in flight, and requeued ones in memory."""
+        in_flight = sum(single.deferred for single in self.flight.singles.values())
+        return max(len(self.deferred_overlay) - in_flight, 0) + len(self.waiting.delays)
+
+    def depth(self, end: int) -> int:
+        """Messages below `end` that wait for nothing but a consumer."""
+        return self.unread.count(end) + self.waiting.count
+
+    def oldest_unfinished(self, end: int) -> int | None:
+        """The lowest offset that this channel still has to do with; None if it is done up to `end`."""
+        deferred = self.deferred_overlay.lowest()
+        if self.ring.low >= end:
+            return deferred
+        return self.ring.low if deferred is None else min(self.ring.low, deferred)
+
+    def holds_below(self, offset: int) -> bool:
+        """Whether this channel still has to do with a message below `offset`."""
+        lowest = self.deferred_overlay.lowest()
+        return self.ring.low < offset or (lowest is not None and lowest < offset)
+
+    def keep_unread(self, pump: int) -> None:
+        """A channel that is kept in memory only and not read drops its oldest unread messages.
+
+        nsqd drops the newest; then a channel that nobody reads would hold the log where it began.
+        """
+        ring = self.ring
+        excess = pump - ring.next - self.unread.passed.total() - self.context.limits.ephemeral_unread_max
+        if excess > 0:
+            ring.settle(ring.next, ring.next + excess, FINISHED)
+            self.unread.look()
+            self.mark_dirty()
+
+    # ---- what the log did to it
+
+    def settled(self, sent: dict[int, DeferredChange]) -> None:
+        """The batch with this progress was applied."""
+        self.deferred_overlay.settled(sent)
+
+    def deliver_at(self, refs: tuple[Deferred, ...]) -> None:
+        """The pump passed messages that wait for a time."""
+        for ref in refs:
+            if self.ephemeral:
+                self.deferred_overlay.put(ref)
+            else:
+                self.deferred_overlay.arrived(ref)
+        self.unread.look()
+        if refs[0].offset == self.ring.next:
+            self.unread.skip()  # an idle channel of messages for later does not leave them for the first consumer
+
+    def emptied(self, first: int, end: int) -> None:
+        """The topic was emptied: [first, end), above the reader, is finished."""
+        self.unread.passed.add(first, end)
+        self.written.ranges.add(first, end)
+        self._counted_from += end - first
+        self.unread.look()
+
+    def sought(self, *, dropped: bool) -> dict[int, int]:
+        """The cursor was moved (`dropped`: and the deferred set emptied); owner -> deliveries that were forgotten."""
+        committed = self.committed
+        if dropped:
+            if self.ephemeral:
+                self.deferred_overlay.committed.clear()
+            self.deferred_overlay.reload()
+        else:
+            self.deferred_overlay.keep_committed()
+        counts = self.flight.forget(committed.floor, keep=self._deferred_in_flight())
+        self.waiting = Waiting(self.ring)
+        self.unread.moved_back(self.deferred_overlay.finished(committed.floor))
+        self.written = Written(committed.floor, committed.ranges)
+        return counts
+
+    def gone(self, end: int) -> dict[int, int]:
+        """By policy everything below `end` goes unread; owner -> deliveries that were dropped."""
+        self.deferred_overlay.keep_committed(below=end)
+        counts = self.flight.forget_below(end, keep=self._deferred_in_flight())
+        self.ring.settle(self.ring.low, end, FINISHED)
+        self.waiting.drop_below(end)
+        self.unread.look()
+        self.mark_dirty()
+        return counts
+
+    def _deferred_in_flight(self) -> list[int]:
+        return [o for o, single in self.flight.singles.items() if single.deferred and o in self.deferred_overlay]
+
+    def give_up(self, first: int, end: int) -> int:
+        """The log can not be read in [first, end), and an operator goes on without: how many messages that costs."""
+        ring, overlay, passed = self.ring, self.deferred_overlay, self.unread.passed
+        lost = [offset for offset in range(max(first, ring.low), min(end, ring.next)) if ring.get(offset) == WAITING]
+        for offset in lost:
+            self.waiting.give_up(offset)
+            ring.set(offset, FINISHED)
+        # A carried copy can still be read, and what is in flight was read.
+        held = [ref.offset for ref in overlay.committed.items(first) if ref.offset < end and not ref.position]
+        gone = [offset for offset in held if offset in overlay and offset not in self.flight.singles]
+        for offset in gone:
+            self.finish_deferred(offset)
+        count = len(lost) + len(gone)
+        if first <= ring.next < end:
+            count += end - ring.next - passed.count_below(end) - len([o for o in gone if o >= ring.next])
+            ring.settle(ring.next, end, FINISHED)
+            self.unread.look()
+        self.mark_dirty()
+        return count
+
+    def finish_deferred(self, offset: int) -> None:
+        """A deferred message is done."""
+        self.deferred_overlay.finish(offset)
+        if offset >= self.ring.next:  # the reader was moved back behind it
+            self.unread.passed.add(offset, offset + 1)
+            self.unread.look()
+        elif offset >= self.ring.low:
+            self.ring.set(offset, FINISHED)
+
+    def count_from(self, offset: int) -> None:
+        """`message_count` begins here: what was handed over before this leader began is not counted again."""
+        self._counted_from = offset
+
+    # ---- into the log
+
+    def mark_dirty(self) -> None:
+        """There is something to write."""
+        if not self.is_dirty and not self.ephemeral:
+            self.is_dirty = True
+            self.context.dirty.append(self)
+            if self.context.ordered:
+                self.context.urgent = True  # the next message waits for this to be committed
+        if self.deferred_overlay.unsent >= self.context.limits.changes_urgent:
+            self.context.urgent = True  # memory holds them one by one
+
+    @property
+    def has_final_news(self) -> bool:
+        """Whether a clean stop has something to write."""
+        handed_out = self.flight.count or self.ring.low < self.ring.next or self.unread.again or self.committed.attempts
+        return not self.ephemeral and bool(self.is_dirty or handed_out)
+
+    def progress(
+        self, *, final: bool = False, whole: bool = False
+    ) -> tuple[ChannelProgress, dict[int, DeferredChange]]:
+        """What to write, and what to hand to `settled` when it is applied. `final`: a clean stop.
+
+        With more deferrals than fit, the cursor stays where it was written: a floor must not pass a message whose
+        deferral is not in the log. The channel stays dirty then. `whole`: all of them, since a seek follows.
+        """
+        self.is_dirty = False
+        if final:
+            for offset, single in self.flight.singles.items():
+                ref = self.deferred_overlay.get(offset) if single.deferred else None
+                if ref is not None:
+                    self.deferred_overlay.put(ref._replace(attempts=single.attempts))
+        everything = final or whole
+        sent = self.deferred_overlay.take_unsent(
+            self.deferred_overlay.unsent if everything else self.context.limits.changes_per_batch
+        )
+        ranges: list[tuple[int, int]] = []
+        if self.deferred_overlay.unsent:
+            self.mark_dirty()
+        else:
+            ring = self.ring
+            ranges = self.written.advance(ring.low, ring.finished_ranges(ring.low, ring.next), ring.next)
+        finished = tuple(offset for offset, change in sent.items() if change.ref is None)
+        self.written.imply(finished)
+        attempts = self._deliveries() if final else []
+        refs = [change.ref for change in sent.values() if change.ref is not None]
+        change = ChannelProgress(
+            uid=self.uid,
+            seek=self.committed.seek,
+            floor=self.written.floor,
+            ranges=tuple(ranges),
+            puts=tuple((ref.offset, ref.due_ns, ref.attempts) for ref in refs),
+            finished=finished,
+            attempts=tuple(attempts),
+            attempts_known=final,
+        )
+        return change, sent
+
+    def _deliveries(self) -> list[tuple[int, int, int]]:
+        """How often each unfinished message that was handed out was delivered, as runs."""
+        ring = self.ring
+        known = self.waiting.known()
+        for offset, single in self.flight.singles.items():
+            if not single.deferred:
+                known[offset] = single.attempts
+        settled = [
+            *ring.finished_ranges(ring.low, ring.next),
+            *runs(self.deferred_overlay.offsets(ring.low, ring.next)),
+        ]
+        found = deliveries(ring.low, ring.next, settled, known)
+        return found + [(max(first, ring.next), end, n) for first, end, n in self.unread.again]

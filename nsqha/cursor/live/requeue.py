@@ -1,0 +1,84 @@
+"""Where a message waits that was requeued or timed out. One rule:
+
+    it is deferred already                       stays deferred, with a new due time
+    no delay, delivered once                     memory (an integer)
+    a delay above `short_delay_s`                deferred
+    more than `waiting_max` remembered           deferred
+    otherwise                                    memory
+
+and, when the reader can not go on because the window is full, what waits at the floor is deferred until there is room
+(`spill`). Deferring costs an event in the log and survives a crash with due time and attempts; memory costs nothing and
+a crash hands the message out again at once, with attempts begun again from one.
+"""
+
+from __future__ import annotations
+
+from nsqha.clock import Now
+from nsqha.cursor.deferred.deferred_set import Deferred
+from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live.cursor import ChannelCursor
+from nsqha.cursor.live.flight import Single
+from nsqha.hot import DEFERRED, WAITING
+
+ATTEMPTS_MAX = 65535  # what the message frame can say
+_SPILL_AT_ONCE = 10_000
+
+
+def stays_in_memory(*, delay_s: float, attempts: int, remembered: int, limits: ChannelLimits) -> bool:
+    """Whether a message that is not deferred waits in memory."""
+    if delay_s <= 0 and attempts == 1:
+        return True
+    return delay_s <= limits.short_delay_s and remembered < limits.waiting_max
+
+
+class Requeues:
+    """Takes the messages of one channel that come again to where they wait."""
+
+    __slots__ = ("_cursor", "blocked")
+
+    def __init__(self, cursor: ChannelCursor) -> None:
+        self.blocked = False  # the reader stands at the end of the window
+        self._cursor = cursor
+
+    def add(self, offset: int, single: Single | None, delay_s: float, now: Now) -> None:
+        """The message, which was in flight until now, may be handed out again after the delay."""
+        cursor = self._cursor
+        waiting = cursor.waiting
+        attempts = single.attempts if single is not None else 1
+        due_ns = now.wall_ns + round(delay_s * 1e9)
+        if single is not None and single.deferred:
+            self.defer(Deferred(offset, due_ns, attempts))
+        elif not stays_in_memory(
+            delay_s=delay_s, attempts=attempts, remembered=waiting.remembered, limits=cursor.context.limits
+        ):
+            # Postponed before settled: the order does not matter here, both leave in one event.
+            self.defer(Deferred(offset, due_ns, attempts))
+            cursor.ring.set(offset, DEFERRED)
+        elif delay_s > 0:
+            waiting.add_later(offset, attempts, now.mono + delay_s)
+        else:
+            waiting.add(offset, attempts)
+
+    def defer(self, ref: Deferred) -> None:
+        """The message waits in the deferred set."""
+        self._cursor.deferred_overlay.put(ref)
+        self._cursor.mark_dirty()
+
+    def spill(self, now: Now) -> None:
+        """The window is full: defer what waits at the floor, until a quarter of the window is free.
+
+        What is in flight at the floor is left alone: it is answered, or times out and waits.
+        """
+        cursor = self._cursor
+        ring, context = cursor.ring, cursor.context
+        for _ in range(_SPILL_AT_ONCE):
+            offset = ring.low
+            if ring.get(offset) != WAITING or ring.next - offset <= context.limits.window * 3 // 4:
+                break
+            attempts, due = cursor.waiting.give_up(offset)
+            delay_s = max(due - now.mono, 0.0) if due is not None else 0.0
+            self.defer(Deferred(offset, now.wall_ns + round(delay_s * 1e9), attempts))
+            ring.set(offset, DEFERRED)
+        self.blocked = ring.next >= cursor.unread.window_end()
+        if cursor.is_dirty:
+            context.urgent = True  # only a committed floor makes room
