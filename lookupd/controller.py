@@ -311,7 +311,7 @@ class Term:
         self._loop = loop
         self._tasks = TaskGroup(loop, self._failed)
         self._timer: asyncio.TimerHandle | None = None
-        self._told = False
+        self._look_scheduled = False
         self._intents_changed = False
         self._ended = False
 
@@ -328,8 +328,8 @@ class Term:
     def hint(self, name: str) -> None:
         """A record may have changed. Many hints at once cause one read of the view."""
         self._intents_changed |= name == "" or name.startswith("intents/")
-        if not self._told:
-            self._told = True
+        if not self._look_scheduled:
+            self._look_scheduled = True
             self._loop.call_soon(self._look)
 
     def suspected(self, node: int, why: str) -> None:
@@ -353,7 +353,7 @@ class Term:
         self._set_timer()
 
     def _look(self) -> None:
-        self._told = False
+        self._look_scheduled = False
         if self._ended:
             return
         view = self._shell.store.watch.view()

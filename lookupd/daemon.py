@@ -140,16 +140,16 @@ def serve(loaded: LoadedOptions[LookupdOptions]) -> int:
 
 
 async def _until_signal(options: LookupdOptions) -> None:
-    told = asyncio.Event()
+    signalled = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, signalled.set)
     async with contextlib.AsyncExitStack() as stack:
         clock = SystemClock()
         store, peers = await _join(options, clock, stack) if options.etcd_endpoints else (None, None)
         lookupd = Lookupd(options, clock=clock, store=store, peers=peers, gate=store)
         await lookupd.start()
-        await told.wait()
+        await signalled.wait()
         await lookupd.stop()
 
 

@@ -179,16 +179,16 @@ def check_workers(session: Any) -> None:
     context = session.sparkContext
     count = max(context.defaultParallelism, 1)
     try:
-        told = context.parallelize(range(count), count).flatMap(missing).collect()
+        problems = context.parallelize(range(count), count).flatMap(missing).collect()
     except Exception as error:
         python = os.environ["PYSPARK_PYTHON"]
         raise CannotStart(
             f"workers cannot run {python}: {first_line(error)}; set PYSPARK_PYTHON to a Python that exists on every "
             "machine, with nsqha[spark] installed"
         ) from None
-    if told:
+    if problems:
         raise CannotStart(
-            f"{told[0]}: install nsqha[spark] there, or set PYSPARK_PYTHON to a Python that has it (here: {ours})"
+            f"{problems[0]}: install nsqha[spark] there, or set PYSPARK_PYTHON to a Python that has it (here: {ours})"
         )
 
 

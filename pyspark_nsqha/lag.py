@@ -198,13 +198,13 @@ def _with_ages(lag: Lag, ages: dict[tuple[str, int], float]) -> Lag:
 
 
 def _partitions(ends: Sequence[Any], reader: Any, plan: Any, lake: LakeState | None) -> tuple[PartitionLag, ...]:
-    told = {one.partition: one for one in reader.partitions} if reader is not None else {}
+    reported = {one.partition: one for one in reader.partitions} if reader is not None else {}
     planned = {one.partition: one for one in plan.partitions} if plan is not None else {}
-    return tuple(_partition(one, told.get(one.partition), planned.get(one.partition), reader, lake) for one in ends)
+    return tuple(_partition(one, reported.get(one.partition), planned.get(one.partition), reader, lake) for one in ends)
 
 
-def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: LakeState | None) -> PartitionLag:
-    """`end` is from the snapshot, `told` from the channel, `planned` from the plan of a seek to the end."""
+def _partition(end: Any, reported: Any, planned: Any, reader: Any, lake: LakeState | None) -> PartitionLag:
+    """`end` is from the snapshot, `reported` from the channel, `planned` from the plan of a seek to the end."""
     number, start, committed = int(end.partition), int(end.start.offset), int(end.end.offset)
     if end.error:
         return PartitionLag(number, start, committed, error=str(end.error))
@@ -216,12 +216,12 @@ def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: LakeState |
     lag = PartitionLag(number, start, committed, lake_end=lake_end, lake_messages=lake_messages or 0)
     if reader is None:
         return lag
-    error = "no broker reported the channel's offset" if told is None else str(told.error)
+    error = "no broker reported the channel's offset" if reported is None else str(reported.error)
     if not error and planned is not None:
         error = str(planned.error)
-    if error or told is None:
+    if error or reported is None:
         return PartitionLag(number, start, committed, lake_end=lake_end, lake_messages=lake_messages or 0, error=error)
-    floor = int(told.floor)
+    floor = int(reported.floor)
     messages = max(committed - floor, 0)
     return PartitionLag(
         number,
@@ -230,7 +230,7 @@ def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: LakeState |
         floor,
         messages,
         _bytes(planned, messages),
-        float(told.oldest_unfinished_seconds) if messages else 0.0,
+        float(reported.oldest_unfinished_seconds) if messages else 0.0,
         lake_end,
         lake_messages or 0,
     )

@@ -126,7 +126,7 @@ def _failed(
     return kind(message, planned=planned, available=available)
 
 
-def told(error: BaseException) -> str:
+def bug_report(error: BaseException) -> str:
     """Report a bug in a task in one line; its traceback is on the worker's stderr."""
     traceback.print_exception(error)
     where = traceback.extract_tb(error.__traceback__)[-1]

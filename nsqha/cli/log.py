@@ -292,7 +292,7 @@ def run_verify(args: argparse.Namespace) -> int:
     elif not unread.errors:
         total = sum(v.size for _, v in results)
         say(f"everything verifies: {show_count(len(results), 'partition')}, {show_bytes(total)}")
-    return unread.told(args.parser.prog, bad=bool(bad))
+    return unread.report(args.parser.prog, bad=bool(bad))
 
 
 class Unread:
@@ -308,7 +308,7 @@ class Unread:
         except (NotFound, exits.Exit) as error:
             self.errors.append(error)
 
-    def told(self, prog: str, *, bad: bool) -> int:
+    def report(self, prog: str, *, bad: bool) -> int:
         """Print them and return the command's exit status; `bad`: it found problems in the others."""
         for error in self.errors:
             say(f"{prog}: {error}")
@@ -401,7 +401,7 @@ def run_dump(args: argparse.Namespace) -> int:
                     break
                 bad = bad or batch.problem is not None
                 _show(args, folder, batch)
-    return unread.told(args.parser.prog, bad=bad)
+    return unread.report(args.parser.prog, bad=bad)
 
 
 def _show(args: argparse.Namespace, folder: Folder, batch: DumpedBatch) -> None:

@@ -138,7 +138,7 @@ cdef class Replies:
             self._last = None
 
 
-def tell_stored(list waiters not None, not_told not None):
+def tell_stored(list waiters not None, on_error not None):
     cdef Py_ssize_t i
     cdef object reply
     for i in range(len(waiters) - 1, -1, -1):
@@ -149,7 +149,7 @@ def tell_stored(list waiters not None, not_told not None):
             else:
                 reply.stored()
         except Exception as error:
-            not_told(error)
+            on_error(error)
 
 
 @cython.final

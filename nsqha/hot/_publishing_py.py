@@ -162,15 +162,15 @@ class Replies:
             self.on_empty()
 
 
-def tell_stored(waiters: list[Waiter], not_told: Callable[[Exception], None]) -> None:
-    """Report to all waiters that their publishes are committed; an error of one goes to `not_told`, the others go on.
+def tell_stored(waiters: list[Waiter], on_error: Callable[[Exception], None]) -> None:
+    """Report to all waiters that their publishes are committed; an error of one goes to `on_error`, the others go on.
 
     Backwards, so that all but the first of a client's replies are ready when it writes: one system call."""
     for reply, _ in reversed(waiters):
         try:
             reply.stored()
         except Exception as error:
-            not_told(error)
+            on_error(error)
 
 
 class Taken(NamedTuple):

@@ -222,6 +222,6 @@ def check_cut(to: int, *, committed: int) -> None:
     assert to >= committed, f"asked to cut the log at {to}, and everything below {committed} is committed"
 
 
-def check_anew(start: int, *, committed: int) -> None:
+def check_replacement(start: int, *, committed: int) -> None:
     """Check before the log is replaced by a new one from the leader's `start`: no committed entry may be above it."""
     assert start >= committed, f"asked to begin a new log at {start}, and everything below {committed} is committed"

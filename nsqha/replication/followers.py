@@ -30,7 +30,7 @@ class IsrLimits:
 
 @dataclass(slots=True)
 class FollowerReport:
-    """What one replica has told us in its present life, and since when it is good or bad."""
+    """what one replica has reported in its present life, and since when it is good or bad."""
 
     since: float  # it is a member, or known
     gone_at: float | None = None  # its stream is lost since then; None: it is there

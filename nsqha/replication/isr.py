@@ -171,7 +171,7 @@ class IsrKeeper:
         self._awaiting = False  # a compare-and-set of ours has no reply yet
         self._unread = False  # the record is to be read before anything is proposed
         self._retry_at = now
-        self._told = self._counting()
+        self._reported = self._counting()
 
     # ---- what others ask
 
@@ -312,11 +312,11 @@ class IsrKeeper:
         return recorded, recorded.union(self._proposal.meta.isr.items() if self._proposal else ()), self.meta.min_isr
 
     def _changed(self) -> list[Action]:
-        """Effective, if who counts is not what was last told."""
+        """Effective, if who counts is not what was last reported."""
         counting = self._counting()
-        if counting == self._told:
+        if counting == self._reported:
             return []
-        self._told = counting
+        self._reported = counting
         effective = self.effective
         acked = {node: self.counted(node) for node in sorted(effective - {self.node})}
         return [Effective(effective, frozenset(self.meta.isr), self.meta.min_isr, acked)]
@@ -395,7 +395,7 @@ class IsrKeeper:
         return None, ""
 
     def _renewed(self, node: int) -> bool:
-        """A member that has told us of another log than the one that the record names."""
+        """A member that has reported another log than the one that the record names."""
         follower = self.followers.get(node)
         return follower is not None and follower.log_uid not in (0, self.meta.isr[node])
 

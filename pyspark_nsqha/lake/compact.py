@@ -31,7 +31,7 @@ from pyspark_nsqha.lake.commits.commit import Commits, Moved
 from pyspark_nsqha.lake.commits.manifest import Addition, LakeFile, LakeState
 from pyspark_nsqha.lake.parquet import SCHEMA, BadFile, FileMaker, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.store import Store, StoreFailed
-from pyspark_nsqha.model import told
+from pyspark_nsqha.model import bug_report
 
 TARGET_BYTES = 128 << 20
 KEEP_NS = 3600 * 10**9
@@ -107,7 +107,7 @@ class MergeTask:
         except (CannotMerge, StoreFailed) as error:
             return Merged(None, str(error))
         except Exception as error:
-            return Merged(None, f"{group[0].path}: {told(error)}")
+            return Merged(None, f"{group[0].path}: {bug_report(error)}")
 
 
 def merge(group: Group, store: Store, run: str, tag: str) -> LakeFile:

@@ -25,7 +25,7 @@ from pyspark_nsqha.lake.commits.manifest import LakeFile
 from pyspark_nsqha.lake.parquet import SCHEMA, BadFile, Footer, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import Read, read_log
-from pyspark_nsqha.model import Gone, ReadFailed, Split, told
+from pyspark_nsqha.model import Gone, ReadFailed, Split, bug_report
 from pyspark_nsqha.reading.entries import crc32
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def checked(file: LakeFile, split: Split | None, store: Store, read: Read) -> Ch
     except BadFile as error:
         return CheckedRows(problems=(problem(file, MISMATCH, str(error)),))
     except Exception as error:
-        return CheckedRows(failed=f"{file.path}: {told(error)}")
+        return CheckedRows(failed=f"{file.path}: {bug_report(error)}")
 
 
 Check = Callable[[list[tuple[LakeFile, Split | None]]], list[CheckedRows]]

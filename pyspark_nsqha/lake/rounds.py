@@ -277,11 +277,11 @@ def _before(piece: LakePiece, good: Iterable[PieceOutcome], state: LakeState) ->
 def not_a_piece(outcome: PieceOutcome) -> str:
     """Why files and gaps of an outcome are not exactly its split; empty if they are."""
     addition = outcome.addition
-    told = sorted(
+    written = sorted(
         [(file.first, file.end) for file in addition.files] + [(gap.first, gap.end) for gap in addition.missing]
     )
     at = outcome.split.first
-    for first, end in told:
+    for first, end in written:
         if first != at:
             break
         at = end
@@ -289,7 +289,9 @@ def not_a_piece(outcome: PieceOutcome) -> str:
         if at == outcome.split.end:
             return ""
     where = f"{outcome.split.identity.topic}/{outcome.split.identity.partition}"
-    return f"{where}: a task wrote {told} of [{outcome.split.first}, {outcome.split.end}): it has another nsqha version"
+    return (
+        f"{where}: a task wrote {written} of [{outcome.split.first}, {outcome.split.end}): it has another nsqha version"
+    )
 
 
 def broken_link(before: LakeFile | None, outcome: PieceOutcome) -> str:

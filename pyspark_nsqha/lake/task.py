@@ -25,7 +25,7 @@ from pyspark_nsqha.lake import names
 from pyspark_nsqha.lake.commits.manifest import Addition, LakeFile, Missing, OffsetRange, joined, without
 from pyspark_nsqha.lake.parquet import SCHEMA, FileMaker
 from pyspark_nsqha.lake.store import Store, StoreFailed
-from pyspark_nsqha.model import ENTRY_BYTES, NotVerified, ReadFailed, Split, told
+from pyspark_nsqha.model import ENTRY_BYTES, NotVerified, ReadFailed, Split, bug_report
 from pyspark_nsqha.reading.entries import ENTRY, Entries, verify
 from pyspark_nsqha.reading.fetch import runs
 from pyspark_nsqha.reading.scan import MissingRange, record_batches
@@ -133,7 +133,7 @@ class _Writer:
         self.store = store
         self.run = run
         self.files: list[LakeFile] = []
-        self.told: list[tuple[OffsetRange, str]] = []
+        self.unreadable: list[tuple[OffsetRange, str]] = []
         self.missing: list[Missing] = []
         self.at = split.first
         self.file: _Open | None = None
@@ -148,7 +148,7 @@ class _Writer:
                 f"mark them as lost: nsqha log skip {self._where()}; they are tried again later",
                 planned=(first, end),
             )
-        self.told.append((OffsetRange(first, end), why))
+        self.unreadable.append((OffsetRange(first, end), why))
 
     def take(self, entries: Entries, batches: Iterable[pa.RecordBatch]) -> None:
         """Write the messages of a run."""
@@ -246,11 +246,11 @@ class _Writer:
     def _skip_to(self, offset: int) -> None:
         """Record messages up to `offset` that were not read as missing. ReadFailed if they were not reported."""
         skipped, self.at = OffsetRange(self.at, max(self.at, offset)), max(self.at, offset)
-        if left := list(without(skipped, joined(gap for gap, _ in self.told))):
+        if left := list(without(skipped, joined(gap for gap, _ in self.unreadable))):
             first, end = left[0]
             raise ReadFailed(f"{self._where()}: offsets [{first}, {end}) were not read; try again", planned=left[0])
         identity = self.split.identity
-        for gap, why in sorted(self.told):
+        for gap, why in sorted(self.unreadable):
             first, end = max(gap.first, skipped.first), min(gap.end, skipped.end)
             if first < end:
                 self.missing.append(Missing(identity.topic, identity.topic_uid, identity.partition, first, end, why))
@@ -288,4 +288,4 @@ class PieceTask:
         try:
             return write_piece(split, self.store, read, run=self.run)
         except Exception as error:
-            return PieceOutcome(split, failed=told(error))
+            return PieceOutcome(split, failed=bug_report(error))

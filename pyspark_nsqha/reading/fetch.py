@@ -246,8 +246,8 @@ class Fetch:
                 )
             if starts and self._turns.removed():
                 raise self._gone(starts)
-            told = "; ".join(f"{address}: {refusal}" for address, refusal in refusals.items())
-            raise ReadFailed(f"{self._what()} cannot be read from any replica: {told}", planned=self._planned)
+            reasons = "; ".join(f"{address}: {refusal}" for address, refusal in refusals.items())
+            raise ReadFailed(f"{self._what()} cannot be read from any replica: {reasons}", planned=self._planned)
         sleep(min(PAUSE_SECONDS * 2 ** (self._rounds - 1), PAUSE_SECONDS_MAX))
 
     def _count(self, refused: _Refused) -> None:

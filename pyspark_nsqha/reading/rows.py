@@ -199,9 +199,9 @@ class SplitRows:
                 planned=(split.first, split.end),
             )
         if missing:
-            told = ", ".join(f"{count} {WHY[why]}" for why, count in sorted(self._missing.items()))
+            reasons = ", ".join(f"{count} {WHY[why]}" for why, count in sorted(self._missing.items()))
             logger.warning(
-                "%s: of offsets [%d, %d) %d messages are left out: %s", where, split.first, split.end, missing, told
+                "%s: of offsets [%d, %d) %d messages are left out: %s", where, split.first, split.end, missing, reasons
             )
 
 

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_nsqha.batch import BatchReader
 from pyspark_nsqha.lake.history import LakePart
-from pyspark_nsqha.model import ReadFailed, told
+from pyspark_nsqha.model import ReadFailed, bug_report
 from pyspark_nsqha.planner import SplitPart
 from pyspark_nsqha.writing.publisher import Command, PublishFailed, PublishRefused
 from pyspark_nsqha.writing.replay_state import ReplaySpan
@@ -215,7 +215,7 @@ class ReadAndPublish:
             return self.to.publish((row for part in group for row in self.reader.read(part)), spans_of(group))
         except Exception as error:
             perhaps = sum(span.messages for span in spans_of(group))
-            return ReplayOutcome(possible_duplicates=perhaps, failed=told(error))
+            return ReplayOutcome(possible_duplicates=perhaps, failed=bug_report(error))
 
 
 def spans_of(group: Group) -> list[ReplaySpan]:

@@ -261,7 +261,7 @@ def _print_answers(answers: dict[int, ReplicaReport | str], meta: PartitionMeta,
     for uid, answer in answers.items():
         member = "in the ISR" if uid in meta.isr else ""
         if isinstance(answer, ReplicaReport):
-            told = [
+            remarks = [
                 text
                 for text, holds in (
                     ("its end was cut", answer.cut),
@@ -278,7 +278,7 @@ def _print_answers(answers: dict[int, ReplicaReport | str], meta: PartitionMeta,
                     str(answer.last_epoch),
                     str(answer.end),
                     str(answer.committed),
-                    ", ".join(told),
+                    ", ".join(remarks),
                 )
             )
         else:

@@ -58,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(shown)
     else:
-        told = ", ".join(shown["topics"]) or "no topic"
-        print(f"imported {told}; node {shown['node']} has all of it. Start it as a member, with a name of your choice:")
+        names = ", ".join(shown["topics"]) or "no topic"
+        print(
+            f"imported {names}; node {shown['node']} has all of it. Start it as a member, with a name of your choice:"
+        )
         etcd = " ".join(f"--etcd-endpoint {endpoint}" for endpoint in EtcdArguments.of(args).etcd_endpoints)
         cluster = "" if shown["cluster"] == "nsqha" else f" --cluster-name {shown['cluster']}"
         print(f"  nsqha broker {etcd}{cluster} --data-path {shlex.quote(folder)} --node-name NAME")

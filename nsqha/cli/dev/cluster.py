@@ -94,7 +94,7 @@ class DevCluster:
         self.lookupd = self._child("lookupd", plan.lookupd.argv)
         self.brokers = [self._child(node.name, node.argv) for node in plan.nodes]
         self._signals = 0
-        self._told = asyncio.Event()
+        self._stop_asked = asyncio.Event()
 
     @property
     def children(self) -> list[Child]:
@@ -107,11 +107,11 @@ class DevCluster:
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGCHLD, self._on_child)
         minders: list[asyncio.Task[None]] = []  # these tasks need no group: they end in this method
-        told = asyncio.ensure_future(self._told.wait())
+        stop = asyncio.ensure_future(self._stop_asked.wait())
         try:
             starting = asyncio.ensure_future(self._start())
-            await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
-            if told.done():
+            await asyncio.wait((starting, stop), return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
                 return exits.OK
@@ -121,9 +121,9 @@ class DevCluster:
                 print_json(description(self))
             else:
                 print("\n".join(summary(self)), flush=True)
-            await told
+            await stop
         finally:
-            for task in (told, *minders):
+            for task in (stop, *minders):
                 task.cancel()
             await self._stop()
         return exits.OK
@@ -196,7 +196,7 @@ class DevCluster:
 
     def _on_signal(self) -> None:
         self._signals += 1
-        self._told.set()
+        self._stop_asked.set()
         if self._signals > 1:
             for child in self.children:
                 child.send(signal.SIGKILL)

@@ -114,8 +114,8 @@ def _add_publishing(verb: Parser) -> None:
     group.add_argument("--tls-cert", metavar="PATH", default="", help="client certificate")
     group.add_argument("--tls-key", metavar="PATH", default="", help="key of --tls-cert")
     group.add_argument("--tls-insecure-skip-verify", action="store_true", help="accept any certificate")
-    told = "file with the secret for AUTH (or $NSQHA_AUTH_SECRET on those machines)"
-    group.add_argument("--auth-secret-file", metavar="PATH", default="", help=told)
+    secret = "file with the secret for AUTH (or $NSQHA_AUTH_SECRET on those machines)"
+    group.add_argument("--auth-secret-file", metavar="PATH", default="", help=secret)
 
 
 def offsets(text: str) -> tuple[int, int, int | None]:
@@ -197,8 +197,8 @@ def _move_channel(args: argparse.Namespace) -> int:
     messages = sum(one.messages for one in moved if not one.error)
     size = sum(one.bytes for one in moved if not one.error)
     if args.json:
-        told = {"messages": messages, "bytes": size, "left": 0, "failed": failed}
-        _print(args, not args.plan and not failed, told, started_s, partitions=[record(one) for one in moved])
+        totals = {"messages": messages, "bytes": size, "left": 0, "failed": failed}
+        _print(args, not args.plan and not failed, totals, started_s, partitions=[record(one) for one in moved])
     else:
         well = [one for one in moved if not one.error]
         rows = [(p.partition, p.from_offset, p.to_offset, p.messages, show_bytes(p.bytes)) for p in well]
@@ -404,21 +404,21 @@ def _tell_sent(args: argparse.Namespace, state: ReplayState, failed: list[str], 
 
 
 def words_of(state: ReplayState, seconds: float) -> str:
-    told = f"{show_count(state.sent - state.sent_before)} sent in {show_duration(seconds)}"
+    text = f"{show_count(state.sent - state.sent_before)} sent in {show_duration(seconds)}"
     if state.sent_before:
-        told += f", {state.sent_before:,} by earlier runs"
+        text += f", {state.sent_before:,} by earlier runs"
     if state.possible_duplicates:
-        told += f"; up to {state.possible_duplicates:,} of them may be stored twice"
+        text += f"; up to {state.possible_duplicates:,} of them may be stored twice"
     if state.missing:
-        told += f"; {show_count(state.missing)} missing in the log"
-    return told
+        text += f"; {show_count(state.missing)} missing in the log"
+    return text
 
 
 def _tell_plan(args: argparse.Namespace, replay: Replay, began: float) -> int:
     size: Size = replay.size()
     if args.json:
-        told = {"messages": size.messages, "bytes": size.bytes, "left": size.messages, "failed": []}
-        _print(args, False, told, began)
+        totals = {"messages": size.messages, "bytes": size.bytes, "left": size.messages, "failed": []}
+        _print(args, False, totals, began)
         return exits.OK
     took = f", {show_duration(size.messages / args.rate)} at {args.rate:,}/s" if args.rate else ""
     print(f"{show_count(size.messages)}, {show_bytes(size.bytes)}{took}", flush=True)
@@ -428,7 +428,7 @@ def _tell_plan(args: argparse.Namespace, replay: Replay, began: float) -> int:
 def _print(
     args: argparse.Namespace,
     done: bool,
-    told: dict[str, Any],
+    totals: dict[str, Any],
     began: float,
     *,
     state: ReplayState | None = None,
@@ -440,13 +440,13 @@ def _print(
             "into": args.into,
             "channel": args.channel,
             "done": done,
-            "messages": told["messages"],
-            "bytes": told.get("bytes"),
+            "messages": totals["messages"],
+            "bytes": totals.get("bytes"),
             "sent": state.sent if state is not None else 0,
             "possible_duplicates": state.possible_duplicates if state is not None else 0,
             "missing": state.missing if state is not None else 0,
-            "left": told["left"],
-            "failed": told["failed"],
+            "left": totals["left"],
+            "failed": totals["failed"],
             "partitions": partitions or [],
             "seconds": round(time.monotonic() - began, 3),
         }

@@ -139,8 +139,8 @@ def add_verb(
     if statuses:
         words = [f"{status} {exits.MEANING[status]}".replace(" ", "\N{NO-BREAK SPACE}") for status in sorted(statuses)]
         parts.append(_wrapped(f"exit status: 0 ok, {', '.join(words)}").replace("\N{NO-BREAK SPACE}", " "))
-    told = _wrapped(description or help[0].upper() + help[1:] + ".")
-    parser: Parser = commands.add_parser(name, help=help, description=told, epilog="\n\n".join(parts))
+    text = _wrapped(description or help[0].upper() + help[1:] + ".")
+    parser: Parser = commands.add_parser(name, help=help, description=text, epilog="\n\n".join(parts))
     parser.examples = tuple(examples)
     parser.shape = shape
     parser.times = times

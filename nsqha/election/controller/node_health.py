@@ -67,10 +67,10 @@ class NodeHealth:
         forgiven = [
             node for node, blamers in self._blame.items() if node not in nodes and blamers.pop(by, None) is not None
         ]
-        anew = [node for node in nodes if by not in self._blame.get(node, ())]
-        for node in anew:
+        newly = [node for node in nodes if by not in self._blame.get(node, ())]
+        for node in newly:
             self._blame.setdefault(node, {})[by] = now
-        return forgiven, anew
+        return forgiven, newly
 
     def restarted(self, meta: PartitionMeta) -> bool:
         """Whether the leader of a record is alive in a later life than the one that was elected."""

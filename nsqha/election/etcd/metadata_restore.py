@@ -55,7 +55,7 @@ class EtcdAcceptance:
         self._clock = clock
         self._trouble = trouble
         self._lease: EtcdLease | None = None
-        self._told: WaitingNode | None = None
+        self._announced: WaitingNode | None = None
 
     def look(self) -> EtcdSnapshot:
         return look(self._client, self._keys)
@@ -65,12 +65,12 @@ class EtcdAcceptance:
         if self._lease is None or self._lease.gone:
             self._lease = EtcdLease(self._client, self._clock, ttl_s=TTL_S, lost=lambda: None, trouble=self._trouble)
             self._lease.start()
-            self._told = None
+            self._announced = None
         self._lease.ticked()
-        if node != self._told:
+        if node != self._announced:
             record = put(self._keys.waiting_node(node.node_uid), encode(node), lease=self._lease.id)
             self._change([], [record])
-            self._told = node
+            self._announced = node
 
     def hold(self, hold: Hold) -> None:
         """Write the hold: nodes stop leading; safe to repeat."""

@@ -3,8 +3,8 @@
     round:  all file pairs of all durable replicas, shuffled -> a pair, piece by piece -> report -> next pair
 
 A round looks at every committed batch once, with all checks of `commitlog.corruption.verify`; the next one begins no
-sooner than `--scrub-interval` after it. Nothing is remembered over a restart, and each round draws its order again, so a
-node that restarts often gets everywhere too.
+sooner than `--scrub-interval` after it. Nothing is remembered over a restart, and each round draws its order again, so
+a node that restarts often gets everywhere too.
 
 A pair is read through files of its own (`LogReader.part`) in a thread of its own: a disk that takes its time over bad
 sectors delays no sync, roll or journal write. The loop only waits, `--scrub-bytes-per-second` at most; a small batch

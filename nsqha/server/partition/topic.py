@@ -214,7 +214,7 @@ class Topic:
                     finally:
                         consumer.moved(why)
                 except Exception as error:  # the others would wait here, with what they have in flight, for ever
-                    logger.error("consumer_not_told", "%s/%d", self.name, partition.number, error=error)
+                    logger.error("consumer_not_informed", "%s/%d", self.name, partition.number, error=error)
 
     # ---- channels come and go with committed events
 

@@ -229,7 +229,7 @@ class LeaderRoles:
                 try:
                     tell()
                 except Exception as error:  # whatever a consumer did: there is another leader, and this one ends
-                    logger.error("consumers_not_told", "%s/%d", name, number, error=error)
+                    logger.error("consumers_not_informed", "%s/%d", name, number, error=error)
         await partition.release(f"this node does not lead any more: {why}")
         del self._table.leading[key]
         record = self._table.records[key]

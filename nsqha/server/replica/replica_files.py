@@ -172,9 +172,9 @@ class ReplicaFiles:
         runtime: ReplicaRuntime,
         *,
         record_of: Callable[[PartitionKey], TopicRecord],
-        begun_anew: Callable[[PartitionKey], object],
+        log_replaced: Callable[[PartitionKey], object],
     ) -> None:
-        """`begun_anew`: nothing of the old log is left."""
+        """`log_replaced`: nothing of the old log is left."""
         self._node = runtime.node
         self._journal = runtime.journal
         self._journal_writer = runtime.journal_writer
@@ -182,7 +182,7 @@ class ReplicaFiles:
         self._disk = runtime.disk
         self._nodes = runtime.nodes
         self._record_of = record_of
-        self._forget_doubts = begun_anew
+        self._forget_doubts = log_replaced
         self._loading: set[PartitionKey] = set()
         self._one_load = asyncio.Lock()  # one state at a time: two of one partition would share its place in the cache
 
@@ -203,10 +203,10 @@ class ReplicaFiles:
         self._journal.stage_cut_done(follower.key)
         await self._journal_writer.promise()
 
-    async def begin_anew(self, follower: Follower, anchor: Entry) -> None:
-        await whole(self._begin_anew(follower, anchor))
+    async def replace_log(self, follower: Follower, anchor: Entry) -> None:
+        await whole(self._replace_log(follower, anchor))
 
-    async def _begin_anew(self, follower: Follower, anchor: Entry) -> None:
+    async def _replace_log(self, follower: Follower, anchor: Entry) -> None:
         key, record = follower.key, self._record_of(follower.key)
         follower.log.close()
         self._opener.cursor_cache.forget(key)

@@ -96,7 +96,7 @@ class Replicas:
         runtime.opener.on_mended = integrity.corrupt.mended_alone
         self.logs = ReplicaLogs(runtime, integrity)
         self.files = ReplicaFiles(
-            runtime, record_of=lambda key: table.records[key].record, begun_anew=integrity.suspects.renewed
+            runtime, record_of=lambda key: table.records[key].record, log_replaced=integrity.suspects.renewed
         )
         self._follower_roles = FollowerRoles(
             runtime,

@@ -138,7 +138,7 @@ class RecoveredInventory:
             opened = dict(held._recover(opener, journal, record, numbers))
             try:
                 if uid not in described:
-                    held.topics.append(Known(_told(record, opened)))
+                    held.topics.append(Known(_from_logs(record, opened)))
             finally:
                 for found in opened.values():
                     found.log.close()
@@ -210,7 +210,7 @@ def _with_others(record: TopicRecord, numbers: Iterable[int], node: int) -> Topi
     )
 
 
-def _told(record: TopicRecord, opened: dict[int, OpenedLog]) -> TopicRecord:
+def _from_logs(record: TopicRecord, opened: dict[int, OpenedLog]) -> TopicRecord:
     """What the logs say of a topic: its salt and its channels, not its settings and replicas."""
     states = [found.state for found in opened.values() if found.state is not None]
     channels = ChannelList()

@@ -151,8 +151,8 @@ class LakeState:
         for life, new_gaps in _by_life(addition.missing).items():
             missing[life] = tuple(sorted((*missing.get(life, ()), *new_gaps), key=_first))
         for life in {*_by_life(addition.files), *_by_life(addition.missing)}:
-            told: list[LakeFile | Missing] = [*files.get(life, ()), *missing.get(life, ())]
-            for a, b in pairwise(sorted(told, key=_first)):
+            listed: list[LakeFile | Missing] = [*files.get(life, ()), *missing.get(life, ())]
+            for a, b in pairwise(sorted(listed, key=_first)):
                 if b.first < a.end:
                     raise Overlap(f"{life}: [{a.first}, {a.end}) and [{b.first}, {b.end}) overlap")
         return LakeState(sequence, files, missing, self.cluster or addition.cluster)

@@ -65,7 +65,7 @@ def unasserted() -> list[Patch]:
         instead(IsrKeeper, "_checked", lambda self, actions: actions),
         instead(LeaderReplica, "_set_members", set_members),
         instead(acceptance, "check_cut", lambda to, committed: None),
-        instead(acceptance, "check_anew", lambda to, committed: None),
+        instead(acceptance, "check_replacement", lambda to, committed: None),
     ]
 
 

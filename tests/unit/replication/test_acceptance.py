@@ -21,8 +21,8 @@ from nsqha.replication.acceptance import (
     NotOpened,
     PromiseNeeded,
     Verdict,
-    check_anew,
     check_cut,
+    check_replacement,
     decide_append,
     decide_open,
     first_difference,
@@ -212,8 +212,8 @@ def test_before_our_start_nobody_can_tell() -> None:
 
 def test_what_is_committed_is_never_cut() -> None:
     check_cut(7, committed=7)
-    check_anew(7, committed=7)
+    check_replacement(7, committed=7)
     with pytest.raises(AssertionError, match="below 8 is committed"):
         check_cut(7, committed=8)
     with pytest.raises(AssertionError, match="below 8 is committed"):
-        check_anew(7, committed=8)
+        check_replacement(7, committed=8)

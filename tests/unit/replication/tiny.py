@@ -216,7 +216,7 @@ class Tiny:
                 self.say(f"{node.name} cuts at {to}")
                 self._cut_log(node, to)
             case divergence.RangeGone(start):
-                acceptance.check_anew(start, committed=node.committed)
+                acceptance.check_replacement(start, committed=node.committed)
                 self.say(f"{node.name} begins anew at {start}")
                 self._cut_log(node, 1)
         return True

@@ -98,7 +98,7 @@ class ClusterLeaders:
                 callback(topic)
             except Exception as error:
                 # The others have to know, and the record is still to be followed.
-                logger.error("change_not_told", "topic %s", topic, error=error)
+                logger.error("change_not_delivered", "topic %s", topic, error=error)
 
     def all_changed(self) -> None:
         """The leaders of every topic may be others now."""

@@ -22,7 +22,7 @@ from nsqha.commitlog.entry import Entry, decode
 from nsqha.errors import LogCorrupt, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.replication.acceptance import check_anew, check_cut
+from nsqha.replication.acceptance import check_cut, check_replacement
 from nsqha.replication.divergence import Divergence, EpochEndAnswer, InSync, RangeGone, Truncate
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Files(Protocol):
     async def cut(self, follower: Follower, log_id: int) -> None:
         """End the log before `log_id`, durably, the intent in the journal first."""
 
-    async def begin_anew(self, follower: Follower, anchor: Entry) -> None:
+    async def replace_log(self, follower: Follower, anchor: Entry) -> None:
         """An empty log under a new log_uid that goes on behind `anchor`."""
 
     async def roll(self, follower: Follower) -> None:
@@ -136,19 +136,19 @@ class CatchUp:
             case InSync(end) | Truncate(end):
                 return end
             case RangeGone(start):
-                await self._begin_anew(start)
+                await self._replace_log(start)
         return None
 
-    async def _begin_anew(self, start: int) -> None:
+    async def _replace_log(self, start: int) -> None:
         reply = await self._call("Fetch", self._request(pb.FetchRequest(first=start - 1, max_bytes=1)))
         self._check()
         anchor = decode(reply.anchor) if reply.anchor else None
         if anchor is None:
             raise Unavailable("this log cannot begin again from the leader's")
         if not self._files.may_lose_committed(self._follower):
-            check_anew(anchor.log_id + 1, committed=self._follower.applier.committed)
-        logger.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
-        await self._files.begin_anew(self._follower, anchor)
+            check_replacement(anchor.log_id + 1, committed=self._follower.applier.committed)
+        logger.warning("log_replaced", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
+        await self._files.replace_log(self._follower, anchor)
 
     # ---- what is missing
 
@@ -161,7 +161,7 @@ class CatchUp:
             reply = await self._call("Fetch", self._request(pb.FetchRequest(first=first, max_bytes=FETCH_BYTES)))
             self._check()
             if reply.anchor:
-                await self._begin_anew(first)
+                await self._replace_log(first)
                 continue
             cost = await self._store(reply)
             applier.committed = max(applier.committed, min(reply.committed, log.end.log_id))

@@ -252,7 +252,7 @@ def test_whenever_it_dies_while_a_log_begins_anew_the_next_start_opens_a_log(see
             anchor = trimmed().entry_before(7)
             storage.crash_after(steps)
             try:
-                await rig.replicas.files.begin_anew(rig.follower, anchor)
+                await rig.replicas.files.replace_log(rig.follower, anchor)
             except Crashed:
                 pass
             else:
