@@ -26,7 +26,7 @@ from pyspark_nsqha.lake.commits.manifest import LakeState, Life
 Ask = Callable[..., Any]
 """Calls one RPC by its name with the fields of its request, and returns its answer."""
 
-RANGES_MAX = 20_000  # that a broker takes in one request
+RANGES_MAX = 20_000  # how many a broker takes in one request
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Rounds:
             self.step("tidy")
             earlier = self.tidy(state, [one.pin for one in wanted])
             todo = [piece for one in wanted for piece in self._pieces(one, state, earlier, totals)]
-            gone = [gap for one in wanted for gap in _not_told(one.gone, state)]
+            gone = [gap for one in wanted for gap in _unrecorded(one.gone, state)]
             progress(totals, sum(piece.log_bytes for piece in todo))
             if not todo and not gone:
                 return totals
@@ -247,7 +247,7 @@ def _over(planned: Planned, pins: Sequence[PinnedPartition]) -> bool:
     return bool(uids) and planned.life.topic_uid not in uids
 
 
-def _not_told(gone: Iterable[Missing], state: LakeState) -> list[Missing]:
+def _unrecorded(gone: Iterable[Missing], state: LakeState) -> list[Missing]:
     """Gaps that are not recorded in the lake yet."""
     return [
         Missing(*gap.life, *left, gap.reason)

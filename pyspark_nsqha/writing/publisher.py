@@ -192,7 +192,7 @@ class TaskPublisher:
                 if done():
                     return
             except LinkLost as lost:
-                self._lost(self._last_words(lost), away)
+                self._lost(self._reason(lost), away)
 
     def _hear(self) -> None:
         """Process the answers that have arrived. LinkLost: none for too long, while the task did something else."""
@@ -249,7 +249,7 @@ class TaskPublisher:
     def _address(self) -> str:
         return self._link.address if self._link is not None else "no broker"
 
-    def _last_words(self, lost: LinkLost) -> LinkLost:
+    def _reason(self, lost: LinkLost) -> LinkLost:
         """Why the connection is lost: the broker's own answer, which may have arrived although the link failed."""
         try:
             while self._link is not None and (answers := self._link.answers(0)):
