@@ -5,8 +5,8 @@ Two kinds of state, kept apart by everything in this package:
     committed   what the log says. `committed.state.PartitionState` is a pure function of the committed batches:
                 followers, recovery and a new leader compute the same bytes. It changes only when a batch is applied.
     live        what the leader knows beyond that: who has which message in flight until when, what was finished since
-                the last progress event, who waits for redelivery. It exists only in memory. Losing it may repeat
-                messages; it can not lose one, because every floor that moved was committed first.
+                the last progress event, what waits for redelivery. It exists only in memory. Losing it may repeat
+                messages; it cannot lose one, because every floor that moved was committed first.
 
 Reading order: `events`, `deferred.deferred_set`, `committed.state`, `live.cursor`, `live.channel`, `live.progress`,
 `committed.checkpoint`, `partition`. Downwards:

@@ -10,7 +10,7 @@ UTF-8 behind a length byte. `[..]*n` is n repetitions.
     PROGRESS     per channel until the payload ends:
                    uid u64, seek u64, floor u64, ranges u32, puts u32, finished u32, attempts u32, flags u8,
                    [first u64, end u64]*ranges           newly finished, above the floor
-                   [offset u64, due_ns i64, attempts u16]*puts           deferred, or deferred anew
+                   [offset u64, due_ns i64, attempts u16]*puts           deferred, or deferred again
                    [offset u64]*finished                 deferred until now, finished
                    [first u64, end u64, attempts u16]*attempts           flag 1: replaces what was known
     SEEK         uid u64, target u64, old floor u64, flags u8, ranges u32, [first u64, end u64]*ranges
@@ -142,7 +142,7 @@ class Ephemeral:
 
 @dataclass(frozen=True)
 class TopicEmpty:
-    """Everything between the pump and this event's place is dropped for all channels."""
+    """All channels drop everything between the pump and this event's place."""
 
     def encode(self) -> bytes:
         return control_frame(frames.TOPIC_EMPTY, b"")
@@ -240,7 +240,7 @@ class Abandoned:
 
 @dataclass(frozen=True)
 class LogStart:
-    """Nobody needs a message below `offset` nor a byte below `position` any more."""
+    """No channel needs a message below `offset` or a byte below `position` any more."""
 
     offset: int
     position: int

@@ -14,20 +14,20 @@ class ChannelLimits:
     window: int = 1_000_000
     # A requeue of at most this long stays in memory: most are shorter than the price of two events in the log.
     short_delay_s: float = 5.0
-    # So many requeued or repeated messages are remembered one by one per channel; further ones are deferred.
+    # How many requeued or repeated messages a channel remembers one by one; further ones are deferred.
     waiting_max: int = 10_000
-    # So many redelivered or touched messages are in flight at once per channel (each is a small object).
+    # How many redelivered or touched messages are in flight at once per channel (each is a small object).
     singles_max: int = 100_000
     # Progress rides with a data batch at most this often, and is written without data after at most that long.
     progress_interval_s: float = 0.1
     progress_idle_s: float = 1.0
     # TOUCH never prolongs an attempt beyond this, as nsqd.
     max_msg_timeout_s: float = 900.0
-    # An ephemeral channel keeps so many unread messages (nsqd: --mem-queue-size).
+    # How many unread messages an ephemeral channel keeps (nsqd: --mem-queue-size).
     ephemeral_unread_max: int = 10_000
     # What one batch takes of a channel's deferrals (about 1 MB) and of a checkpoint; the rest rides with the next.
     changes_per_batch: int = 50_000
-    # With so many deferrals to write, progress does not wait for its interval: each takes half a kilobyte until then.
+    # With this many deferrals to write, progress does not wait for its interval: each takes half a kilobyte until then.
     changes_urgent: int = 10_000
     checkpoint_bytes_per_batch: int = 256 << 10
     checkpoint_frame_bytes: int = 60 << 10

@@ -39,7 +39,7 @@ _Sent = tuple[ChannelCursor, dict[int, DeferredChange]]
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Deliveries of a channel that count no longer as in flight: owner -> how many."""
+    """Deliveries of a channel that no longer count as in flight: owner -> how many."""
 
     channel: Channel
     counts: dict[int, int]
@@ -57,13 +57,13 @@ class PartitionCursors:
         ordered: bool = False,
         bounded: bool = False,
     ) -> None:
-        """`bounded`: every channel keeps only so many unread messages, as ephemeral ones do anyway."""
+        """`bounded`: every channel keeps a limited number of unread messages, as ephemeral ones do anyway."""
         self._all_bounded = bounded
         self.state = state if state is not None else PartitionState()
         self.limits = limits if limits is not None else ChannelLimits()
         self.channels: dict[str, Channel] = {}
         self._context = ChannelContext(self.state, id_base=id_base, limits=self.limits, ordered=ordered)
-        self._bounded: list[Channel] = []  # those that keep only so many unread messages
+        self._bounded: list[Channel] = []  # those that keep a limited number of unread messages
         self.requests = ChannelRequests(self.state, self.channels)
         self.retention = ChannelRetention(self.state, self.requests, self._bounded)
         self.checkpoints = CheckpointWriter(self.state, self.limits)
@@ -209,7 +209,7 @@ class PartitionCursors:
             case state.Emptied(first, end):
                 for channel in self.channels.values():
                     if channel.committed.reader:
-                        channel.cursor.reload()  # nobody reads on over what is finished
+                        channel.cursor.reload()  # the reader does not go over what is finished
                     else:
                         channel.cursor.emptied(first, end)
             case state.DeliverAt(refs):

@@ -24,7 +24,7 @@ class ChannelRetention:
     """Says what the log of one partition may forget, and requests that it does."""
 
     def __init__(self, state: PartitionState, requests: ChannelRequests, bounded: Sequence[Channel]) -> None:
-        """`bounded` are the live channels, as they come and go, that keep only so many unread messages: the committed
+        """`bounded` are the live channels, as they come and go, that keep a limited number of messages: the committed
         state does not say what they need."""
         self._state = state
         self._requests = requests
@@ -37,11 +37,11 @@ class ChannelRetention:
         0: as if no hold had come to its end.
 
         It stays below what is held: events without messages may lie between the file border there and the one before,
-        and whoever holds reads them too."""
+        and the reader that holds reads them too."""
         return min(self._state.log_start_limit(), self._state.holds.lowest(now_ns) - 1)
 
     def kept_from(self, now_ns: int) -> int:
-        """No policy gives up an unread message from here on: who reads the log's files keeps it anyway."""
+        """No policy gives up an unread message from here on: a reader of the log's files keeps it anyway."""
         readers = [channel.floor for channel in self._state.channels.values() if channel.reader]
         return min([self._state.holds.lowest(now_ns) - 1, *readers])
 
@@ -94,13 +94,13 @@ class ChannelRetention:
     # ---- forgetting
 
     def propose_log_start(self, offset: int, position: int, abandoned: tuple[events.Abandoned, ...] = ()) -> None:
-        """Say that no channel needs what is below. `abandoned`: what an explicit policy gives up."""
+        """Request the event that no channel needs what is below. `abandoned`: what an explicit policy gives up."""
         self._requests.queue.append(events.LogStart(offset, position, abandoned))
 
     def may_unlink(self, *, end_offset: int, end_position: int, end_log_id: int) -> bool:
         """Whether a file pair that ends there is not needed any more, by what is committed.
 
-        Whoever unlinks also asks that its own disk has everything below `needed_durable`.
+        The caller unlinks only when its own disk also has everything below `needed_durable`.
         """
         start = self._state.log_start
         if end_offset > start[0] or end_position > start[1] or self._state.checkpoint.as_of < end_log_id:

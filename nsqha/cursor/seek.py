@@ -1,7 +1,7 @@
 """Moving a cursor: what would happen, and what an event of it says.
 
 A seek is one event. Everything about it is decided when it is applied (also its target: clamped to [log start, pump], a
-reader's to [log start, log end]), so a plan is a forecast; what was done is told by the `Sought` effect. Asking twice
+reader's to [log start, log end]), so a plan is a forecast; what was done is in the `Sought` effect. Asking twice
 is safe: the second goes to the same place.
 
 `empty` is a seek to that end that also drops the deferred messages. `undo` goes back to where the last seek came from,

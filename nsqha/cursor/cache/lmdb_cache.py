@@ -1,7 +1,7 @@
 """A cache of the committed state of all partitions of a node: so that a start reads only the end of each log, and
 messages that wait for a year wait on disk.
 
-Nothing in it is needed: the logs say it all (`committed.loading`). So whatever can not be proven right is thrown away,
+Nothing in it is needed: the logs say it all (`committed.loading`). So whatever cannot be proven right is thrown away,
 and the folder may be deleted whenever its node is stopped.
 
     <path>/data.mdb, lock.mdb     LMDB's (`lmdb_tables`)
@@ -49,11 +49,11 @@ from nsqha.nsqlog import Logger
 Read = Callable[[EntryLike], bytes | bytearray]
 
 SLICE_ROWS = 250  # written at once on the loop: about a millisecond
-SLICES_MAX = 8  # but at least such a part of what waits, so that it can not come faster than it goes
+SLICES_MAX = 8  # but at least such a part of what waits, so that it cannot come faster than it goes
 BURIED_ROWS = 20_000  # deleted with one write
 OVERLAY_ROWS_MAX = 1_000_000  # of changes that a disk does not take, before the node should take no messages
 RETRY_SECONDS = 5.0
-IDLE_SHARE = 9  # pauses are so many times as long as writes
+IDLE_SHARE = 9  # how many times as long as writes the pauses are
 PAUSE_SECONDS_MAX = 30.0
 _NOT_KNOWN = 0  # the uid of a channel that is being loaded
 _TXN_ROWS = ROWS_PER_TXN // 20  # what a transaction costs, in rows
@@ -118,7 +118,7 @@ class CacheWrite:
         self.changes = [change for part in self.parts for change in part.changes]
 
     def again(self) -> None:
-        """Begin anew."""
+        """Start from the beginning, as if nothing of it were written."""
         self.error = None
         for change in self.changes:
             change.again()
@@ -139,7 +139,7 @@ class LmdbCache:
         self.overfull = False  # so much could not be written that the node should take no messages
         self.on_full: Callable[[], None] = lambda: None  # called when `take` should be, soon
         self._partitions: dict[PartitionKey, CachedPartition] = {}
-        self._dead: list[int] = []  # sets of nobody, to be deleted
+        self._dead: list[int] = []  # sets that belong to no channel, to be deleted
         self._numbers = itertools.count(max(tables.numbers() if tables is not None else [], default=0) + 1)
         self._forgotten: list[PartitionKey] = []
         self._retry: CacheWrite | None = None
@@ -159,9 +159,7 @@ class LmdbCache:
                 remove(path)
             return cls(path, Tables.open(path, map_bytes=map_bytes))
         except (TablesError, OSError) as error:
-            logger.warning(
-                "cursor_cache_failed", "%s can not be used: %s; channel state is kept in memory", path, error
-            )
+            logger.warning("cursor_cache_failed", "%s cannot be used: %s; channel state is kept in memory", path, error)
             return cls(path, None)
 
     @property
@@ -169,7 +167,7 @@ class LmdbCache:
         return self.failure is None and not self._use.growing
 
     def close(self) -> None:
-        """Nobody uses it any more; what is not written is in the logs."""
+        """Close the tables; what is not written is in the logs."""
         self.failure = self.failure or "closed"
         if self.tables is not None:
             self.tables.close()
@@ -236,7 +234,7 @@ class LmdbCache:
             self.forget(key)
 
     def sweep(self) -> None:
-        """All partitions have been loaded: what else is there belongs to nobody and will be deleted."""
+        """All partitions have been loaded: what else is there belongs to no channel and will be deleted."""
         if self.tables is None or self.failure is not None:
             return
         sets = [set_ for partition in self._partitions.values() for _, set_ in partition.sets()]
@@ -274,7 +272,7 @@ class LmdbCache:
             held.thaw(change.layer, change.count)
 
     def bury(self, number: int) -> None:
-        """Nobody needs this set's rows."""
+        """Delete this set's rows with a later write."""
         self._dead.append(number)
 
     def pin(self) -> ReadPin | None:
@@ -282,12 +280,12 @@ class LmdbCache:
         return self._use.pin()
 
     def lost(self, error: Exception) -> None:
-        """The tables can not be read: go on in memory."""
+        """The tables cannot be read: go on in memory."""
         if self.failure is not None:
             return
         self.failure = str(error)
         self._retry = None
-        logger.error("cursor_cache_lost", "%s can not be read: %s; channel state is kept in memory", self.path, error)
+        logger.error("cursor_cache_lost", "%s cannot be read: %s; channel state is kept in memory", self.path, error)
         for partition in list(self._partitions.values()):
             partition.settle_in_memory()
 
@@ -427,12 +425,12 @@ class LmdbCache:
             self._not_before = now
         elif self.delayed is None:
             self.delayed = str(error)
-            text = "%s can not be written: %s; memory holds what changes until it can"
+            text = "%s cannot be written: %s; memory holds what changes until it can"
             logger.warning("cursor_cache_delayed", text, self.path, error)
 
     def _grow(self) -> bool:
         try:
             return self._use.grow()
         except TablesError as error:
-            logger.warning("cursor_cache_full", "%s can not grow: %s", self.path, error)
+            logger.warning("cursor_cache_full", "%s cannot grow: %s", self.path, error)
             return False

@@ -38,7 +38,7 @@ def unproven(path: str) -> str | None:
             proof = file.read(_PROOF.size + _CRC.size + 1)
         body = proof[: _PROOF.size]
         if proof[_PROOF.size :] != _CRC.pack(zlib.crc32(body)) or len(body) != _PROOF.size:
-            return "its proof can not be read"
+            return "its proof cannot be read"
         magic, version, *expected = _PROOF.unpack(body)
         if (magic, version) != (_MAGIC, FORMAT):
             return "another version wrote it"

@@ -10,7 +10,7 @@ Transactions are not synced one by one: a write is many of them, then `sync`, th
 because their dirty pages are what costs memory; what is only read are the kernel's pages. A read transaction ends with
 the call that began it, but for a `ReadPin`.
 
-Reading from any thread; who writes waits for who is writing. What goes wrong is a TablesError; MapFull if `grow` may
+Reading from any thread; a writer waits for the one before it. What goes wrong is a TablesError; MapFull if `grow` may
 help.
 """
 
@@ -37,7 +37,7 @@ MAP_BYTES_SMALL = 1 << 30  # where address space is limited
 READERS_MAX = 1024
 ROWS_PER_TXN = 2_000
 PIECE_BYTES = 32 << 10
-SPARSE_BYTES = 16 << 20  # a file above this that is mostly free is written anew when it is opened
+SPARSE_BYTES = 16 << 20  # a file above this that is mostly free is written again when it is opened
 
 _U32 = struct.Struct(">I")
 _ROW_KEY = struct.Struct(">IQ")
@@ -60,7 +60,7 @@ class MapFull(TablesError):
 
 
 class ReadPin:
-    """A read transaction that lasts as long as this object. The file can not reuse pages nor grow its map meanwhile."""
+    """A read transaction that lasts as long as this object. The file cannot reuse pages nor grow its map meanwhile."""
 
     def __init__(self, txn: Any) -> None:
         self.txn = txn
@@ -93,7 +93,7 @@ class Tables:
 
     @classmethod
     def open(cls, path: str, *, map_bytes: int = MAP_BYTES) -> Tables:
-        """What is at `path`, which must be proven, or new. TablesError if that can not be."""
+        """What is at `path`, which must be proven, or new. TablesError if that cannot be."""
         try:
             os.makedirs(path, FOLDER_MODE, exist_ok=True)
             env = _environment(path, map_bytes)
@@ -170,7 +170,7 @@ class Tables:
         return self._read(pin, ask)
 
     def numbers(self) -> list[int]:
-        """Of the sets that have rows."""
+        """The numbers of the sets that have rows."""
 
         def ask(txn: Any) -> list[int]:
             numbers = []
@@ -200,7 +200,7 @@ class Tables:
         return self._read(None, lambda txn: b"".join(value for _, value in _walk(txn, self._heads, start, 10)))
 
     def partitions(self) -> set[tuple[int, int]]:
-        """Topic uid and partition of what has a head."""
+        """The topic uid and partition of each head."""
         return self._read(None, lambda txn: {_HEAD_KEY.unpack(key)[:2] for key, _ in txn.cursor(db=self._heads)})
 
     # ---- writing
@@ -278,7 +278,7 @@ class Tables:
 
 
 class TableUse:
-    """Who reads the tables for longer than one call: loads and pins. Only while there are none the map may grow."""
+    """Reads of the tables that take longer than one call: loads and pins. Only while there are none the map grows."""
 
     def __init__(self, tables: Tables | None) -> None:
         self.growing = False
@@ -289,7 +289,7 @@ class TableUse:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """A load goes over the rows meanwhile."""
+        """Count a load, which goes over the rows, as a reader while it lasts."""
         self._loads += 1
         try:
             yield
@@ -305,11 +305,11 @@ class TableUse:
         return pin
 
     def forget_pin(self) -> None:
-        """The tables change: who asks from now on gets another pin."""
+        """The tables change: `pin` returns another one from now on."""
         self._pin = None
 
     def grow(self) -> bool:
-        """Double the map; False while there are readers. TablesError if it can not grow."""
+        """Double the map; False while there are readers. TablesError if it cannot grow."""
         self.growing = True  # first: a load that begins from here on leaves the tables alone
         try:
             if self._loads or self._pins or self._tables is None:

@@ -1,7 +1,7 @@
 """The whole channel state, written into the log, so that the log before it may go.
 
 A checkpoint is a run of frames (`events.CheckpointFrame`) of at most 64 KB, all with its id and its `as_of`: the last
-log_id that the snapshot had applied. It may span many batches with messages and events between. Whoever reads
+log_id that the snapshot had applied. It may span many batches with messages and events between. A reader of
 
     the complete checkpoint with the highest as_of, and then every event behind as_of, those between its frames included
 
@@ -132,7 +132,7 @@ def encode(state: PartitionState) -> bytes:
 
 
 def digest(state: PartitionState) -> bytes:
-    """16 bytes that tell states apart."""
+    """16 bytes that differ for different states."""
     hashed = hashlib.blake2b(digest_size=_DIGEST)
     for record in records(state):
         hashed.update(record)

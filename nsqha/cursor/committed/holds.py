@@ -58,7 +58,7 @@ class Holds:
         return self._by_id.get(id_)
 
     def ids(self) -> KeysView[int]:
-        """Of all holds, those whose time is over included."""
+        """The ids of all holds, those whose time is over included."""
         return self._by_id.keys()
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:

@@ -124,7 +124,7 @@ def newest_checkpoint(
             elif run and (frame.id, frame.sequence) == (run[-1].id, run[-1].sequence - 1):
                 run.append(frame)
             else:
-                run = []  # of a checkpoint that nobody finished, or whose middle is missing
+                run = []  # of a checkpoint that was never finished, or whose middle is missing
             if run and frame.sequence == 0:
                 state = _complete(run, new_deferred)
                 if state is not None:
@@ -140,7 +140,7 @@ def first_checkpoint_end(
 
     That is committed, whatever else is known: what came before it went only for a checkpoint that was, and this is that
     one or is in front of it. 0: there is none, or it may have been in a batch that was given up. LogCorrupt: likewise,
-    in one that can not be read."""
+    in one that cannot be read."""
     gathered = Gatherer()
     for entry in log.entries(log.start.log_id, log.end.log_id):
         if entry.flags & LOST:
@@ -162,7 +162,7 @@ def _complete(backwards: list[CheckpointFrame], new_deferred: NewDeferred | None
 
 
 def _backwards(log: LogLike, end_log_id: int) -> Iterator[EntryLike]:
-    """LogCorrupt at the first one that can not be read, not before: what is behind damage may be all that is needed."""
+    """LogCorrupt at the first one that cannot be read, not before: what is behind damage may be all that is needed."""
     end, start = end_log_id, log.start.log_id
     while end > start:
         at = first = max(start, end - _BLOCK)

@@ -1,7 +1,7 @@
 """The committed state of one partition's channels: a pure function of the partition's log.
 
 Every replica computes it by applying the committed batches in order; a leader starts from it, recovery rebuilds it from
-a checkpoint and the batches behind. There is no other source: no clock, no configuration, no chance.
+a checkpoint and the batches behind. There is no other source: no clock, no configuration, no random number.
 
 What a channel is, here:
 
@@ -25,7 +25,7 @@ event. Until then it is remembered in `deferred.later`.
 Ephemeral channels are in the log by name only: they write no progress, hold nothing back and end with their leader's
 epoch. Their cursors live in the leader's memory (`live.channel`), so here their floor is where they began.
 
-A reader's channel is the place of somebody who takes the log as it lies in the files. It hands out nothing, so nothing
+A reader's channel is the place of a reader that takes the log as it lies in the files. It hands out nothing, so nothing
 is deferred in it, the pump does not move for it, and it goes up to the log's end; seeks alone move its floor, which
 holds the log start back as any durable channel's does, and no policy gives up what it has not read. A topic that has
 only readers' channels lets go what they have read; the pump, where consumers will begin, then follows the log start.
@@ -132,7 +132,7 @@ class ChannelState:
 
     def finish(self, ranges: tuple[events.Range, ...]) -> None:
         """Add finished ranges, which are in order."""
-        if len(ranges) > 100:  # one pass over both is cheaper than so many insertions
+        if len(ranges) > 100:  # one pass over both is cheaper than many insertions
             self.ranges = RangeSet(sorted([*self.ranges, *ranges]))
             return
         for first, end in ranges:
@@ -145,7 +145,7 @@ class ChannelState:
             del self.attempts[0]
 
 
-# ---- what applying a batch did, for whoever keeps more than the committed state
+# ---- what applying a batch did, for those that keep more than the committed state
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class DeliverAt:
 
 @dataclass(frozen=True)
 class LogStartMoved:
-    """Below this nobody reads any more."""
+    """The log start is here: nothing below it is read any more."""
 
     offset: int
     position: int
@@ -273,7 +273,7 @@ class PartitionState:
 
     @property
     def consumed(self) -> bool:
-        """Whether there is a channel of consumers; nobody's place that only reads the files counts."""
+        """Whether there is a channel of consumers; those of readers of the files do not count."""
         return any(not channel.reader for channel in self.channels.values())
 
     def by_uid(self, uid: int) -> ChannelState | None:

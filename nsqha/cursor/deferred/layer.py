@@ -20,11 +20,11 @@ _LEAST: DueKey = (-(1 << 63), -1)
 
 
 class TableLost(Exception):
-    """The table can not be read."""
+    """The table cannot be read."""
 
 
 class Table(Protocol):
-    """Rows at rest. Each call stands for itself; TableLost if they can not be read."""
+    """Rows at rest. Each call stands for itself; TableLost if they cannot be read."""
 
     def get(self, offset: int) -> Deferred | None: ...
 
@@ -35,13 +35,13 @@ class Table(Protocol):
         """Up to `limit` rows behind `after`, in order of (due_ns, offset)."""
 
     def pinned(self) -> Table:
-        """The rows as they are now, whatever is written later. TableLost if that can not be had."""
+        """The rows as they are now, whatever is written later. TableLost if that cannot be had."""
 
 
 class Layer:
     """Changes, by offset: a row, or None where the row below is gone. Both orders are sorted when they are asked for.
 
-    Sorted lists may name what is not so any more; whoever walks them compares with `rows`.
+    Sorted lists may name what is not so any more; a walk over them compares with `rows`.
     """
 
     __slots__ = ("_added", "_dues", "_offsets", "high", "low", "rows")

@@ -1,7 +1,7 @@
 """The deferred messages of a channel as its leader sees them: the committed set and what changed since.
 
-A change (deferred, deferred anew, finished) counts for the leader at once, is written with the next progress event and
-becomes part of the committed set when that event is applied. Between, it is an overlay here:
+A change (deferred, deferred again, finished) counts for the leader at once, is written with the next progress event and
+becomes part of the committed set when that event is applied. In between, it is in the overlay here:
 
     put/finish -> changes, unsent -> take_unsent -> in a batch on its way -> settled: the committed set has it
 
@@ -173,13 +173,13 @@ class DeferredOverlay:
         self._extra = sum(change.weight for change in self._changes.values())
 
     def reload(self) -> None:
-        """Start anew from the committed set."""
+        """Start again from the committed set."""
         self.__init__(self.committed, direct=self._direct)  # type: ignore[misc]
 
     # ---- by due time
 
     def due(self, now_ns: int, in_flight: Container[int]) -> Deferred | None:
-        """One that is due and not in flight; the same until its state changes."""
+        """A message that is due and not in flight; the same one until its state changes."""
         ready = self._ready
         while ready or self.gather(now_ns):
             due_ns, offset = ready[0]

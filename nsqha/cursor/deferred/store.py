@@ -1,11 +1,11 @@
 """A deferred set in layers: what changed lately in memory, over rows that lie somewhere else and are written slowly.
 
-    memtable      changes since the last `freeze`                    always answers first
+    memtable     changes since the last `freeze`                     always answers first
     immutable    the layer that is being written below just now     or None
-    table      rows at rest (a database)                          or None
+    table        rows at rest (a database)                           or None
 
 Each layer shadows those below it: it holds a row, or says that there is none any more. A write of the immutable layer
-may be half done at any time, because nobody looks below it; `thaw` drops it when the table has all of it. The number of
+may be half done at any time, because no read goes below it; `thaw` drops it when the table has all of it. The number of
 rows and the lowest and highest offset that the table may hold are known in memory, so a set that is empty, and a
 message that was published after the table was written, cost no access to the table.
 
@@ -32,13 +32,13 @@ _UNHELD = Deferred(-1, 0, 0)  # a layer says nothing of an offset
 
 
 class Home(Protocol):
-    """Who looks after a set's table."""
+    """The owner of a set's table."""
 
     def full(self, held: DeferredStore) -> None:
         """The memtable layer has reached its room: freeze it soon."""
 
     def cleared(self, held: DeferredStore, table: Table) -> None:
-        """Nobody needs the rows of this table any more."""
+        """The rows of this table are not needed any more."""
 
     def lost(self, held: DeferredStore, error: TableLost) -> None:
         """The table failed: call `settle_in_memory` with its rows before returning."""

@@ -13,8 +13,8 @@ wait in memory or in the deferred set (`requeue` has the rule), from where `rede
 full window defers what waits at the floor.
 
 What may be delivered twice, and why: after a crash or a change of leader everything finished since the last committed
-progress; after a time-out or a lost connection what its consumer finished without our hearing it. What is never lost:
-a message leaves only by FIN, or by an event that somebody asked for (seek, empty, topic empty, an abandoning policy).
+progress; after a time-out or a lost connection what its consumer finished and this node did not hear of. What is never
+lost: a message leaves only by FIN, or by an event that was requested (seek, empty, topic empty, an abandoning policy).
 
 Calls per delivery and FIN take runs and cost a few microseconds however long the run is.
 """
@@ -44,7 +44,7 @@ class Redelivery(NamedTuple):
 
     @classmethod
     def after(cls, offset: int, attempts: int, position: int = 0) -> Redelivery:
-        """The delivery that follows so many attempts."""
+        """The delivery that follows this many attempts."""
         return cls(offset, min(attempts + 1, ATTEMPTS_MAX), position)
 
 
@@ -156,7 +156,7 @@ class Channel:
     def fin_run(self, data: bytes, pos: int, end: int, owner: int) -> tuple[int, int]:
         """Finish the messages of the complete FIN lines data[pos:end]: where it stopped, and how many it finished.
 
-        It stops before the first line that can not be finished; `fin` says why.
+        It stops before the first line that cannot be finished; `fin` says why.
         """
         flight, id_base = self.cursor.flight, self._context.id_base
         total = 0
@@ -184,7 +184,7 @@ class Channel:
         return True
 
     def fin(self, offset: int, owner: int) -> str | None:
-        """Finish one message; why not, if it can not."""
+        """Finish one message; why not, if it cannot."""
         why = self._refuse(offset, owner, answered=True)
         if why is None:
             self._finish(offset)
@@ -200,7 +200,7 @@ class Channel:
         self.cursor.finish_deferred(offset)
 
     def req(self, offset: int, owner: int, delay_ms: int, now: Now) -> str | None:
-        """Hand it out again after a delay; why not, if it can not."""
+        """Hand it out again after a delay; why not, if it cannot."""
         why = self._refuse(offset, owner, answered=True)
         if why is None:
             single = self.cursor.flight.take_back(offset)
@@ -209,7 +209,7 @@ class Channel:
         return why
 
     def touch(self, offset: int, owner: int, now: Now, timeout_s: float) -> str | None:
-        """More time for one message; why not, if it can not."""
+        """More time for one message; why not, if it cannot."""
         why = self._refuse(offset, owner, answered=False)
         if why is None:
             self.cursor.flight.touch(offset, owner, now.mono, timeout_s, self._context.limits.max_msg_timeout_s)

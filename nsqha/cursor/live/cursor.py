@@ -1,4 +1,4 @@
-"""A channel's place in the log, on its leader: where the reader stands, what is settled, and what the log is told.
+"""A channel's place in the log, on its leader: where the reader stands, what is settled, and what is written of it.
 
     committed floor      floor = ring.low                next_read = ring.next           stop        pump
          |                    |                               |                           |            |
@@ -123,7 +123,7 @@ class ChannelCursor:
     def keep_unread(self, pump: int) -> None:
         """A channel that is kept in memory only and not read drops its oldest unread messages.
 
-        nsqd drops the newest; then a channel that nobody reads would hold the log where it began.
+        nsqd drops the newest; then a channel without consumers would hold the log where it began.
         """
         ring = self.ring
         excess = pump - ring.next - self.unread.passed.total() - self.context.limits.ephemeral_unread_max
@@ -185,7 +185,7 @@ class ChannelCursor:
         return [o for o, single in self.flight.singles.items() if single.deferred and o in self.deferred_overlay]
 
     def give_up(self, first: int, end: int) -> int:
-        """The log can not be read in [first, end), and an operator goes on without: how many messages that costs."""
+        """The log cannot be read in [first, end), and an operator goes on without: how many messages that costs."""
         ring, overlay, passed = self.ring, self.deferred_overlay, self.unread.passed
         lost = [offset for offset in range(max(first, ring.low), min(end, ring.next)) if ring.get(offset) == WAITING]
         for offset in lost:

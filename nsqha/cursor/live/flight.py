@@ -1,4 +1,4 @@
-"""What the leader has handed out of one channel: to whom, until when, for the how-manieth time.
+"""What the leader has handed out of one channel: to which consumer, until when, and in which attempt.
 
 A delivered run costs no object per message: its slots in the ring say IN_FLIGHT and the owner, and one *span* per owner
 and 50 ms holds the deadline. A message that differs from its run (touched, or delivered again) is a `Single` with a

@@ -1,7 +1,7 @@
 """A channel in strict order: a message is first delivered only after the FIN of the one before it is committed.
 
 So at most one message of a partition is in flight, and the reader waits where an ordinary channel passes over: at a
-deferred message, until that is due and finished. A crash can repeat the last message; it can not hand out a later one
+deferred message, until that is due and finished. A crash can repeat the last message; it cannot hand out a later one
 first. What no broker can prevent: a consumer that was frozen through its time-out wakes and goes on with a message that
 another consumer has finished meanwhile (docs/guarantees.md).
 """

@@ -1,7 +1,7 @@
-"""From live state to progress events: only what changed since the last one.
+"""Makes progress events of the live state: only what changed since the last one.
 
-`Written` is what the log has been told of a channel's cursor (on its way or committed). A channel's news may be long, a
-frame should not: it is cut into pieces of some thousand rows, in an order in which every beginning of it is true. What
+`Written` is what was written of a channel's cursor (on its way or committed). A channel's news may be long, a frame
+should not: it is cut into pieces of some thousand rows, in an order in which every beginning of it is true. What
 is deferred comes first and the floor last, for a floor that passed a message whose deferral was never read would lose
 it. (A batch is applied whole, so within one batch the order matters to readers only; between batches it matters.)
 """

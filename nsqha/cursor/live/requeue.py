@@ -6,7 +6,7 @@
     more than `waiting_max` remembered           deferred
     otherwise                                    memory
 
-and, when the reader can not go on because the window is full, what waits at the floor is deferred until there is room
+and, when the reader cannot go on because the window is full, what waits at the floor is deferred until there is room
 (`spill`). Deferring costs an event in the log and survives a crash with due time and attempts; memory costs nothing and
 a crash hands the message out again at once, with attempts begun again from one.
 """
@@ -51,7 +51,7 @@ class Requeues:
         elif not stays_in_memory(
             delay_s=delay_s, attempts=attempts, remembered=waiting.remembered, limits=cursor.context.limits
         ):
-            # Postponed before settled: the order does not matter here, both leave in one event.
+            # Deferred before settled: the order does not matter here, both leave in one event.
             self.defer(Deferred(offset, due_ns, attempts))
             cursor.ring.set(offset, DEFERRED)
         elif delay_s > 0:

@@ -1,7 +1,7 @@
 """Messages that come again and stay in memory: timed out, requeued without or with a short delay.
 
-Their ring slots say WAITING, so the floor can not pass them; a crash delivers them again from their place, with the
-count of attempts begun anew. Most wait for nothing but a consumer and are one integer in a queue. Those with a delay
+Their ring slots say WAITING, so the floor cannot pass them; a crash delivers them again from their place, with the
+count of attempts at one again. Most wait for nothing but a consumer and are one integer in a queue. Those with a delay
 are in `delays`, those delivered more than once in `_attempts`; the rest was delivered exactly once.
 """
 
@@ -14,7 +14,7 @@ from nsqha.hot import WAITING, Ring
 
 
 class Waiting:
-    """What of one channel waits in memory, first come first served."""
+    """The messages of one channel that wait in memory, in the order in which they came."""
 
     __slots__ = ("_attempts", "_delay_heap", "_queue", "_ring", "count", "delays")
 
@@ -45,7 +45,7 @@ class Waiting:
         self.count += len(offsets)
 
     def add_later(self, offset: int, attempts: int, due: float) -> None:
-        """Not before `due`."""
+        """`offset` may be handed out, but not before `due`."""
         self._ring.set(offset, WAITING)
         if attempts > 1:
             self._attempts[offset] = attempts
@@ -69,7 +69,7 @@ class Waiting:
         return heap[0][0] if heap else None
 
     def first(self) -> int | None:
-        """Who is next."""
+        """The next message."""
         queue, ring = self._queue, self._ring
         while queue:
             if ring.get(queue[0]) == WAITING:

@@ -179,7 +179,7 @@ def old_versions_apply() -> list[Patch]:
     return [instead(PartitionState, "_channels", wrong)]
 
 
-@mutant("a channel that is deleted and created anew is another one")
+@mutant("a channel that is deleted and created again is another one")
 def recreated_is_the_same() -> list[Patch]:
     channels = PartitionState._channels
 

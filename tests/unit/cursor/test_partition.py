@@ -108,7 +108,7 @@ def test_own_progress_behind_another_frame_is_recognised():
     taken, flags = leader.cursors.take_events(leader.now, force=True)
     leader._write(EpochStart(1).encode() + taken, flags, [], 0)
     assert channel.committed.floor == 1
-    assert channel.cursor.next_read == 10, "it was not begun anew"
+    assert channel.cursor.next_read == 10, "it was not begun again"
 
 
 def test_progress_of_another_leader_begins_the_channel_anew():
