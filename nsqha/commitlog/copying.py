@@ -3,9 +3,9 @@
     run = entries, data       entries: 80 bytes each, consecutive; data: their frames, back to back
 
 A run is checked before it goes out (the reader's CRCs) and before it is appended (`PartitionLog.append_copy`: place,
-chain, CRC). It says nothing about being committed; who asks for it knows up to where it may be used. Frames that were
-given up (LOST) go as their entry alone, and only to whom that is better than nothing: one that gets the whole log, not
-one that mends a range.
+chain, CRC). It says nothing about being committed; the replica that asks knows up to where it may be used. Of frames
+that were given up (LOST) only the entry goes, and only to a replica that is better off with it: one that gets the whole
+log, not one that mends a range.
 """
 
 from __future__ import annotations

@@ -44,11 +44,11 @@ VERSION = 1
 CRC_ZLIB = 1
 
 # The low bits of `flags` are HAS_... of `nsqha.frames`: what is in the batch beside messages.
-# LOST, of `frames`: everything in the entry is as it was written, and its frames can not be read here. An operator has
+# LOST, of `frames`: everything in the entry is as it was written, and its frames cannot be read here. An operator has
 # given them up, so replicas are made without them; where they are still found, they are written back and it is cleared.
-# Set by recovery on an entry that it had to write anew; the chain of the entry behind one is not expected to fit.
+# Set by recovery on an entry that it had to write again; the chain of the entry behind one is not expected to fit.
 REBUILT = 1 << 30  # from the frames, and no successor's chain could prove it
-FAULTY = 1 << 31  # stands for messages that can not be read
+FAULTY = 1 << 31  # stands for messages that cannot be read
 BROKEN_CHAIN = REBUILT | FAULTY
 UNREADABLE = FAULTY | LOST
 
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
     first_offset: int
     position: int
     timestamp_ns: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody wants here
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which is not needed here
     size: int
     crc: int
     flags: int
@@ -112,7 +112,7 @@ class Entry(NamedTuple):
 
     @property
     def named(self) -> Entry:
-        """As it was written, whether or not its frames were given up since."""
+        """The entry as it was written, whether or not its frames were given up since."""
         return self._replace(flags=self.flags & ~LOST) if self.flags & LOST else self
 
     @property
@@ -134,12 +134,12 @@ class Place(NamedTuple):
 
 
 class BatchCorrupt(LogCorrupt):
-    """A range of the log can not be read; reading may go on at `end_log_id` and `end_offset`."""
+    """A range of the log cannot be read; reading may go on at `end_log_id` and `end_offset`."""
 
     def __init__(self, first: Place, end: Place, why: str) -> None:
         super().__init__(
             f"log ids [{first.log_id}, {end.log_id}), offsets [{first.offset}, {end.offset}), "
-            f"positions [{first.position}, {end.position}) can not be read: {why}"
+            f"positions [{first.position}, {end.position}) cannot be read: {why}"
         )
         self.first = first
         self.end = end
@@ -215,7 +215,7 @@ def _makes_sense(fields: tuple[int, ...]) -> bool:
 def decode_flipped(raw: bytes) -> Entry | None:
     """The entry in these 80 bytes if exactly one of their bits is wrong.
 
-    CRC-32 tells words of this length apart that differ in up to four bits, so there is at most one such entry, and it
+    CRC-32 differs for words of this length that differ in up to four bits, so there is at most one such entry, and it
     is the one that was written unless three or more bits changed.
     """
     for bit in range(ENTRY_BYTES * 8 if len(raw) == ENTRY_BYTES else 0):

@@ -5,7 +5,7 @@ is known to be on this disk (`local_durable`), whether what is above that may ha
 that was begun; and for the node who it is, which cluster it belongs to, whether the last stop was clean, into which
 page cache it wrote, and whether a failed fsync closed the directory (poison). One lock file keeps a second process out.
 
-It is a `recordfile` of JSON texts (`journal_record`), preallocated, made anew at every start and whenever it passes 1
+It is a `recordfile` of JSON texts (`journal_record`), preallocated, replaced at every start and whenever it passes 1
 MiB. On a disk without a free block the new one is made of what was preallocated for the old one. One record is one
 round for all partitions, with one crc, one write and one fdatasync.
 
@@ -21,8 +21,8 @@ All three outlive further crashes.
 
 Where several threads use it (a recovery at run time stages and writes its cuts beside the loop), locks are handed in.
 `record()` shows what is staged; it counts only after the `write` of a later `take` has returned. A write makes durable
-whatever was taken before it began, by whomever: a round that another thread has taken and not written yet may hold what
-the caller relies on.
+all that was taken before it began, by any thread: a round that another thread has taken and not written yet may hold
+what the caller relies on.
 
     loop      stage(...) stage(...)  take() ──►                stage(...)  take() ──► ...
     worker                            write() ── durable ──►
@@ -64,7 +64,7 @@ __all__ = [
     "inspect",
 ]
 
-REWRITE_BYTES = 1 << 20  # made anew when it has grown past this, or past four times the state if that is more
+REWRITE_BYTES = 1 << 20  # replaced when it has grown past this, or past four times the state if that is more
 SLACK_BYTES = 64 << 10  # preallocated behind that, to go on in the old file if a full disk refuses the new one
 POISON_TEXT_MAX = 400
 
@@ -180,7 +180,7 @@ class NodeJournal:
             found = _load(storage, directory) if storage.exists(path) else None
             node, records = _starting_state(found, rng, page_cache)
             payload = encode(node, records, {})
-            # Always made anew: a torn tail is gone, the start and its doubts are on disk, and an old format is updated.
+            # Always replaced: a torn tail is gone, the start and its doubts are on disk, and an old format is updated.
             try:
                 file = RecordFile.create(storage, path, payload, allocate=_rewrite_at(len(payload)) + SLACK_BYTES)
             except AppendFailed:
@@ -251,7 +251,7 @@ class NodeJournal:
                 assert log_uid, f"{key}: log_uid 0"
                 new = replace(new, log_uid=log_uid, log_uid_trusted=True)
             if local_durable is not None:
-                # A log that begins anew has a new log_uid; any other way down is a cut.
+                # A log that is replaced has a new log_uid; any other way down is a cut.
                 assert local_durable >= old.local_durable or new.log_uid != old.log_uid, (
                     f"{key}: local_durable {local_durable} is below {old.local_durable}"
                 )
@@ -309,7 +309,7 @@ class NodeJournal:
         )
 
     def follow_generation(self, generation: int) -> None:
-        """The metadata that is believed was accepted so many times."""
+        """The metadata that is believed was accepted this many times."""
         if generation > self.identity.generation:
             self._set_identity(generation=generation)
 

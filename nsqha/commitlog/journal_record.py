@@ -2,8 +2,8 @@
 
     {"format": 1, "node": {all of NodeState}, "partitions": {"<topic uid, hex>-<partition>": {changed fields} | null}}
 
-The node's state is complete in every record, so any valid record tells who this is. The first record of a file has
-every field of every partition, a later one those that changed. null: the partition is no longer here.
+The node's state is complete in every record, so any valid record says which node this is. The first record of a file
+has every field of every partition, a later one those that changed. null: the partition is no longer here.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Who this data directory is."""
+    """The node that this data directory belongs to, and its cluster."""
 
     node_uid: int
     cluster_id: int = 0  # 0: not in a cluster yet
     etcd_cluster_id: int = 0  # 0: never used etcd
     revision_seen: int = 0  # highest metadata revision that this node has acted on
     generation: int = 0  # of the last `accept-metadata` that this node follows
-    in_doubt: bool = False  # the metadata went back to an older state, and nobody has accepted that yet
+    in_doubt: bool = False  # the metadata went back to an older state, and no operator has accepted that yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class PartitionLog(LogReader):
         super().__init__(storage, directory, identity, pairs, last, cache)
         self.limits = limits
         self.local_durable = local_durable
-        self.doubtful_from: int | None = None  # recovery found damage from here on: to be fetched anew
+        self.doubtful_from: int | None = None  # recovery found damage from here on: to be fetched again
         self.poisoned: str | None = None
         self._active = pairs[-1]
         self._past = object()  # another one after each cut
@@ -116,7 +116,7 @@ class PartitionLog(LogReader):
     def append(
         self, data: bytes | bytearray, *, count: int, flags: int, timestamp_ns: int, epoch: int, durable: int
     ) -> Entry:
-        """Write one batch, stamped already, behind the last one. Nobody may change `data` from now on."""
+        """Write one batch, stamped already, behind the last one. `data` must not change from now on."""
         last = self.files.last
         assert data, "a batch without bytes"
         assert timestamp_ns >= last.timestamp_ns and epoch >= last.epoch, "time or epoch went back"
@@ -191,7 +191,7 @@ class PartitionLog(LogReader):
 
     @property
     def past(self) -> object:
-        """Another object after each cut: who looked at the log before may have seen what is not in it any more."""
+        """Another object after each cut: a reader from before may have seen what is not in the log any more."""
         return self._past
 
     @property
@@ -205,7 +205,7 @@ class PartitionLog(LogReader):
 
     def next_pair(self) -> Pair | None:
         """A new pair of files, for `use`. Blocks: the old files are synced first, then the new ones and their names;
-        may run in another thread while nobody appends: readers notice nothing of it.
+        may run in another thread while nothing is appended: readers notice nothing of it.
 
         AppendFailed: there is no new pair and the old one is still good."""
         old, last = self._active, self.files.last
@@ -246,10 +246,10 @@ class PartitionLog(LogReader):
         return bool(self._going)
 
     def unlink_some(self) -> bool:
-        """Unlink what was forgotten, in another thread, while the log is appended to: nobody looks at these files.
+        """Unlink what was forgotten, in another thread, while the log is appended to: these files are not read.
 
         Each call unlinks some, the oldest first, and says whether there are more. While one runs, neither the directory
-        may go nor the log begin anew in it. OSError: what could not go is tried again by the next call."""
+        may go nor another log begin in it. OSError: what could not go is tried again by the next call."""
         if some := self._going[:UNLINK_AT_ONCE]:
             drop_files(self.files.storage, self.directory, some)
             del self._going[: len(some)]
@@ -261,11 +261,11 @@ class PartitionLog(LogReader):
         return CutIntent(log_id, entry.first_offset, entry.position, entry.epoch, entry.chain)
 
     def cutting(self, log_id: int) -> Callable[[], None]:
-        """The log ends before `log_id` now, for everybody who asks. What is returned blocks, and may run in another
-        thread, while nobody appends; only then the files end there too, durably. The intent must be in the journal;
+        """The log ends before `log_id` now, for every reader. What is returned blocks, and may run in another
+        thread, while nothing is appended; only then the files end there too, durably. The intent must be journalled;
         clear it before the next append.
 
-        OSError: a file can not be opened, and the log is as it was."""
+        OSError: a file cannot be opened, and the log is as it was."""
         assert self.start.log_id <= log_id <= self.end.log_id, f"{log_id} is not in {self}"
         pair = self.files.pair_of(log_id)
         last = pair.anchor if log_id == pair.first.log_id else self.entry(log_id - 1)

@@ -1,4 +1,4 @@
-"""Reading files that nobody else wants now, without pushing what others want out of the page cache.
+"""Reading files that no other reader needs now, without pushing what others need out of the page cache.
 
 The rule, per read: what was in the page cache as a whole before, stays; of anything else, all that was read is dropped
 again, and nothing is read ahead. So data that consumers are reading stays cached, and what only this reader looks at
@@ -61,7 +61,7 @@ def cached_pages(fd: int, first: int, size: int) -> bytes:
             failed = bool(_libc.mincore(address, ctypes.c_size_t(size), states))
             del byte
     except (OSError, ValueError):
-        failed = True  # the file became shorter, or can not be mapped
+        failed = True  # the file became shorter, or cannot be mapped
     return bytes(len(states)) if failed else states.raw.translate(_LOWEST_BIT)
 
 

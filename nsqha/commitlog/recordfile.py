@@ -7,16 +7,16 @@ The header crc covers the 20 bytes before it, the crc the payload; both are zlib
 payload has no zero byte. Sequences count from 1 without a gap. Space behind the last record is absent or zero (it may
 be preallocated).
 
-A file is born complete, by temporary file, sync, rename and directory sync, and is made anew in the same way when it
+A file is born complete, by temporary file, sync, rename and directory sync, and is replaced in the same way when it
 has grown, so record 1 is never torn. Records are appended one at a time, each synced before the next is written. A
 crash can therefore hurt only the last one: some of its 512-byte sectors are there, others are zero, and one at which a
 write broke off is zero from there on. From this follows what a record that does not verify means:
 
     nothing valid after it, and a sector of it is missing or breaks off: **torn**; it was never acknowledged
-    anything else, also a sector that can not be read: **damaged**; a header lies in one sector, so one that is
+    anything else, also a sector that cannot be read: **damaged**; a header lies in one sector, so one that is
     followed by text is never torn
 
-A torn tail is not appended to: whoever finds one makes the file anew first. A failed write is cut off again and
+A torn tail is not appended to: a process that finds one replaces the file first. A failed write is cut off again and
 nothing was stored (`AppendFailed`); if that fails, or any sync does, the file is closed for good (`Poisoned`).
 """
 
@@ -129,7 +129,7 @@ def _is_torn(tail: bytes) -> bool:
 
 
 def _contents(file: File) -> Contents:
-    """What a file holds; sectors that can not be read are damage, wherever they are."""
+    """What a file holds; sectors that cannot be read are damage, wherever they are."""
     try:
         return scan(file.pread(file.size(), 0))
     except OSError as error:
@@ -252,7 +252,7 @@ class RecordFile:
         self._sequence += 1
 
     def replace(self, payload: bytes, *, allocate: int = 0) -> None:
-        """Make the file anew with one record. On `AppendFailed` the old file stands and can be appended to."""
+        """Replace the file by one with one record. On `AppendFailed` the old file stands and can be appended to."""
         self._check()
         try:
             new = RecordFile.create(self._storage, self.path, payload, allocate=allocate)

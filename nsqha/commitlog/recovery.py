@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cuts", "JournalCuts", "Recovery", "RecoveryReport", "recover"]
 
-REBUILD_MAX = 1 << 20  # lost entries in a row that are still written anew
+REBUILD_MAX = 1 << 20  # lost entries in a row that are still written again
 
 
 class Cuts(Protocol):
@@ -100,7 +100,7 @@ def recover(
         if found.unreadable and replicas == 1:
             raise LogCorrupt(
                 f"{directory}: no commitlog of this partition can be read; restore the files, or move the folder away "
-                "to begin anew without what is in it"
+                "to begin again without what is in it"
             )
         # Others have it: what is here is kept aside, and it begins as a new replica does.
         set_aside(storage, directory, found.unreadable)
@@ -116,7 +116,7 @@ def recover(
         storage, directory, identity, found.pairs, last, cache, limits=limits, local_durable=last.log_id + 1
     )  # fmt: skip
     if work.serve_end is not None and work.serve_end < log.end.log_id:
-        # Until it is fetched anew: a process that dies before that must not leave a log that looks whole.
+        # Until it is fetched again: a process that dies before that must not leave a log that looks whole.
         log.doubtful_from = work.serve_end
     return Recovery(log, work.report())
 
@@ -289,11 +289,11 @@ class _Work:
         return end
 
     def _rebuild(self, first: int, after_id: int, end: int) -> None:
-        """Write the entries [first, after_id) anew, from what is around them."""
+        """Write the entries [first, after_id) again, from what is around them."""
         if after_id - first > REBUILD_MAX:
             raise LogCorrupt(
                 f"{self.pairs[0].directory}: {after_id - first} entries from log id {first} on are missing although "
-                "they were durable; restore the files, or move this folder away to begin anew without them"
+                "they were durable; restore the files, or move this folder away to begin again without them"
             )
         before = self._entry(first - 1)
         after = self._entry(after_id) if after_id < end else None

@@ -1,4 +1,4 @@
-"""Which files of a log may go: pure policy. Time and bytes propose, the channels dispose.
+"""Which files of a log may go: pure policy. Time and bytes propose, channels decide.
 
 A partition keeps finished messages for replay as long as `keep_ns` says and at most `keep_bytes` of them. What that
 allows to go is capped by `limit_offset`: the lowest committed floor of its channels and the pump offset, or what an
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from nsqha.commitlog.entry import Place
 from nsqha.commitlog.reading.lookup import PairInfo
 
-CARRY_SHARE = 4  # a pair goes if at most one in so many of its bytes must be carried
+CARRY_SHARE = 4  # a pair goes if at most 1 / CARRY_SHARE of its bytes must be carried
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def expired(pair: PairInfo, retention: Retention, now_ns: int) -> bool:
 
 
 def wanted_start(pairs: Sequence[PairInfo], retention: Retention, now_ns: int) -> Place:
-    """Where the log would start if nobody needed it: in front of the first pair that is to be kept."""
+    """Where the log would start if no channel needed it: in front of the first pair that is to be kept."""
     total = sum(pair.size for pair in pairs)
     for pair in pairs[:-1]:
         too_much = retention.keep_bytes is not None and total > retention.keep_bytes

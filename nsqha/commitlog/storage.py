@@ -11,7 +11,7 @@ What callers may rely on, and `tests/sim` takes away when it is not asked for:
 - A created, renamed or removed name is durable after `sync_dir` of its directory. `make_dirs` is durable on return.
 - A failed `sync` raises `Poisoned`, and so does every later one of that file: which pages were lost is unknowable, and
   the kernel reports the error only once. Every other failure is an `OSError`.
-- A File is closed when it is closed or when nobody refers to it any more, so a sync that runs in a worker thread may
+- A File is closed when it is closed or when nothing refers to it any more, so a sync that runs in a worker thread may
   be the last user of a file that has been rolled or dropped meanwhile.
 """
 
@@ -103,7 +103,7 @@ class Storage(Protocol):
         """FileNotFoundError."""
 
     def sync_dir(self, path: str) -> None:
-        """`open_dir`, `Directory.sync`: for names that may stay as they are if the directory can not be opened."""
+        """`open_dir`, `Directory.sync`: for names that may stay as they are if the directory cannot be opened."""
 
     def lock(self, path: str) -> Lock:
         """Hold `path` against every other process. ConfigError if it is held."""
@@ -167,7 +167,7 @@ class OsFile:
             raise
 
     def sync(self) -> None:
-        # One at a time: the kernel tells a failure to one caller, and another at the same moment that all is well.
+        # One at a time: the kernel reports a failure to one caller, and success to another at the same moment.
         with self._syncing:
             if self._failed is None:
                 try:
@@ -263,13 +263,13 @@ class OsStorage:
         self.sync_dir(above)
 
     def _sync_name(self, path: str, above: str) -> None:
-        """Of a directory that is there already: whoever made it may have been killed before this."""
+        """Sync the name of a directory that is there: the process that made it may have been killed before that."""
         if os.path.samefile(path, above) or os.stat(path).st_dev != os.stat(above).st_dev:
             return  # the top of a file system has no name in it
         try:
             self.sync_dir(above)
         except PermissionError:
-            pass  # then it was somebody else
+            pass  # then it was another process
 
     def rename(self, old: str, new: str) -> None:
         os.replace(old, new)
@@ -422,7 +422,7 @@ class MemStorage:
 
 
 def read_around(file: File, n: int, position: int) -> bytes:
-    """`File.pread`, with zeros in place of the sectors that the disk can not read."""
+    """`File.pread`, with zeros in place of the sectors that the disk cannot read."""
     try:
         return file.pread(n, position)
     except OSError as error:

@@ -37,7 +37,7 @@ def test_a_channel_stops_before_damage_and_goes_on_when_told(tmp_path: Path) -> 
         node.request("/pub?topic=t", b"goes on")
         stats = "/stats?format=json&include_nsqha=true"
         cursor = lambda: node.json(stats)["nsqha"]["topics"][0]["channels"][0]["cursors"][0]  # noqa: E731
-        wait_until(lambda: "can not be read" in cursor()["stuck"], "the channel says why it stopped")
+        wait_until(lambda: "cannot be read" in cursor()["stuck"], "the channel says why it stopped")
 
         skip = [sys.executable, "-m", "nsqha", "log", "skip", "t", "--yes", "--json", "--grpc-address", grpc]
         done = subprocess.run(skip, capture_output=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Writing lost commitlog entries anew, from their neighbours and the frames: where there is no other replica, or where
+"""Writing lost commitlog entries again, from their neighbours and the frames: where there is no other replica, or where
 an operator gives up what no other one has.
 
 A run of `n` entries between two good ones is missing. The frames between them are all there; what is lost is where
@@ -123,7 +123,7 @@ def rebuild_in(
 ) -> tuple[list[Entry], RebuildOutcome] | None:
     """What goes into the slots [first, end) of a pair, of which none verifies and both neighbours do; None if that is
     not so when the disk is asked again. `last`: the pair's last entry, from another place. `sure`: nothing is FAULTY on
-    account of bytes that can not be read, as they may be there later: OSError."""
+    account of bytes that cannot be read, as they may be there later: OSError."""
     pair.commitlog.drop_cache()
     slots = pair.read_slots(first, end - first)
     before = pair.anchor if first == pair.first.log_id else pair.read_entry(first - 1)
@@ -137,7 +137,7 @@ def rebuild_in(
         data = pair.read_data(before.end_position, size)
         entries, outcome = rebuild(before, after, after.log_id - first, data)
         if outcome is RebuildOutcome.FAULTY and sure:
-            # Once more, without zeros in the place of what can not be read.
+            # Once more, without zeros in the place of what cannot be read.
             same = pair.commitlog.pread((end - first) * ENTRY_BYTES, pair.slot(first)) == slots
             if not same or pair.segment.pread(size, before.end_position - pair.position) != data:
                 return None

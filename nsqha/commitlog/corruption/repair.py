@@ -79,7 +79,7 @@ class LogRepair:
 
         LogCorrupt if they are not the ones that were here: they have to be chained to the entry before and to the one
         behind, which verify, or be the end as this log was opened or written. What is returned writes them, durably. It
-        blocks for two fsyncs of each pair of files, and may run in another thread: whoever reads the range meanwhile
+        blocks for two fsyncs of each pair of files, and may run in another thread: a reader of the range meanwhile
         finds it damaged still. `proven`: `prove` says so of one that they are followed by. `lost`: they are the
         leader's, who may have given some up: these are marked here, if ours do not verify."""
         log = self._log
@@ -113,9 +113,9 @@ class LogRepair:
         return write
 
     def restoring_anchor(self, first_log_id: int) -> Callable[[], None]:
-        """The anchor of the pair that begins with this log id is to be written anew, as memory has it.
+        """The anchor of the pair that begins with this log id is to be written again, as memory has it.
 
-        What is returned writes it, durably; it blocks, and may run in another thread. OSError: the file can not be
+        What is returned writes it, durably; it blocks, and may run in another thread. OSError: the file cannot be
         opened."""
         log = self._log
         pair = log.files.pair_of(first_log_id)
@@ -145,16 +145,16 @@ class LogRepair:
             raise LogCorrupt(f"{last} stands in for what was in {log}, and proves nothing")
 
     def rebuilding(self, first: int, end: int, *, starting: bool = False) -> Rebuild | None:
-        """For a log that nobody else has: what makes the first damage in [first, end) good, durably. None: there is
+        """For a log that no other node has: what makes the first damage in [first, end) good, durably. None: there is
         nothing that can be done.
 
         First come batches that memory has and the disk has not as they were: they are written back. Then entries that
-        do not verify: they are written anew, from what is around them.
+        do not verify: they are written again, from what is around them.
 
         Its `run` blocks, and may be called in another thread: readers find the damage still. It looks again, and
         writes nothing, which None says, if what it finds is another damage, or none. AppendFailed: the disk refuses;
-        trying again is safe. As long as some of it can not be read, nothing is marked as FAULTY, unless the node is
-        `starting`: it could not go on. OSError: a file can not be opened."""
+        trying again is safe. As long as some of it cannot be read, nothing is marked as FAULTY, unless the node is
+        `starting`: it could not go on. OSError: a file cannot be opened."""
         log = self._log
         if held := self._held(first, end):
             one, last_held = held[0].entry, held[-1].entry
@@ -191,7 +191,7 @@ class LogRepair:
                 write_entries(pair, rebuilt[0])
                 return CorruptRange(at, until, rebuilt[1].value)
             except OSError as error:
-                text = f"{log.directory}: log ids [{at.log_id}, {until.log_id}) can not be written anew: {error}"
+                text = f"{log.directory}: log ids [{at.log_id}, {until.log_id}) cannot be written again: {error}"
                 raise AppendFailed(text) from error
             finally:
                 pair.close()
@@ -230,7 +230,7 @@ class LogRepair:
         """Mark what does not verify of [first, end) as LOST: others may copy this log without it. Durable.
 
         What is returned blocks, and is run in another thread; it says which log ids are marked now. Entries that do not
-        verify are written anew first (`rebuild`), from what is around them; what that proves is lost no more. What is
+        verify are written again first (`rebuild`), from what is around them; what that proves is lost no more. What is
         marked may be mended later. Killed in between, the rest is damaged as it was, or worse by the one entry that was
         being written: to be given up again."""
         log = self._log

@@ -79,7 +79,7 @@ def _scan_pair(scan: Scan, pair: Pair, after: Pair | None) -> None:
                 if entry.durable > scan.watermark:
                     scan.watermark = entry.durable
                 if entry.flags & UNREADABLE == FAULTY and not scan.alone:
-                    # Lost here, and durable once, whatever the journal knows of that by now.
+                    # Lost here, and durable once, even if the journal does not know it any more.
                     scan.bad_data.add(log_id, log_id + 1)
                     scan.watermark = max(scan.watermark, log_id + 1)
                 scan.bad_entries.add(scan.end, log_id)

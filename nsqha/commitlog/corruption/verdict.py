@@ -24,7 +24,7 @@ Corruption below W and a torn end above it are judged apart: the first never hid
 An entry is written behind its frames, and behind the entry before it. A process that is killed leaves both in that
 order, so if the page cache is still there what is in front of an entry, or belongs to one, was written whole, and may
 have been acknowledged, whatever the journal says: of a log that was found damaged it says less than there was. If it
-does not verify it is damage, which others mend, or have cut. A single replica has nobody who could say that: it cuts
+does not verify it is damage, which others mend, or have cut. A single replica has no other one to ask: it cuts
 there, as a failed fsync leaves the same behind, of what was never acknowledged.
 
 With R > 1 entries that do not verify in the middle are replaced by FAULTY ones of the same extent, so that the log can
@@ -57,7 +57,7 @@ class Verdict:
 
     cut_at: int | None
     bad: int | None  # the lowest log id that does not verify below the watermark
-    alarm: bool  # bad < local_durable, or the only replica is damaged: people have to know
+    alarm: bool  # bad < local_durable, or the only replica is damaged: operators have to know
     new_log_uid: bool
     possible_loss: bool
 
@@ -120,7 +120,7 @@ class RecoveryReport:
 
     @property
     def new_log_uid(self) -> bool:
-        """This log can not be vouched for under its old name."""
+        """This log cannot be vouched for under its old name."""
         return self.verdict.new_log_uid
 
     @property

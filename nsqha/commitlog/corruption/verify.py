@@ -43,7 +43,7 @@ class Verification:
 
 
 def verify(log: LogReader, progress: Callable[[int, int], None] | None = None) -> Verification:
-    """Check everything that is in the log now; `progress(done, total)` hears of bytes."""
+    """Check everything that is in the log now; `progress(done, total)` is called with bytes."""
     start, end = log.start, log.end
     total = end.position - start.position
     batches = messages = size = 0
@@ -75,15 +75,15 @@ def torn_end(log: LogReader) -> BatchCorrupt | None:
 def unusable(log: LogReader) -> list[BatchCorrupt]:
     """Files in front of the log's beginning, or behind its end, of which nothing can be used; what is missing between
     two pairs shows where it is missing. And the anchor of a last pair that has no batch yet, unless a crash came while
-    the pair was made: nothing is lost, and a start makes it anew."""
+    the pair was made: nothing is lost, and a start makes it again."""
     start, end = log.start, log.end
     problems = []
     for position in log.unreadable:
         if position < start.position:
-            why = f"the commitlog at position {position} can not be used, so where that pair begins is not known"
+            why = f"the commitlog at position {position} cannot be used, so where that pair begins is not known"
             problems.append(BatchCorrupt(Place(0, 0, position), start, why))
         elif position >= end.position:
-            why = f"the commitlog at position {position} can not be used, so where that pair ends is not known"
+            why = f"the commitlog at position {position} cannot be used, so where that pair ends is not known"
             problems.append(BatchCorrupt(end, end._replace(position=position), why))
     pair = log.files.pair_of(end.log_id)
     if pair.first == end and not log.unfinished and not _same(pair.read_entry(pair.anchor.log_id), pair.anchor):
@@ -116,7 +116,7 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Verif
             log_id, previous = gone.end_log_id, None
             yield VerifyStep(gone.end, problem=gone)
     if previous is not None and previous.log_id + 1 == log.end.log_id and not _same(previous, log.last):
-        # Its own CRC and the chain before it are good: only what came after it, or memory, tells.
+        # Its own CRC and the chain before it are good: only what came after it, or memory, shows it.
         first = Place(previous.log_id, previous.first_offset, previous.position)
         yield VerifyStep(log.end, problem=BatchCorrupt(first, log.end, "the last entry was replaced"))
 

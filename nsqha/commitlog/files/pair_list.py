@@ -63,7 +63,7 @@ class PairList:
         best: tuple[int, Entry | None] = (high, None)
         while low < high:
             middle = probe = (low + high) // 2
-            # An entry that does not verify can not answer; the next one that does, answers for it.
+            # An entry that does not verify cannot answer; the next one that does, answers for it.
             while (entry := pair.read_entry(probe)) is None and probe + 1 < high:
                 probe += 1
             if entry is None and probe == last.log_id:

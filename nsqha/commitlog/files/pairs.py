@@ -35,7 +35,7 @@ BLOCK_SLOTS = 512  # entries read at a time: 40 KB
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Whose log it is; the chain begins with it."""
+    """The topic and partition of a log; its chain begins with them."""
 
     topic_uid: int
     partition: int
@@ -154,7 +154,7 @@ class Pair:
         return self._read(SEGMENT, size, position - self.position)
 
     def _read(self, suffix: str, n: int, position: int) -> bytes:
-        """What can be read. A missing file reads as empty: its bytes do not verify, whoever needs them will say so."""
+        """What can be read. A missing file reads as empty: its bytes do not verify, and their reader reports that."""
         try:
             return read_around(self.segment if suffix == SEGMENT else self.commitlog, n, position)
         except FileNotFoundError:

@@ -26,8 +26,8 @@ STEP_BYTES = 8 << 20
 
 class Cut(NamedTuple):
     """A border between two batches. `timestamp_ns` is that of the batch behind it; if its entry does not verify, of the
-    batch in front; at the end, of the last one. So no message in front is newer, and none behind is older. 0: nobody
-    knows."""
+    batch in front; at the end, of the last one. So no message in front is newer, and none behind is older. 0: it
+    is not known."""
 
     offset: int
     log_id: int
@@ -103,7 +103,7 @@ def _divided(log: LogReader, low: Place, high: Place, end: Place, step: int, eac
 
 
 def _border(log: LogReader, offset: int, start: Place, end: Place) -> Place:
-    """In front of the batch that holds message `offset`."""
+    """The border in front of the batch that holds message `offset`."""
     if offset < start.offset:
         return start
     if offset >= end.offset:
@@ -117,7 +117,7 @@ def _border(log: LogReader, offset: int, start: Place, end: Place) -> Place:
 
 
 def _border_behind(log: LogReader, behind: int, start: Place, end: Place) -> Place:
-    """Behind the batch that holds message `behind - 1`."""
+    """The border behind the batch that holds message `behind - 1`."""
     if behind <= start.offset:
         return start
     if behind >= end.offset:
@@ -144,7 +144,8 @@ def _next(log: LogReader, at: Place, step: int) -> Place:
 
 
 def _time_between(log: LogReader, log_id: int) -> int:
-    """See `Cut`. Behind a hole is a batch that may be newer than those in it: its time would leave them out."""
+    """The time that `Cut` describes. Behind a hole is a batch that may be newer than those in it: its time would leave
+    them out."""
     try:
         return log.entry(log_id).timestamp_ns
     except BatchCorrupt:
@@ -156,7 +157,8 @@ def _time_between(log: LogReader, log_id: int) -> int:
 
 
 def _time_of_end(log: LogReader, log_id: int) -> int:
-    """Of the last batch, or if its entry does not verify, of the first one behind it that does: not too early."""
+    """The time of the last batch, or if its entry does not verify, of the first one behind it that does: never too
+    early."""
     try:
         return log.entry_before(log_id).timestamp_ns
     except BatchCorrupt:
@@ -164,7 +166,7 @@ def _time_of_end(log: LogReader, log_id: int) -> int:
 
 
 def _first_time(log: LogReader, log_id: int) -> int:
-    """Of the first batch from here on whose entry verifies; 0 if there is none."""
+    """The time of the first batch from here on whose entry verifies; 0 if there is none."""
     try:
         entry: Entry = log.entry_before(log_id) if log_id == log.end.log_id else log.entry(log_id)
     except BatchCorrupt as hole:

@@ -31,7 +31,7 @@ class DumpedFrame:
 
 @dataclass(frozen=True, slots=True)
 class DumpedBatch:
-    """One entry with its frames, or a range that can not be read."""
+    """One entry with its frames, or a range that cannot be read."""
 
     entry: Entry | None
     frames: tuple[DumpedFrame, ...]
@@ -39,7 +39,7 @@ class DumpedBatch:
 
 
 def dump(log: LogReader, first_log_id: int, end_log_id: int, *, frames: bool = True) -> Iterator[DumpedBatch]:
-    """The batches of [first, end) that are here; unreadable ones are said to be so and stepped over."""
+    """The batches of [first, end) that are here; unreadable ones are reported and passed over."""
     log_id = max(first_log_id, log.start.log_id)
     end_log_id = min(end_log_id, log.end.log_id)
     while log_id < end_log_id:

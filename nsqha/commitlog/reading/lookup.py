@@ -70,7 +70,7 @@ class LogReader:
         """`last` is the last entry; the anchor of the last pair if that one is empty."""
         self.directory = directory
         self.identity = identity
-        self.unreadable: tuple[int, ...] = ()  # positions of pairs of which nothing can be used, if anybody looked
+        self.unreadable: tuple[int, ...] = ()  # positions of pairs of which nothing can be used, if that was looked for
         self.unfinished = False  # the last pair has less than an anchor: a crash came while it was made
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
         self.files = PairList(storage, pairs, last)
@@ -251,7 +251,7 @@ class LogReader:
         return data
 
     def events(self, entry: Entry) -> bytes | bytearray:
-        """The frames of one batch, for who applies it: none if they were given up, and what they said with them."""
+        """The frames of one batch, to be applied: none if they were given up, and what they said with them."""
         return b"" if entry.flags & LOST else self.read(entry)
 
     def batch_at(self, offset: int) -> Batch | None:
@@ -278,7 +278,7 @@ class LogReader:
     def message(self, offset: int, position: int = 0) -> bytes:
         """The stored frame of one message, or its carried copy, whose own frame begins at `position`.
 
-        LogCorrupt if it can not be read, or is not here.
+        LogCorrupt if it cannot be read, or is not here.
         """
         if position:
             entry = self.entry_at_position(position)

@@ -10,7 +10,7 @@ A reader behind the tail gets a **run**: one pread of up to 256 KB, every entry 
 small batches of the tail joined. So the cost per batch stays far below the cost per read even if each holds a single
 message. A run is kept until others push it out, so several channels at about the same place share it.
 
-Batches of the tail hold the very object that was given to `append`: nobody may change it afterwards.
+Batches of the tail hold the very object that was given to `append`: it must not change afterwards.
 """
 
 from __future__ import annotations

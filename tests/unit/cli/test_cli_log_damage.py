@@ -123,12 +123,12 @@ def test_files_that_can_not_be_used_are_told(
         (folder / f"{SEGMENTS[2]}.commitlog").write_bytes(b"")
         (folder / f"{SEGMENTS[3]}.commitlog").write_bytes(b"")
     status, said = verified(data, capsys)
-    assert status == exits.FAILED and said.count("can not be read") >= 1
+    assert status == exits.FAILED and said.count("cannot be read") >= 1
     assert _status(["log", "dump", str(data)]) == exits.FAILED
     shown = capsys.readouterr().out
     assert "PROBLEM" in shown
     if where == 0:
-        assert "the commitlog at position 1257 can not be used" in said and "position 1257" in shown
+        assert "the commitlog at position 1257 cannot be used" in said and "position 1257" in shown
 
 
 def test_nothing_can_be_used(data: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ def test_a_single_node_whose_disk_refuses_what_a_start_needs_says_so() -> None:
         log.files.pairs[0].commitlog.pwrite(bytes(ENTRY_BYTES), ENTRY_BYTES)
         log.close()
         storage.fail("pwrite", log.files.pairs[0].path(".commitlog"), code=errno.ENOSPC)
-        with pytest.raises(StorageError, match=r"/0: log ids \[1, 2\) can not be written anew: .*ENOSPC"):
+        with pytest.raises(StorageError, match=r"/0: log ids \[1, 2\) cannot be written again: .*ENOSPC"):
             rig.opener.recover(record)
         assert rig.opener.recover(record)[0].state is not None
 
