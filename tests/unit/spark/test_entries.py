@@ -297,7 +297,8 @@ def test_without_the_broker_zlib_serves():
     script = (
         "import sys, types, zlib; sys.modules['nsqha'] = None; package = types.ModuleType('pyspark_nsqha'); "
         "package.__path__ = ['pyspark_nsqha']; sys.modules['pyspark_nsqha'] = package; "
-        "import pyspark_nsqha.reading.scan; from pyspark_nsqha.reading import entries; print(entries.crc32 is zlib.crc32)"
+        "import pyspark_nsqha.reading.scan; from pyspark_nsqha.reading import entries; "
+        "print(entries.crc32 is zlib.crc32)"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "True"
