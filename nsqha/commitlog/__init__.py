@@ -14,6 +14,7 @@ Downwards:
     files           the pairs of segment and commitlog, and which of them a partition has
     readonce        files read without a trace in the page cache
     journal         what a data directory has promised
+    journal_node    what the journal says of its node
     journal_record  what the journal holds
     recordfile      a small file of records, each on disk before the next step
     control         a batch taken apart into frames

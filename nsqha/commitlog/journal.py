@@ -36,6 +36,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from nsqha.commitlog.journal_node import JournalNode
 from nsqha.commitlog.journal_record import (
     CutIntent,
     JournalContents,
@@ -66,7 +67,6 @@ __all__ = [
 
 REWRITE_BYTES = 1 << 20  # replaced when it has grown past this, or past four times the state if that is more
 SLACK_BYTES = 64 << 10  # preallocated behind that, to go on in the old file if a full disk refuses the new one
-POISON_TEXT_MAX = 400
 
 JOURNAL = "journal"
 LOCK = "lock"
@@ -152,7 +152,7 @@ class NodeJournal:
         # Staged and taken; held for a moment only.
         self._staging = new_lock()
         self._records = records
-        self._node = node
+        self.node = JournalNode(node)
         self._changed: dict[Key, PartitionRecord | None] = {}
         self._taken_node = node
         self._rounds: list[JournalRound] = []  # taken, and in no write yet; in order
@@ -202,17 +202,12 @@ class NodeJournal:
 
     @property
     def identity(self) -> NodeIdentity:
-        return self._node.identity
+        return self.node.identity
 
     @property
     def created(self) -> bool:
         """The directory had no journal before."""
         return self.found is None
-
-    @property
-    def poisoned(self) -> str:
-        """Why the directory is closed; empty if it is not."""
-        return self._node.poison
 
     def page_cache_lost(self, key: tuple[int, int]) -> bool:
         """Whether what was not synced of a partition may be gone, and it was not recovered since."""
@@ -280,66 +275,26 @@ class NodeJournal:
             if self._records.pop(Key(*key), None) is not None:
                 self._changed[Key(*key)] = None
 
-    def stage_revision(self, revision_seen: int) -> None:
-        """The metadata was read at this revision."""
-        if revision_seen > self.identity.revision_seen:
-            self._set_identity(revision_seen=revision_seen)
-
-    def join(self, cluster_id: int, *, etcd_cluster_id: int = 0) -> None:
-        """Belong to this cluster from now on; refuses another one than before."""
-        mine = self.identity
-        other_etcd = etcd_cluster_id != 0 and mine.etcd_cluster_id not in (0, etcd_cluster_id)
-        if mine.cluster_id not in (0, cluster_id) or other_etcd:
-            raise ConfigError(
-                f"this data directory belongs to cluster {mine.cluster_id:016x} (etcd {mine.etcd_cluster_id:x}), not "
-                f"to {cluster_id:016x} (etcd {etcd_cluster_id:x}); use the metadata it was made with, or another folder"
-            )
-        self._set_identity(cluster_id=cluster_id, etcd_cluster_id=etcd_cluster_id or mine.etcd_cluster_id)
-
-    def accept_metadata(
-        self, *, cluster_id: int, etcd_cluster_id: int, revision_seen: int, generation: int = 0
-    ) -> None:
-        """An operator vouched for other metadata than before (import, accept-metadata)."""
-        self._set_identity(
-            cluster_id=cluster_id,
-            etcd_cluster_id=etcd_cluster_id,
-            revision_seen=revision_seen,
-            generation=max(generation, self.identity.generation),
-            in_doubt=False,
-        )
-
-    def follow_generation(self, generation: int) -> None:
-        """The metadata that is believed was accepted this many times."""
-        if generation > self.identity.generation:
-            self._set_identity(generation=generation)
-
-    def doubt_metadata(self) -> None:
-        """The metadata went back; it may look newer again at the next start, so this is remembered."""
-        self._set_identity(in_doubt=True)
-
-    def poison(self, reason: str) -> None:
-        """Nothing more is trusted in this directory; the first reason stays."""
-        if not self._node.poison:
-            self._node = replace(self._node, poison=(" ".join(reason.split()) or "unknown")[:POISON_TEXT_MAX])
-
-    def clear_poison(self) -> None:
-        """Only for a recovery that has verified the files again."""
-        self._node = replace(self._node, poison="")
+    def change_all(self, changed: Callable[[PartitionRecord], PartitionRecord]) -> None:
+        """Change the record of every partition: something was learnt about the whole directory."""
+        with self._staging:
+            for key, record in list(self._records.items()):
+                self._put(key, changed(record))
 
     # Write: the worker makes it durable
 
     @property
     def dirty(self) -> bool:
         """Whether something is not durable yet: staged, taken, or refused by a full disk."""
-        waits = bool(self._changed) or self._node is not self._taken_node
+        waits = bool(self._changed) or self.node.state is not self._taken_node
         return waits or bool(self._rounds) or self._behind
 
     def take(self) -> JournalRound:
         """Everything staged so far, to be written by a worker."""
         with self._staging:
             changed, self._changed = self._changed, {}
-            self._taken_node = self._node
-            taken = JournalRound(changed, self._node)
+            self._taken_node = self.node.state
+            taken = JournalRound(changed, self.node.state)
             self._rounds.append(taken)
         return taken
 
@@ -362,18 +317,13 @@ class NodeJournal:
 
     def stop(self) -> None:
         """Mark the stop clean, durably, and close. Only after every log is synced and its end journalled."""
-        self._node = replace(self._node, clean=True)
+        self.node.state = replace(self.node.state, clean=True)
         self.commit()
         self.close()
 
     def _put(self, key: Key, record: PartitionRecord) -> None:
         if self._records.get(key) != record:
             self._records[key] = self._changed[key] = record
-
-    def _set_identity(self, **changes: Any) -> None:
-        identity = replace(self._node.identity, **changes)
-        if identity != self._node.identity:
-            self._node = replace(self._node, identity=identity)
 
     def __repr__(self) -> str:
         return f"NodeJournal(node {self.identity.node_uid:016x}, {len(self._records)} partitions)"

@@ -61,6 +61,7 @@ class NodeIdentity:
     etcd_cluster_id: int = 0  # 0: never used etcd
     revision_seen: int = 0  # highest metadata revision that this node has acted on
     generation: int = 0  # of the last `accept-metadata` that this node follows
+    uses: int = 0  # how often the directory was taken into use, and once more for each ten minutes of a use
     in_doubt: bool = False  # the metadata went back to an older state, and no operator has accepted that yet
 
 

@@ -232,6 +232,15 @@ class NodeInfo(StoredRecord):
 
 
 @dataclass(frozen=True)
+class FolderUse(StoredRecord):
+    """What is remembered of a node's data directory while the node is not there."""
+
+    node_uid: int
+    uses: int = 0  # as in the directory's journal, or one less
+    poisoned: str = ""  # why it was closed in that use; empty: it was not
+
+
+@dataclass(frozen=True)
 class Controller(StoredRecord):
     """The process that places partitions and elects leaders."""
 

@@ -175,8 +175,8 @@ class SimNode(Machine):
         workers = SimPool(loop, "metadata")
         record = (await loop.run_in_executor(workers, handle.records.cluster)).record
         identity = handle.identity()
-        journal.join(record.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
-        journal.stage_revision(identity.revision)
+        journal.node.join(record.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
+        journal.node.stage_revision(identity.revision)
         cluster = Membership(
             handle,
             loop=loop,

@@ -21,8 +21,7 @@ STARTED = {"nsqha.__main__", "lookupd.__main__", "nsqha.cli.nsqd", *map(module_o
 LARGE = {
     # Pure machines: the state of one protocol, one method for each event.
     "PartitionState": (27, 13),
-    # One file format, or one data structure, with its readers and writers.
-    "NodeJournal": (28, 12),
+    # One data structure with its readers and writers.
     "DeferredStore": (27, 12),
     # What is put together here is named here.
     "Broker": (20, 22),

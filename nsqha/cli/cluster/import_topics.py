@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single: EmbeddedStore) -> dict[str, Any]:
     from nsqha.election.etcd.access import open_store
 
-    if journal.poisoned:
-        raise exits.Exit(exits.FAILED, f"{folder} was closed after a disk failure: {journal.poisoned}; repair it first")
+    if why := journal.node.poisoned:
+        raise exits.Exit(exits.FAILED, f"{folder} was closed after a disk failure: {why}; repair it first")
     if single.records.tombstones():
         raise exits.Exit(exits.FAILED, "some deletions are not finished; start the node once without etcd, and stop it")
     topics = {name: topic.record for name, topic in single.records.topics().items() if not is_ephemeral(name)}
@@ -85,7 +85,7 @@ def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single:
         put_all(store, records)
         identity = store.identity()
         cluster_id = store.records.cluster().record.cluster_id
-        journal.accept_metadata(
+        journal.node.accept_metadata(
             cluster_id=cluster_id, etcd_cluster_id=identity.etcd_cluster_id, revision_seen=identity.revision
         )
         journal.commit()

@@ -179,7 +179,7 @@ class Broker:
         """Recover everything that the metadata names; nothing listens yet."""
         journal = self.parts.journal
         await self.side.recover()
-        journal.clear_poison()  # every log was read from the disk and verified
+        journal.node.clear_poison()  # every log was read from the disk and verified
         await self.journal_writer.promise()
         await self.side.begin()
         self.parts.opener.cursor_cache.sweep()
@@ -235,7 +235,7 @@ class Broker:
             return
         why = self.availability.failure = str(error) or type(error).__name__
         logger.error("poisoned", "the data directory failed and is closed: %s", why)
-        self.parts.journal.poison(why)
+        self.parts.journal.node.poison(why)
         self.spawn(self.journal_writer.write())  # if the disk still takes it, the next start knows
         for topic in self.topics.values():
             for partition in topic.led:

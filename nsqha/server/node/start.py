@@ -273,8 +273,8 @@ class Node:
     def _open_journal(self, rng: random.Random) -> NodeJournal:
         path = self.options.data_path
         journal = NodeJournal.open(OsStorage(), path, rng, page_cache=page_cache_of(path), new_lock=threading.Lock)
-        if journal.poisoned:
-            logger.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
+        if why := journal.node.poisoned:
+            logger.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", why)
         return journal
 
     def _open_embedded(self, journal: NodeJournal, rng: random.Random) -> EmbeddedStore:
@@ -292,7 +292,7 @@ class Node:
             cluster_id=journal.identity.cluster_id,
             revision_seen=journal.identity.revision_seen,
         )
-        journal.join(store.records.cluster().record.cluster_id)
+        journal.node.join(store.records.cluster().record.cluster_id)
         return store
 
     def _listen(self) -> dict[str, socket.socket]:

@@ -51,7 +51,7 @@ class ReplicaAnswers:
         """What this node has of some partitions, or of all."""
         self._check_cluster(request.cluster_id)
         table, journal = self._table, self._journal
-        reply = pb.StatusReply(node_uid=self._node, registration=table.registration, poisoned=journal.poisoned)
+        reply = pb.StatusReply(node_uid=self._node, registration=table.registration, poisoned=journal.node.poisoned)
         keys = [(key.topic_uid, key.partition) for key in request.keys] or [*table.leading, *table.followers]
         for key in keys:
             if (leadership := table.leading.get(key)) is not None:

@@ -48,13 +48,13 @@ class NodeMetadata:
         except Poisoned as error:
             self._fail(error)
             raise
-        self._journal.stage_revision(self.records.revision)
+        self._journal.node.stage_revision(self.records.revision)
         return result
 
     async def read(self, read: Callable[[], T]) -> T:
         """Read the store once, linearizably, and stage the revision that was seen in the journal."""
         result = await self._run(read)
-        self._journal.stage_revision(self.records.revision)
+        self._journal.node.stage_revision(self.records.revision)
         return result
 
     async def change_channels(

@@ -166,14 +166,14 @@ def warn_of_unknown(data_path: str, view: View) -> None:
 
 def remember_doubt(journal: NodeJournal) -> None:
     """Write the doubt to the journal: this etcd may look newer at the next start. A foreign one is noticed anyway."""
-    journal.doubt_metadata()
+    journal.node.doubt_metadata()
     journal.commit()
 
 
 def follow(journal: NodeJournal, look: EtcdSnapshot, data_path: str) -> None:
     """Write to the journal that this node has seen and follows these metadata. Runs on the disk thread."""
     generation = look.accepted.record.generation if accepts(look, journal) else journal.identity.generation
-    journal.accept_metadata(
+    journal.node.accept_metadata(
         cluster_id=look.cluster_id,
         etcd_cluster_id=look.etcd_cluster_id,
         revision_seen=look.revision,
@@ -225,7 +225,7 @@ class _InventoryServer:
             lambda: inventory.RecoveredInventory.recovered(options.data_path, safe_mode.opener, journal, seen, stored)
         )
         mine = journal.identity
-        status = pb.StatusReply(node_uid=mine.node_uid, poisoned=journal.poisoned, replicas=held.replicas)
+        status = pb.StatusReply(node_uid=mine.node_uid, poisoned=journal.node.poisoned, replicas=held.replicas)
         answer = inventory.reply(
             status,
             options.node_name,

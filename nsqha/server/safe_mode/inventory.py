@@ -142,7 +142,7 @@ class RecoveredInventory:
             finally:
                 for found in opened.values():
                     found.log.close()
-        journal.clear_poison()  # every log was read from the disk and verified
+        journal.node.clear_poison()  # every log was read from the disk and verified
         journal.commit()
         return held
 

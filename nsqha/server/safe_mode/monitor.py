@@ -129,9 +129,9 @@ class StaleMetadataMonitor:
         seen = inventory.seen_of(self._store.watch.view())
         await node.disk.run(lambda: inventory.write_seen(node.options.data_path, seen))
         identity = self._store.identity()
-        node.journal.stage_revision(identity.revision)
+        node.journal.node.stage_revision(identity.revision)
         if not self._store.foreign:  # a foreign etcd is noticed at any start; this one may look newer by then
-            node.journal.doubt_metadata()
+            node.journal.node.doubt_metadata()
         await node.journal_writer.promise()
         self.why = self._store.doubt
         logger.error(

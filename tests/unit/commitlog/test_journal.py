@@ -55,10 +55,10 @@ def test_a_round_that_is_written_late_takes_back_nothing_that_was_taken_after_it
     journal = opened(storage)
     journal.stage(A, promise=5, log_uid=11)
     journal.stage(B, promise=1)
-    journal.stage_revision(50)
+    journal.node.stage_revision(50)
     journal.take()
     journal.stage(A, promise=6)
-    journal.stage_revision(60)
+    journal.node.stage_revision(60)
     journal.commit()
     journal.write()
     killed(journal)
@@ -125,7 +125,7 @@ def test_what_was_written_is_there_after_a_kill() -> None:
     journal.stage(A, promise=3, log_uid=11)
     journal.stage(A, local_durable=100)
     journal.stage_cut(A, CUT)
-    journal.stage_revision(55)
+    journal.node.stage_revision(55)
     journal.commit()
     journal.stage(B, promise=9)
     killed(journal)
@@ -164,7 +164,7 @@ def test_a_round_without_changes_writes_nothing() -> None:
     journal.commit()
     journal.stage(A, promise=1)
     assert not journal.dirty
-    journal.stage_revision(0)
+    journal.node.stage_revision(0)
     assert not journal.dirty
     assert len(image(storage).rstrip(b"\0")) - len(before.rstrip(b"\0")) <= 2 * SECTOR
 
@@ -362,7 +362,7 @@ def test_damage_costs_trust_in_log_uids_until_they_are_new() -> None:
 def test_a_lost_first_record_leaves_the_name_and_a_partition_without_log_uid() -> None:
     storage = MemStorage()
     journal = opened(storage)
-    journal.join(5)
+    journal.node.join(5)
     journal.stage(A, promise=2, log_uid=11)
     journal.commit()
     journal.stop()
@@ -402,30 +402,30 @@ def test_a_journal_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_poison_stays_until_a_recovery_clears_it() -> None:
     storage = MemStorage()
     journal = opened(storage)
-    journal.poison("fdatasync of x failed:\n EIO")
-    journal.poison("and then something else")
+    journal.node.poison("fdatasync of x failed:\n EIO")
+    journal.node.poison("and then something else")
     journal.commit()
     killed(journal)
     journal = opened(storage)
-    assert journal.poisoned == "fdatasync of x failed: EIO"
+    assert journal.node.poisoned == "fdatasync of x failed: EIO"
     journal.stop()
     journal = opened(storage)
-    assert journal.poisoned
-    journal.clear_poison()
+    assert journal.node.poisoned
+    journal.node.clear_poison()
     journal.stop()
-    assert not opened(storage).poisoned
+    assert not opened(storage).node.poisoned
 
 
 def test_after_a_failed_sync_what_was_not_synced_may_be_gone_under_the_same_boot_too() -> None:
     storage = MemStorage()
     journal = opened(storage)
     journal.stage(A, promise=1, log_uid=11)
-    journal.poison("fsync failed")
+    journal.node.poison("fsync failed")
     journal.commit()
     journal.close()
     journal = opened(storage)
     assert journal.page_cache_lost(A)
-    journal.clear_poison()
+    journal.node.clear_poison()
     journal.commit()
     journal.close()  # and dies before recovery has dealt with it
     journal = opened(storage)
@@ -439,9 +439,9 @@ def test_after_a_failed_sync_what_was_not_synced_may_be_gone_under_the_same_boot
 def test_poison_that_is_cleared_is_cleared_on_disk() -> None:
     storage = MemStorage()
     journal = opened(storage)
-    journal.poison("why")
+    journal.node.poison("why")
     journal.commit()
-    journal.clear_poison()
+    journal.node.clear_poison()
     journal.commit()
     assert not inspect(storage, "data").node.poison
 
@@ -474,15 +474,15 @@ def test_a_refused_journal_lets_go_of_the_lock() -> None:
 def test_a_data_directory_refuses_another_cluster() -> None:
     storage = MemStorage()
     journal = opened(storage)
-    journal.join(0xABC)
+    journal.node.join(0xABC)
     journal.stop()
     journal = opened(storage)
-    journal.join(0xABC, etcd_cluster_id=5)
+    journal.node.join(0xABC, etcd_cluster_id=5)
     with pytest.raises(ConfigError, match="belongs to cluster 0000000000000abc"):
-        journal.join(0xABD)
+        journal.node.join(0xABD)
     with pytest.raises(ConfigError):
-        journal.join(0xABC, etcd_cluster_id=6)
-    journal.accept_metadata(cluster_id=0xABD, etcd_cluster_id=6, revision_seen=2)
+        journal.node.join(0xABC, etcd_cluster_id=6)
+    journal.node.accept_metadata(cluster_id=0xABD, etcd_cluster_id=6, revision_seen=2)
     journal.stop()
     assert opened(storage).identity.cluster_id == 0xABD
 
@@ -490,16 +490,16 @@ def test_a_data_directory_refuses_another_cluster() -> None:
 def test_a_doubt_about_the_metadata_is_kept_until_they_are_accepted() -> None:
     storage = MemStorage()
     journal = opened(storage)
-    journal.join(0xABC, etcd_cluster_id=5)
-    journal.follow_generation(3)
-    journal.stage_revision(90)
-    journal.doubt_metadata()
+    journal.node.join(0xABC, etcd_cluster_id=5)
+    journal.node.follow_generation(3)
+    journal.node.stage_revision(90)
+    journal.node.doubt_metadata()
     journal.commit()
     journal.close()
     journal = opened(storage)
-    journal.stage_revision(200)  # they look newer by now
+    journal.node.stage_revision(200)  # they look newer by now
     assert journal.identity.in_doubt and journal.identity.generation == 3
-    journal.accept_metadata(cluster_id=0xABC, etcd_cluster_id=5, revision_seen=40, generation=4)
+    journal.node.accept_metadata(cluster_id=0xABC, etcd_cluster_id=5, revision_seen=40, generation=4)
     journal.commit()
     journal.close()
     identity = opened(storage).identity

@@ -105,7 +105,7 @@ class JournalUser:
             case 4:
                 journal.forget(key)
             case _:
-                journal.stage_revision(rng.randrange(1000))
+                journal.node.stage_revision(rng.randrange(1000))
 
 
 def check_journal(image: Image[JournalUser]) -> str:

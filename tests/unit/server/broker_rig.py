@@ -69,7 +69,7 @@ async def start(folder: Path, **options: Any) -> Broker:
     loop, clock, rng = asyncio.get_running_loop(), SystemClock(), random.Random(1)
     journal = NodeJournal.open(OsStorage(), str(folder), rng)
     store = EmbeddedStore(OsStorage(), f"{folder}/metadata", rng, cluster_id=journal.identity.cluster_id)
-    journal.join(store.records.cluster().record.cluster_id)
+    journal.node.join(store.records.cluster().record.cluster_id)
     broker: Broker
     disk = DiskRounds(loop, clock, lambda error: broker.fail(error))
     opener = PartitionOpener(

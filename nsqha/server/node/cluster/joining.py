@@ -55,9 +55,9 @@ async def open_cluster(
         held.remember_doubt(journal)
         raise StaleMetadata(why)
     identity = store.identity()
-    journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
-    journal.stage_revision(identity.revision)
-    journal.follow_generation(generation)
+    journal.node.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
+    journal.node.stage_revision(identity.revision)
+    journal.node.follow_generation(generation)
     await loop.run_in_executor(None, inventory.forget_seen, options.data_path)
     await loop.run_in_executor(None, held.warn_of_unknown, options.data_path, store.watch.view())
     return Membership(

@@ -54,7 +54,7 @@ def test_a_file_in_its_place_is_an_error(tmp_path: Path, path: str, caplog: pyte
 
 def test_a_folder_of_a_cluster_is_not_led_by_a_node_that_is_alone(tmp_path: Path) -> None:
     journal = NodeJournal.open(OsStorage(), str(tmp_path), random.Random(1), page_cache="")
-    journal.join(0xC1, etcd_cluster_id=0xE1)
+    journal.node.join(0xC1, etcd_cluster_id=0xE1)
     journal.commit()
     journal.close()
     options = Options(

@@ -173,7 +173,7 @@ def test_of_a_topic_that_nobody_describes_the_logs_tell(folder: Folder) -> None:
 
 def test_a_promise_that_may_be_lost_stays_in_doubt(folder: Folder) -> None:
     folder.make(RECORD, 0)
-    folder.journal.stage_revision(1)
+    folder.journal.node.stage_revision(1)
     folder.journal.commit()
     folder.close()
     journal = Path(folder.path) / "journal"
@@ -245,9 +245,9 @@ def look(**changes: object) -> EtcdSnapshot:
 
 @pytest.fixture
 def journal(folder: Folder) -> NodeJournal:
-    folder.journal.join(CLUSTER, etcd_cluster_id=ETCD)
-    folder.journal.stage_revision(100)
-    folder.journal.follow_generation(1)
+    folder.journal.node.join(CLUSTER, etcd_cluster_id=ETCD)
+    folder.journal.node.stage_revision(100)
+    folder.journal.node.follow_generation(1)
     return folder.journal
 
 
