@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.memory import Change, MemoryStore, StoreState
-from nsqha.election.model import ClusterRecord, TopicRecord, Versioned
-from nsqha.errors import Unavailable
+from nsqha.election.model import ClusterRecord, FolderUse, TopicRecord, Versioned
+from nsqha.errors import Conflict, Unavailable
 from nsqha.server.runtime.metadata import NodeMetadata
 
 SECONDS = 0.001  # that a call takes
@@ -45,3 +45,19 @@ class FakeMetadata:
         """Another node has changed the topic; the next read finds this record and version."""
         revision = max(self._state.revision, topic.version)
         self._state.apply(Change(revision, topics={topic.record.name: topic}))
+
+
+class FakeFolders:
+    """Records of data directories."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, FolderUse] = {}
+
+    def read(self, node: int) -> FolderUse | None:
+        return self.records.get(node)
+
+    def write(self, use: FolderUse) -> None:
+        stored = self.records.get(use.node_uid)
+        if stored is not None and stored.uses > use.uses:
+            raise Conflict(f"the data directory is in its use {stored.uses}")
+        self.records[use.node_uid] = use

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +100,28 @@ def test_a_copied_data_directory_is_refused(cluster: Cluster, topic: str) -> Non
         assert "is a copy" in clone.log(), clone.log()[-2000:]
     cluster.wait_registered(3)
     wait_until(lambda: original.json("/stats?format=json"), "the original serves")
+
+
+def test_a_data_directory_that_is_an_older_copy_does_not_lead(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    leader, follower = cluster.leader(topic), cluster.followers(topic)[0]
+    assert posted(leader, f"/channel/create?topic={topic}&channel=all")
+    publisher = V2Publisher(leader.tcp, 20)
+    publisher.publish(topic, [b"before"] * 100)
+    assert follower.stop() == 0
+    shutil.copytree(follower.data, tmp_path / "copy")
+    follower.start()
+    cluster.wait_isr(topic, 3)
+    publisher.publish(topic, [b"behind"] * 100)
+    publisher.close()
+    for node in cluster.nodes:
+        node.kill()
+    shutil.rmtree(follower.data)
+    shutil.copytree(tmp_path / "copy", follower.data)
+    follower.start()
+    assert "is an older copy" in follower.log()
+    wait_until(lambda: len(cluster.controller()["nodes"]) == 1, "the others are known to be gone", 30)
+    time.sleep(2)  # it would be elected now
+    cluster.start()
+    cluster.wait_isr(topic, 3)
+    depth = lambda node: (node.channel(topic, "all") or {}).get("depth")  # noqa: E731
+    wait_until(lambda: 200 in map(depth, cluster.nodes), "the channel has all that was acknowledged")

@@ -36,6 +36,7 @@ from nsqha.election.model import (
 from nsqha.election.session import ClusterSession, Lost, StoreIdentity, View
 from nsqha.election.store import Hint, Intent
 from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, Unavailable
+from tests.fakes.metadata import FakeFolders
 from tests.sim.loop import Again, NodeLoop, Scheduler
 
 T = TypeVar("T")
@@ -168,6 +169,7 @@ class SimMetadata:
         self.losing: dict[str, float] = {}  # processes whose next change of a partition is lost sight of, and how long
         self.held: HeldChanges | None = None
         self.holds_hint: Callable[[NodeLoop, str], bool] = lambda loop, name: False
+        self.folders = FakeFolders()  # always within reach: what is lost there is never acknowledged
         self.handles: list[Handle] = []
         self.unknown_applied = 0  # coverage: changes whose callers do not know
         self.use(MemoryStore(random.Random(rng.getrandbits(64))))

@@ -20,6 +20,7 @@ from nsqha.election.model import NodeInfo
 from nsqha.errors import ConfigError, NsqhaError
 from nsqha.options import Options
 from nsqha.server.node.broker import Broker
+from nsqha.server.node.cluster.folder_life import FolderLife
 from nsqha.server.node.cluster.membership import Membership
 from nsqha.server.node.parts import NodeParts
 from nsqha.server.opening.opener import PartitionOpener
@@ -177,10 +178,13 @@ class SimNode(Machine):
         identity = handle.identity()
         journal.node.join(record.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
         journal.node.stage_revision(identity.revision)
+        folder = FolderLife(journal, self.metadata.folders)
+        folder.begin()
         cluster = Membership(
             handle,
             loop=loop,
             clock=clock,
+            folder=folder,
             node=journal.identity.node_uid,
             cluster_id=record.cluster_id,
             peers=self.net.peers(self.name),

@@ -6,6 +6,7 @@ Downwards:
     store      the metadata store, put together
     records    reads of records, and changes that compare what they rely on
     watch      one thread that follows all keys
+    folders    records of data directories, which stay when their nodes are gone
     session    a process's life in the cluster: the keys on its lease
     metadata_restore  keys about metadata that nodes do not trust
     lease      a lease and the thread that renews it

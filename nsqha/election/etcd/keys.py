@@ -2,6 +2,7 @@
 
     /nsqha/<cluster name>/                        lease   version of the record
       cluster               ClusterRecord                 mod_revision
+      folders/<uid>         FolderUse
       controller            Controller             x      create_revision = the controller's epoch
       intents/<name>        any JSON object               mod_revision
       nodes/<uid>           NodeInfo               x      create_revision = the registration
@@ -75,6 +76,9 @@ class Keys:
 
     def node(self, uid: int) -> bytes:
         return self._key(f"nodes/{uid:016x}")
+
+    def folder(self, node: int) -> bytes:
+        return self._key(f"folders/{node:016x}")
 
     def waiting_node(self, uid: int) -> bytes:
         return self._key(f"waiting/{uid:016x}")

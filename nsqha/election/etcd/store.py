@@ -3,6 +3,7 @@
     EtcdStore        whether this etcd is the cluster's, and its parts
       EtcdRecords      reads and compare-and-set transactions, in the caller's thread
       EtcdIntents      likewise
+      EtcdFolders      likewise, of data directories
       EtcdSessions     of which each has a thread that keeps the process's lease
       WatchedView      the copy of all records and who hears of changes; EtcdWatch, with a thread, keeps it up to date
       EtcdClient       endpoints, deadlines, login, what a failure means
@@ -19,6 +20,7 @@ from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.calls import read_key, transact
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions, Full
+from nsqha.election.etcd.folders import EtcdFolders
 from nsqha.election.etcd.keys import created, put
 from nsqha.election.etcd.metadata_restore import EtcdSnapshot, look
 from nsqha.election.etcd.records import EtcdIntents, EtcdRecords
@@ -61,6 +63,7 @@ class EtcdStore:
         self.sessions = EtcdSessions(client, keys, clock, trouble)
         self.records = EtcdRecords(client, keys, rng, sessions=self.sessions, known=self.watch.view)
         self.intents = EtcdIntents(client, keys)
+        self.folders = EtcdFolders(client, keys)
         self._thread = EtcdWatch(client, keys, self.watch.publish, trouble)
         try:
             self._check_cluster(cluster_id, known=seen.etcd_cluster_id != 0)

@@ -249,6 +249,7 @@ class Node:
         await cluster.join(info)
         assert self._doubt is not None
         self._tasks.spawn(self._doubt.run())
+        self._tasks.spawn(cluster.registration.folder.run(cluster.registration.run))
 
     def _opener(
         self,

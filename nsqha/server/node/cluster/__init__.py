@@ -10,6 +10,7 @@ Downwards:
     membership    how this node joins and leaves; its parts and its peers
     records       the news of the records, and what follows from them
     registration  the lease and the registration of this node
+    folder_life   whether the data directory is an older copy that was put back
     suspects      leaders whose streams ended; controllers hear of them
     leaders       who leads what
     routing       what a member does for clients of partitions led elsewhere, put together

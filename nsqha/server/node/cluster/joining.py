@@ -14,9 +14,10 @@ from nsqha import NSQ_VERSION
 from nsqha.election.etcd.access import look_at, open_store
 from nsqha.election.model import NodeInfo
 from nsqha.election.session import StoreIdentity
-from nsqha.errors import StaleMetadata
+from nsqha.errors import NsqhaError, StaleMetadata
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
+from nsqha.server.node.cluster.folder_life import FolderLife
 from nsqha.server.node.cluster.membership import Membership
 from nsqha.server.peers import renewing
 from nsqha.server.peers.calls import SERVICES
@@ -58,12 +59,19 @@ async def open_cluster(
     journal.node.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
     journal.node.stage_revision(identity.revision)
     journal.node.follow_generation(generation)
+    folder = FolderLife(journal, store.folders)
+    try:
+        await loop.run_in_executor(None, folder.begin)
+    except NsqhaError:
+        await loop.run_in_executor(None, store.close)
+        raise
     await loop.run_in_executor(None, inventory.forget_seen, options.data_path)
     await loop.run_in_executor(None, held.warn_of_unknown, options.data_path, store.watch.view())
     return Membership(
         store,
         loop=loop,
         clock=clock,
+        folder=folder,
         node=mine.node_uid,
         cluster_id=cluster.cluster_id,
         peers=renewing.peers(SERVICES, certificates),

@@ -93,7 +93,7 @@ class ClusterMember:
 
     async def _announce_failure(self, why: str) -> None:
         try:
-            await self._cluster.registration.update(poisoned=why)
+            await self._cluster.registration.announce_failure(why)
         except NsqhaError as error:
             logger.info(
                 "not_announced", "other nodes could not be informed that the data directory is closed: %s", error

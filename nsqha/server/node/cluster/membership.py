@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nsqha.election.model import NodeInfo
     from nsqha.election.session import View
     from nsqha.election.store import MetadataStore
+    from nsqha.server.node.cluster.folder_life import FolderLife
     from nsqha.server.node.cluster.routing import Routing
     from nsqha.server.peers.api import Peers, PeerServer
     from nsqha.server.replica.roles import Replicas
@@ -49,6 +50,7 @@ class Membership:
         *,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
+        folder: FolderLife,
         node: int,
         cluster_id: int,
         peers: Peers,
@@ -63,7 +65,7 @@ class Membership:
         self.on_fatal: Callable[[str], None] = lambda why: None  # this process must end
         self.links = FollowerStreams(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
         self.spawn = TaskGroup(loop, log_failure).spawn  # what is begun here is never cancelled
-        self.registration = NodeRegistration(self, store, loop=loop, clock=clock, ttl_s=ttl_s)
+        self.registration = NodeRegistration(self, store, folder, loop=loop, clock=clock, ttl_s=ttl_s)
         self.suspects = Suspects(store.watch, node=node, cluster_id=cluster_id)
         self.leaders = ClusterLeaders(
             store.watch,

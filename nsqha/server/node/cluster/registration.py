@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.election.session import ClusterSession
     from nsqha.election.store import MetadataStore
+    from nsqha.server.node.cluster.folder_life import FolderLife
 
 logger = Logger("cluster")
 
@@ -56,12 +57,14 @@ class NodeRegistration:
         self,
         node: RegisteredNode,
         store: MetadataStore,
+        folder: FolderLife,
         *,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         ttl_s: float,
     ) -> None:
         self.info: NodeInfo | None = None  # what this node says of itself
+        self.folder = folder
         self._node = node
         self._store = store
         self._loop = loop
@@ -145,6 +148,11 @@ class NodeRegistration:
         if self._session is not None and self.info is not None:
             session, info = self._session, replace(self.info, **changes)
             self.info = await self.run(lambda: session.update(info))
+
+    async def announce_failure(self, why: str) -> None:
+        """The data directory is closed: say so to the others, and to the next start. Unavailable, OutcomeUnknown."""
+        await self.run(lambda: self.folder.failed(why))
+        await self.update(poisoned=why)
 
     def tick(self) -> None:
         """The loop runs."""

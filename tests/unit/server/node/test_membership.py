@@ -29,6 +29,7 @@ def cluster(store: Any = None) -> Membership:
         cast(Any, store or SimpleNamespace(watch=SimpleNamespace())),
         loop=asyncio.get_running_loop(),
         clock=ManualClock(),
+        folder=cast(Any, None),
         node=1,
         cluster_id=9,
         peers=cast(Any, FakePeers(asyncio.get_running_loop())),
