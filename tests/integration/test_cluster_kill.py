@@ -61,6 +61,8 @@ def test_etcd_is_killed_and_publishing_goes_on(cluster: Cluster, topic: str) -> 
         since = load.clients.now()
         cluster.wait_leases_over()
         load.goes_on()
+        for node in cluster.nodes:
+            assert node.request("/readyz").startswith(b"OK"), "a load balancer keeps sending clients"
         until = load.clients.now()
         cluster.etcd.start()
         cluster.wait_registered(3)

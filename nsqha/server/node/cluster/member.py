@@ -178,8 +178,14 @@ def _replicas(
 
 
 def cluster_checks(cluster: Membership) -> list[Check]:
-    """`registered`: the others count on this node. `replicas`: each one here is led, or followed and not behind."""
-    registered = cluster.registration.has_lease
+    """`registered`: the others count on this node, or it serves without the metadata store, which may be away for all:
+    to send clients elsewhere would turn that into an outage. `replicas`: each one here is led, or followed and not
+    behind."""
+    registered, detail = True, ""
+    if not cluster.registration.has_lease:
+        detail = "this node has no lease in the cluster's metadata"
+        registered = in_contact(cluster)
+        detail += "; every in-sync replica of what it leads answers, and so do the leaders of what it follows" * registered
     late = [
         f"{name}/{number} {why}"
         for name, topic in sorted(cluster.view().topics.items())
@@ -188,9 +194,17 @@ def cluster_checks(cluster: Membership) -> list[Check]:
     ]
     shown = "; ".join(late[:SHOWN_MAX]) + (f"; and {len(late) - SHOWN_MAX} more" if len(late) > SHOWN_MAX else "")
     return [
-        Check("registered", registered, "" if registered else "this node has no lease in the cluster's metadata"),
+        Check("registered", registered, detail),
         Check("replicas", not late, shown),
     ]
+
+
+def in_contact(cluster: Membership) -> bool:
+    """Whether all that this node leads and follows, which is something, goes on without the metadata store."""
+    leading, followers = cluster.replicas.leading.values(), cluster.replicas.followers.values()
+    if not leading and not followers:
+        return False
+    return all(led.isr_answers for led in leading) and all(follower.port is not None for follower in followers)
 
 
 def lateness(cluster: Membership, key: tuple[int, int], meta: PartitionMeta) -> str:

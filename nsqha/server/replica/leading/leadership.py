@@ -165,6 +165,13 @@ class Leadership:
         self._targets.stop()
 
     @property
+    def isr_answers(self) -> bool:
+        """Whether every in-sync replica is connected and acknowledges in time."""
+        reports = self._keeper.followers
+        found = [reports.get(node) for node in self.meta.isr if node != self._runtime.node]
+        return all(report is not None and report.gone_at is None and not reports.late(report) for report in found)
+
+    @property
     def meta(self) -> PartitionMeta:
         """The newest record that is known."""
         return self._keeper.meta

@@ -21,7 +21,9 @@ def cluster(meta: PartitionMeta, *, leading: Any = (), followers: Any = None, al
         registration=SimpleNamespace(has_lease=True),
         nodes=lambda: {n: NodeInfo(n) for n in alive},
         view=lambda: SimpleNamespace(topics={"t": Versioned(record, 1)}),
-        replicas=SimpleNamespace(leading=dict.fromkeys(leading), followers=followers or {}),
+        replicas=SimpleNamespace(
+            leading={key: SimpleNamespace(isr_answers=True) for key in leading}, followers=followers or {}
+        ),
     )
 
 
@@ -68,7 +70,28 @@ def test_a_partition_that_nobody_leads_is_no_fault_of_this_node() -> None:
     assert late(cluster(PartitionMeta(replicas=(ME, OTHER)), followers=follower(port=None))) == ""
 
 
-def test_without_a_lease_it_is_not_ready() -> None:
+@pytest.mark.parametrize(
+    ("found", "ready"),
+    [
+        (cluster(MINE, leading=[KEY]), True),
+        (cluster(THEIRS, followers=follower()), True),
+        (cluster(THEIRS, followers=follower(port=None)), False),
+        (
+            cluster(PartitionMeta(leader=OTHER, replicas=(OTHER,))),
+            False,
+        ),  # it could send clients on, if it hears who leads
+    ],
+)
+def test_without_a_lease_it_is_ready_as_long_as_its_replicas_answer(found: Any, ready: bool) -> None:
+    """The metadata store may be away for all, and all serve."""
+    found.registration.has_lease = False
+    registered = cluster_checks(found)[0]
+    assert registered.ok == ready
+    assert "no lease" in registered.detail
+
+
+def test_without_a_lease_and_a_follower_it_is_not_ready() -> None:
     found = cluster(MINE, leading=[KEY])
     found.registration.has_lease = False
-    assert [check.ok for check in cluster_checks(found)] == [False, True]
+    found.replicas.leading[KEY].isr_answers = False
+    assert not cluster_checks(found)[0].ok
