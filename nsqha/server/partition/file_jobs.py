@@ -68,7 +68,10 @@ class FileJobs:
         *,
         failed: Callable[[Exception], None],
         ended: Callable[[], None],
+        sync: Callable[[], None],
     ) -> None:
+        """`sync`: ask for a disk round, whatever the sync setting."""
+        self.sync = sync
         self._loop = runtime.loop
         self._disk = runtime.disk
         self._log = log

@@ -53,7 +53,14 @@ class Partition:
         self.cursors = led.cursors
         self.leader = led.leader
         self.life = PartitionLifecycle()
-        self.files = FileJobs(runtime, led.log, self.life, failed=self._job_failed, ended=self._job_ended)
+        self.files = FileJobs(
+            runtime,
+            led.log,
+            self.life,
+            failed=self._job_failed,
+            ended=self._job_ended,
+            sync=lambda: self.batches.sync.request(),
+        )
         self.batches = GroupCommit(
             runtime,
             led,

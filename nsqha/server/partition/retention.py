@@ -163,9 +163,13 @@ class RetentionRunner:
                     partition.write_events()
                 break
             up_to = end
-        if up_to is not None and partition.log.local_durable > cursors.retention.needed_durable:
+        if up_to is None:
+            return
+        if partition.log.local_durable > cursors.retention.needed_durable:
             logger.info("unlinked", "%s: files below offset %d go", partition.log.directory, up_to.offset)
             partition.files.drop(up_to)
+        else:
+            partition.files.sync()  # with sync=none nothing else does, and a full disk would stay full
 
     def _give_up(self, partition: RetainedLog, pairs: list[PairInfo], now: Now) -> list[Abandoned]:
         """What the policy takes from channels without consumers, so that the log start can pass it."""

@@ -185,7 +185,9 @@ def cluster_checks(cluster: Membership) -> list[Check]:
     if not cluster.registration.has_lease:
         detail = "this node has no lease in the cluster's metadata"
         registered = in_contact(cluster)
-        detail += "; every in-sync replica of what it leads answers, and so do the leaders of what it follows" * registered
+        detail += (
+            "; every in-sync replica of what it leads answers, and so do the leaders of what it follows" * registered
+        )
     late = [
         f"{name}/{number} {why}"
         for name, topic in sorted(cluster.view().topics.items())

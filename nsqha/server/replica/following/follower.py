@@ -131,7 +131,13 @@ class Follower:
             on_fit=self._ack,
             on_failure=self._stop,
         )
-        self.jobs = FollowerJobs(runtime.loop, runtime.disk, failed=self._job_failed, released=self._released)
+        self.jobs = FollowerJobs(
+            runtime.loop,
+            runtime.disk,
+            failed=self._job_failed,
+            released=self._released,
+            sync=lambda: runtime.disk.request(self),
+        )
         self._runtime = runtime
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._lazy_sync = LazySync(

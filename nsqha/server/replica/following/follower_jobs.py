@@ -37,12 +37,14 @@ class FollowerJobs:
         *,
         failed: Callable[[Exception], None],
         released: Callable[[], None],
+        sync: Callable[[], None],
     ) -> None:
-        """`failed`: a job did what it must not. `released`: the files are free again."""
+        """`failed`: a job did what it must not. `released`: the files are free again. `sync`: ask for a disk round."""
         self.running: asyncio.Task[None] | None = None  # has the files to itself
         self._loop = loop
         self._failed = failed
         self._released = released
+        self._sync = sync
         self._removals = Removals(loop, disk, failed)
         self._interruptible = False  # the running job may be cancelled
 
@@ -69,7 +71,12 @@ class FollowerJobs:
         self._removals.begin(log)
         if state is None or self._removals.task is not None:
             return
-        if (end := unneeded_end(log, state)) is not None and log.forget_pairs(end):
+        end = unneeded_end(log, state)
+        if end is None:
+            return
+        if log.local_durable <= max(state.checkpoint.end_log_id, state.log_start_log_id):
+            self._sync()  # with sync=none nothing else does, and a full disk would stay full
+        elif log.forget_pairs(end):
             logger.info("unlinked", "%s: files below offset %d go", log.directory, end.offset)
             self._removals.begin(log)
 
@@ -90,7 +97,7 @@ class FollowerJobs:
 
 def unneeded_end(log: PartitionLog, state: PartitionState) -> Place | None:
     """The end of the files that the channels, deferred references and a committed checkpoint are past; None: there are
-    none, or what is needed instead of them is not durable here."""
+    none."""
     end: Place | None = None
     for pair in log.pairs[:-1]:
         if (
@@ -101,5 +108,4 @@ def unneeded_end(log: PartitionLog, state: PartitionState) -> Place | None:
         ):
             break
         end = pair.end
-    needed = max(state.checkpoint.end_log_id, state.log_start_log_id)
-    return end if log.local_durable > needed else None
+    return end
