@@ -66,14 +66,6 @@ class MetadataChanges:
             return True
         raise too_many_changes(f"topic {name}")
 
-    def delete_topic(self, name: str) -> bool:
-        """Delete a topic. False: the cluster has no such topic."""
-        try:
-            self._records.delete_topic(name)
-        except NotFound:
-            return False
-        return True
-
     def create_channel(self, topic: str, channel: str, channels: Iterable[str] = ()) -> None:
         """Create a channel unless it exists; a missing topic is created too, with `channels`."""
         self.ensure_topic(topic, channels)
@@ -142,6 +134,17 @@ class MetadataChanges:
     def recommission(self, node: int) -> bool:
         """Allow replicas on a node again; False if it was not being decommissioned."""
         return self.remove_intent(moves.decommission_name(node))
+
+    def hide(self, topic_uid: int, node: int, wall_ns: int) -> None:
+        """Say that a lookup daemon hid the node for this topic now."""
+        self.put_intent(moves.hidden_name(topic_uid, node), moves.hidden_intent(topic_uid, node, wall_ns))
+
+    def show_again(self, topic_uid: int, node: int, wall_ns: int) -> None:
+        """Take back what `hide` said then, unless another daemon has said it again since."""
+        name = moves.hidden_name(topic_uid, node)
+        found = self._intents.all().get(name)
+        if found is not None and found.record == moves.hidden_intent(topic_uid, node, wall_ns):
+            self._intents.remove(name, found.version)
 
     def pause_balance(self, paused: bool) -> None:
         """Set whether leaderships go back to the first replica automatically."""

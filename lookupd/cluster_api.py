@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -28,13 +29,14 @@ from lookupd.controller import ControllerShell
 from lookupd.directory import LookupDirectory
 from nsqha.election import health
 from nsqha.election.model import NodeInfo, PartitionMeta
-from nsqha.election.moves import Intents, read_intents
+from nsqha.election.moves import HIDDEN_SECONDS, Intents, read_intents
 from nsqha.election.placement import PartitionName, able, balance, host_of, spread
 from nsqha.election.session import View
 from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral
 from nsqha.pb.v1.routing_pb2 import KnownChannelsRequest
 from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest
+from nsqha.server.runtime.tasks import TaskGroup
 
 SPREAD_LIMIT = 4
 SPREAD_LIMIT_MAX = 100
@@ -50,6 +52,7 @@ class LookupCluster:
         self.shell = shell
         self.directory = directory
         self.changes = changes
+        self._tasks = TaskGroup()
 
     @property
     def view(self) -> View:
@@ -69,6 +72,19 @@ class LookupCluster:
             raise ApiError(503, "OUTCOME_UNKNOWN", why=str(error)) from error
         except (Unavailable, NsqhaError) as error:
             raise ApiError(503, "METADATA_UNAVAILABLE", why=str(error)) from error
+
+    async def hide(self, topic_uid: int, node: int, wall_ns: int) -> None:
+        """Let the brokers know for HIDDEN_SECONDS that this daemon hides the node for a topic."""
+        await self.run(lambda: self.changes.hide(topic_uid, node, wall_ns))
+        self._tasks.spawn(self._show_again(topic_uid, node, wall_ns))
+
+    async def _show_again(self, topic_uid: int, node: int, wall_ns: int) -> None:
+        await asyncio.sleep(HIDDEN_SECONDS)
+        with suppress(ApiError):  # another daemon was faster, or the store is away: brokers go by the time as well
+            await self.run(lambda: self.changes.show_again(topic_uid, node, wall_ns))
+
+    async def close(self) -> None:
+        await self._tasks.close()
 
     async def known_channels(self, topic: str) -> set[str]:
         """Channels that a new topic begins with: brokers ask their other lookup daemons for them.

@@ -64,16 +64,16 @@ class Lookupd:
         )
         lifetime_s = options.tombstone_lifetime_ns / SECOND
         self.controller: ControllerShell | None = None
-        cluster: LookupCluster | None = None
+        self._cluster: LookupCluster | None = None
         if store is not None:
             assert peers is not None, "a controller needs a way to reach nodes"
             name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
             self.controller = ControllerShell(store, peers, clock, name=name, gate=gate, gone=gone)
             changes = MetadataChanges(store.records, store.intents, random.SystemRandom())
-            cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
+            self._cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
         self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
         self._http = HttpServer(
-            LookupdApi(self.registry, clock, cluster, describe=self._described).routes(),
+            LookupdApi(self.registry, clock, self._cluster, describe=self._described).routes(),
             self._logger,
             names=(host_name(), options.broadcast_address),
         )
@@ -98,6 +98,8 @@ class Lookupd:
         self._logger.info("http_listening", "HTTP: listening on %s", self.http_address, address=self.http_address)
 
     async def stop(self) -> None:
+        if self._cluster is not None:
+            await self._cluster.close()
         if self.controller is not None:
             await self.controller.stop()
         self._tcp.stop()

@@ -111,12 +111,15 @@ class LookupDirectory:
         """(broadcast address, TCP port) of all nodes."""
         return {(where.host, where.tcp_port) for where in map(endpoint, view.nodes.values())}
 
-    def tombstone(self, view: View, topic: str, node: str, now: Now) -> None:
-        """Hide a node; nothing happens if it is not in the cluster, or does not lead this topic."""
+    def tombstone(self, view: View, topic: str, node: str, now: Now) -> int:
+        """Hide a node of the cluster; returns its uid, 0: there is no such node or topic."""
         self._tombstones = {key: at for key, at in self._tombstones.items() if now.mono - at < self._lifetime_s}
-        known = topic in view.topics and any(endpoint(info).node == node for info in view.nodes.values())
-        if known and len(self._tombstones) < TOMBSTONES_MAX:
+        found = [info.node_uid for info in view.nodes.values() if endpoint(info).node == node]
+        if topic not in view.topics or not found:
+            return 0
+        if len(self._tombstones) < TOMBSTONES_MAX:
             self._tombstones[topic, node] = now.mono
+        return found[0]
 
     def hidden(self, topic: str, node: NodeInfo, now: Now) -> bool:
         since = self._tombstones.get((topic, endpoint(node).node))

@@ -3,8 +3,13 @@
 Key order and spelling are upstream's. /nodes gives as many `tombstones` as `topics`: nsqadmin indexes one by the other.
 
 With a cluster, answers are the cluster's topics, channels and leaders together with what stock nsqds registered here;
-a create or delete changes the metadata and the registrations. This daemon never puts #ephemeral names into the
-metadata: they live on the nodes that use them, which register them.
+a create, or the deletion of a channel, changes the metadata and the registrations. This daemon never puts #ephemeral
+names into the metadata: they live on the nodes that use them, which register them.
+
+/topic/delete drops registrations, as upstream's: messages are deleted where clients of brokers are authorized, by a
+broker's /topic/delete or `nsqha topic delete`. nsqadmin's cross at a node is a /topic/tombstone here and then a
+/topic/delete at that node. In a cluster that node keeps the topic: it finds the tombstone in the metadata
+(`election.moves`).
 
 Parameters of the Youzan fork that have a meaning here:
 
@@ -61,8 +66,8 @@ class LookupdApi:
         api.add("GET", "/nodes", _async(self.nodes))
         api.add("GET", "/debug", _async(self.debug))
         api.add("POST", "/topic/create", self.create_topic)
-        api.add("POST", "/topic/delete", self.delete_topic)
-        api.add("POST", "/topic/tombstone", _async(self.tombstone))
+        api.add("POST", "/topic/delete", _async(self.delete_topic))
+        api.add("POST", "/topic/tombstone", self.tombstone)
         api.add("POST", "/channel/create", self.create_channel)
         api.add("POST", "/channel/delete", self.delete_channel)
         if self._cluster is not None:
@@ -209,11 +214,8 @@ class LookupdApi:
         if not self._registry.create(topic, channel):
             raise ApiError(507, "TOO_MANY_NAMES")
 
-    async def delete_topic(self, request: HttpRequest) -> None:
-        topic = request.query.require("topic")
-        if (cluster := self._cluster) is not None:
-            await cluster.run(lambda: cluster.changes.delete_topic(topic))
-        self._registry.delete_topic(topic)
+    def delete_topic(self, request: HttpRequest) -> None:
+        self._registry.delete_topic(request.query.require("topic"))
 
     async def delete_channel(self, request: HttpRequest) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")
@@ -223,12 +225,16 @@ class LookupdApi:
         if not self._registry.delete_channel(topic, channel) and not known:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
 
-    def tombstone(self, request: HttpRequest) -> None:
+    async def tombstone(self, request: HttpRequest) -> None:
         topic, node = request.query.require("topic"), request.query.require("node")
         now = read(self._clock)
         self._registry.tombstone(topic, node, now)
-        if self._cluster is not None:
-            self._cluster.directory.tombstone(self._cluster.view, topic, node, now)
+        if (cluster := self._cluster) is None:
+            return
+        uid = cluster.directory.tombstone(cluster.view, topic, node, now)
+        if uid and not is_ephemeral(topic):
+            # Before the answer: nsqadmin sends the node a /topic/delete right after it.
+            await cluster.hide(cluster.view.topics[topic].record.uid, uid, self._clock.wall_ns())
 
 
 def _async(answer: Callable[[HttpRequest], object]) -> Callable[[HttpRequest], Awaitable[object]]:

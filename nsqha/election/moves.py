@@ -12,9 +12,12 @@ Until the last step no old member of the ISR is removed. Intents are JSON object
     decommissions/<node uid>        {"node": 7}
     settings/balance                {"paused": true}
     names/<node uid>                {"node": 7, "name": "node-7"}
+    hidden/<topic uid>.<node uid>   {"uid": 7, "node": 7, "at_ms": 1700000000000}
 
 uids in names are 16 hex digits. A decommission stays until an operator removes it: the node gets no new replicas. A
-name is not a request: it is the last name of a node that has replicas, kept for when it is away.
+name is not a request: it is the last name of a node that has replicas, kept for when it is away. A node is hidden for
+a topic by a tombstone at a lookup daemon, which removes that intent after HIDDEN_SECONDS: meanwhile a /topic/delete at
+that node means that node alone, as nsqadmin sends it after each tombstone.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nsqha.election.model import MOVED_FROM_MAX, PartitionMeta, TopicSettings
+from nsqha.election.model import MOVED_FROM_MAX, PartitionMeta, TopicSettings, Versioned
 from nsqha.election.placement import Move, PartitionName, min_isr_of
 
 BALANCE = "settings/balance"
+HIDDEN_SECONDS = 60.0
+HIDDEN_STALE_SECONDS = 600.0
+"""An intent that its lookup daemon did not live to remove counts for so long, by clocks that may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +133,18 @@ def decommission_name(node: int) -> str:
 
 def node_name(node: int) -> str:
     return f"names/{node:016x}"
+
+
+def hidden_name(topic_uid: int, node: int) -> str:
+    return f"hidden/{topic_uid:016x}.{node:016x}"
+
+
+def hidden_intent(topic_uid: int, node: int, wall_ns: int) -> dict[str, Any]:
+    return {"uid": topic_uid, "node": node, "at_ms": wall_ns // 10**6}
+
+
+def is_hidden(intents: Mapping[str, Versioned[Mapping[str, Any]]], topic_uid: int, node: int, wall_ns: int) -> bool:
+    """Whether a lookup daemon hid the node for this topic a moment ago."""
+    found = intents.get(hidden_name(topic_uid, node))
+    at_ms = found.record.get("at_ms") if found is not None else None
+    return isinstance(at_ms, int) and abs(wall_ns // 10**6 - at_ms) < HIDDEN_STALE_SECONDS * 1000

@@ -85,6 +85,31 @@ def test_a_deleted_topic_goes_from_every_node_and_may_come_again(cluster: Cluste
             wait_until(lambda node=node: not has_files(node, "come-and-go"), f"the files go from {node}")  # type: ignore[misc]
 
 
+def test_the_cross_of_nsqadmin_at_a_node_deletes_no_message(cluster: Cluster) -> None:
+    """A tombstone at the lookup daemons, then /topic/delete at that node: the others have the topic, and lead it."""
+    cluster.create("crossed", "steady")
+    leader, follower = cluster.leader("crossed"), cluster.followers("crossed")[0]
+    assert published(leader, "crossed", b"hello")
+    for node in (follower, leader):
+        info = node.json("/info")
+        where = f"{info['broadcast_address']}:{info['http_port']}"
+        cluster.lookupd.request(f"/topic/tombstone?topic=crossed&node={where}", b"")
+        assert posted(node, "/topic/delete?topic=crossed")
+    mine = cluster.uid(leader)
+    wait_until(lambda: (meta := cluster.meta("crossed")) and meta.leader not in (0, mine), "another node leads it")
+    meta = cluster.meta("crossed")
+    assert meta is not None
+    now = cluster.member(meta.leader)
+    assert now is not None
+    wait_until(lambda: depth(now, "crossed", "steady") == 1, "the message is there")
+    assert has_files(leader, "crossed")
+    cluster.lookupd.request("/topic/delete?topic=crossed", b"")
+    assert cluster.meta("crossed") is not None, "registrations are dropped, no message is"
+    (other,) = [node for node in cluster.nodes if node not in (leader, follower)]
+    assert posted(other, "/topic/delete?topic=crossed")
+    assert cluster.meta("crossed") is None
+
+
 def has_files(node: Member, topic: str) -> bool:
     try:
         return bool(folders(str(node.data), topic, None))

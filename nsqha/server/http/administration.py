@@ -27,7 +27,7 @@ class AdministrationRoutes:
         await done(self._broker.topics.create_topic(topic), self._broker)
 
     async def topic_delete(self, request: HttpRequest) -> None:
-        await done(self._broker.topics.delete_topic(self._existing(request)), self._broker)
+        await done(self._broker.topics.delete_topic(self._existing(request), unless_hidden=True), self._broker)
 
     async def topic_empty(self, request: HttpRequest) -> None:
         request.query.require_name("topic", "INVALID_TOPIC")

@@ -58,7 +58,9 @@ class TopicsApi(Protocol):
     async def create_topic(self, topic: str) -> None:
         """Create the topic, unless it exists."""
 
-    async def delete_topic(self, topic: str) -> None: ...
+    async def delete_topic(self, topic: str, *, unless_hidden: bool = False) -> None:
+        """Delete the topic. `unless_hidden`: if a lookup daemon hid this node for it a moment ago, others lead it
+        instead."""
 
     # ---- queries
 

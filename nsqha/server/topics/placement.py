@@ -51,6 +51,10 @@ class Placement(Protocol):
         """Change these settings; the caller holds the topic's lock. ValueError if they do not fit, NotFound,
         Unavailable."""
 
+    async def left_instead(self, topic: Topic) -> bool:
+        """Whether a /topic/delete at this node means this node alone, as a lookup daemon has just hidden it for the
+        topic; others lead it then, and no message is deleted. Conflict: there is no other that could."""
+
     def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
         """Whether the watch has seen the end of a topic whose record was read."""
 

@@ -41,6 +41,9 @@ class SingleNodePlacement:
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
         return settings
 
+    async def left_instead(self, topic: Topic) -> bool:
+        return False  # as nsqd: what is deleted here is this node's alone
+
     def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
         return False
 

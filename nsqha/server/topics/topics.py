@@ -211,8 +211,11 @@ class Topics(Mapping[str, Topic]):
         """A topic that was made here can take messages from now on."""
         self._topics[topic.name] = topic
 
-    async def delete_topic(self, name: str) -> None:
-        self.topic(name)
+    async def delete_topic(self, name: str, *, unless_hidden: bool = False) -> None:
+        """Delete a topic. `unless_hidden`: the request may mean this node alone (`Placement.left_instead`)."""
+        topic = self.topic(name)
+        if unless_hidden and await self.placement.left_instead(topic):
+            return
         await self._context.changes.whole(self._delete_topic(name))
 
     async def _delete_topic(self, name: str) -> None:

@@ -15,10 +15,12 @@ import pytest
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
+from lookupd import cluster_api
 from lookupd.daemon import Lookupd
 from lookupd.fork_api import moved
 from nsqha.clock import ManualClock, SystemClock
 from nsqha.election.model import PartitionMeta, TopicSettings
+from nsqha.election.moves import hidden_name, is_hidden
 from nsqha.errors import Unavailable
 from nsqha.options import LookupdOptions
 from nsqha.server.http.server import ApiError
@@ -223,9 +225,42 @@ def test_channels_and_topics_are_changed_in_the_metadata() -> None:
         assert (await s.get("/channels?topic=t"))["channels"] == ["c", "e#ephemeral"], "nobody makes it from hearsay"
         assert await s.post("/channel/delete?topic=t&channel=c") == 200
         assert await s.post("/channel/delete?topic=t&channel=c") == 404
+
+    run(story)
+
+
+def test_deleting_a_topic_drops_registrations_and_no_message() -> None:
+    """As upstream's daemon: this port asks nobody who they are."""
+
+    async def story(s: Site) -> None:
+        s.world.create()
+        writer = await s.register("t", "elsewhere", 4150)
+        assert 4150 in ports(await s.get("/lookup?topic=t"))
         assert await s.post("/topic/delete?topic=t") == 200
-        assert s.world.store.records.topic("t") is None and len(s.world.store.records.tombstones()) == 1
-        assert (await s.get("/topics"))["topics"] == []
+        assert await s.post("/topic/delete?topic=never") == 200
+        assert 4150 not in ports(await s.get("/lookup?topic=t"))
+        assert s.world.store.records.topic("t") is not None and not s.world.store.records.tombstones()
+        writer.close()
+
+    run(story)
+
+
+def test_brokers_know_for_a_while_which_node_a_tombstone_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        store, uid = s.world.store, s.world.store.records.topic("t").record.uid
+        monkeypatch.setattr(cluster_api, "HIDDEN_SECONDS", 3600)
+        for target in ("topic=t&node=b9:5009", "topic=other&node=b2:5002", "topic=e%23ephemeral&node=b2:5002"):
+            assert await s.post(f"/topic/tombstone?{target}") == 200
+        assert not [name for name in store.intents.all() if name.startswith("hidden/")]
+        assert await s.post("/topic/tombstone?topic=t&node=b2:5002") == 200
+        assert is_hidden(store.intents.all(), uid, 2, s.clock.wall_ns())
+        assert not is_hidden(store.intents.all(), uid, 1, s.clock.wall_ns())
+        s.clock.advance(1)
+        monkeypatch.setattr(cluster_api, "HIDDEN_SECONDS", 0.01)
+        assert await s.post("/topic/tombstone?topic=t&node=b2:5002") == 200
+        await s.world.until(lambda: hidden_name(uid, 2) not in store.intents.all())
 
     run(story)
 

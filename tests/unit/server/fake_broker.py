@@ -47,7 +47,7 @@ class FakeTopics(dict[str, BrokerTopic]):
         self.maybe_refuse()
         self.setdefault(topic, BrokerTopic())
 
-    async def delete_topic(self, topic: str) -> None:
+    async def delete_topic(self, topic: str, *, unless_hidden: bool = False) -> None:
         self.topic(topic)
         del self[topic]
 

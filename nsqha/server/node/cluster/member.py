@@ -64,7 +64,7 @@ class ClusterMember:
         self._disk_watch = DiskWatch(lambda: parts.disk.running, cluster.disk_hangs, cluster.spawn)
         cluster.topics = topics
         cluster.replicas = _replicas(cluster, parts, topics, topic_context, fail)
-        topics.placement = ClusterPlacement(topics, topic_context, cluster)
+        topics.placement = ClusterPlacement(topics, topic_context, cluster, parts.clock)
         cluster.leaders.when_changed(topics.announce)
 
     def route(self, node: RoutedNode) -> ClientRoutes:

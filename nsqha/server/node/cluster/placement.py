@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.moves import is_hidden
 from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
 from nsqha.election.rules import with_settings
-from nsqha.errors import Conflict, Unavailable
+from nsqha.errors import Conflict, Unavailable, too_many_changes
 from nsqha.nsqlog import Logger
+from nsqha.server.runtime.metadata import CHANGE_RETRIES
 from nsqha.server.topics import settings as topic_settings
 
 if TYPE_CHECKING:
+    from nsqha.clock import Clock
     from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.partition.topic import Topic
     from nsqha.server.topics.placement import TopicContext
@@ -29,9 +34,10 @@ logger = Logger("topics")
 class ClusterPlacement:
     """A `Placement`: nodes are chosen here, the controller elects their leaders."""
 
-    def __init__(self, topics: Topics, context: TopicContext, cluster: Membership) -> None:
+    def __init__(self, topics: Topics, context: TopicContext, cluster: Membership, clock: Clock) -> None:
         self._topics = topics
         self._cluster = cluster
+        self._clock = clock
         self._node = cluster.node
         self._context = context
         self._records = context.metadata.records
@@ -109,6 +115,41 @@ class ClusterPlacement:
                 meta = replace(meta, leader=self._node, isr=isr, registration=registration, nothing_acked=True)
             metas[number] = meta
         return metas
+
+    async def left_instead(self, topic: Topic) -> bool:
+        """nsqadmin's cross at a node: a tombstone at the lookup daemons, then /topic/delete at that node."""
+        intents = await self._context.metadata.read(self._cluster.store.intents.all)
+        if not is_hidden(intents, topic.record.uid, self._node, self._clock.wall_ns()):
+            return False
+        for number in topic.record.partitions:
+            await self._give_lead_away(topic, number)
+        text = "TOPIC(%s): kept: a lookup daemon hides this node for it, so its deletion here means this node alone"
+        logger.info("topic_left", text, topic.name)
+        return True
+
+    async def _give_lead_away(self, topic: Topic, number: int) -> None:
+        """Have the next replica lead, if this node does, and let it stay the preferred one."""
+        name, uid = topic.name, topic.record.uid
+        for _ in range(CHANGE_RETRIES):
+            found = await self._context.metadata.read(lambda: self._records.topic(name))
+            if found is None or found.record.uid != uid:
+                raise topic_settings.vanished_topic(name)
+            meta = found.record.partitions[number]
+            if meta.leader != self._node or meta.successor:
+                return
+            nodes = able(self._cluster.nodes())
+            heirs = [node for node in meta.replicas if node != self._node and node in meta.isr and node in nodes]
+            if not heirs:
+                raise Conflict(
+                    f"topic {name} was not deleted, as a lookup daemon hides this node for it; but this node has the "
+                    f"only replica of partition {number} that is in sync, so it goes on leading it"
+                )
+            replicas = (heirs[0], *(node for node in meta.replicas if node not in (heirs[0], self._node)), self._node)
+            changed = replace(meta, replicas=replicas, successor=heirs[0])
+            with suppress(Conflict):
+                await self._context.metadata.write(partial(self._records.replace_partition, name, uid, number, changed))
+                return
+        raise too_many_changes(f"topic {name}")
 
     def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
         view = self._cluster.view()

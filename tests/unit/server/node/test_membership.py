@@ -40,7 +40,7 @@ def cluster(store: Any = None) -> Membership:
 
 def placement(made: Membership) -> ClusterPlacement:
     nothing = cast(Any, SimpleNamespace(options=None, rng=None, metadata=SimpleNamespace(records=None), changes=None))
-    return ClusterPlacement(nothing, nothing, made)
+    return ClusterPlacement(nothing, nothing, made, ManualClock())
 
 
 def test_a_record_that_can_not_be_dealt_with_is_tried_again_and_others_are_looked_at() -> None:

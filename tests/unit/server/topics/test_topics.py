@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.clock import ManualClock
+from nsqha.election.model import ChannelList, NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.election.moves import hidden_intent, hidden_name
 from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
 from nsqha.server.node.cluster.placement import ClusterPlacement
@@ -50,6 +52,14 @@ class Metadata:
             raise Conflict(f"topic {name} exists already")
         self.stored[name] = Versioned(TopicRecord(name, 7, 3, settings, channels), 1)
         return self.stored[name]
+
+    def replace_partition(self, name: str, uid: int, number: int, meta: PartitionMeta) -> None:
+        if self.races:
+            self.stored[name] = self.races.pop()
+            raise Conflict(f"partition {number} of {name} was changed")
+        known = self.stored[name]
+        changed = replace(known.record, partitions={**known.record.partitions, number: meta})
+        self.stored[name] = Versioned(changed, known.version + 1)
 
     def delete_topic(self, name: str) -> None:
         self.tombstones[7] = Tombstone(name, 7, 1, (1,))
@@ -114,8 +124,12 @@ class TopicsRig:
         self.topics: Any = Topics(context, ending=lambda: False)
         self.topics.settings = SimpleNamespace(apply=lambda topic: None)
         self.topics.announcer = self.registrar = Registrar()
-        self.cluster: Any = SimpleNamespace(node=1, replicas=Replicas())
-        self.placement: Any = ClusterPlacement(self.topics, context, self.cluster)
+        self.intents: dict[str, Versioned[Any]] = {}
+        self.alive = {uid: NodeInfo(uid, f"n{uid}", host=f"host{uid}") for uid in (1, 2, 3)}
+        store = SimpleNamespace(intents=SimpleNamespace(all=lambda: self.intents))
+        self.cluster: Any = SimpleNamespace(node=1, replicas=Replicas(), store=store, nodes=lambda: self.alive)
+        self.clock = ManualClock()
+        self.placement: Any = ClusterPlacement(self.topics, context, self.cluster, self.clock)
         self.placement.placed = lambda *_, **__: {}
         self.placement.has_seen_end_of = lambda _: False
         self.topics.placement = self.placement
@@ -389,3 +403,60 @@ def test_settings_changed_elsewhere_just_before_a_channel_is_made_are_followed(s
         assert rig.topics["t"].versioned is (later if seen_first else both)
 
     run(scenario)
+
+
+def hidden(rig: TopicsRig, seconds_ago: float = 0) -> None:
+    """A lookup daemon hides this node for topic 7."""
+    rig.intents[hidden_name(7, 1)] = Versioned(hidden_intent(7, 1, rig.clock.wall_ns() - int(seconds_ago * 1e9)), 3)
+
+
+def two_led(**isr_of: Any) -> dict[int, PartitionMeta]:
+    """This node leads partition 0, another one partition 1."""
+    mine = PartitionMeta(replicas=(1, 2, 3), leader=1, isr=isr_of.get("mine", {1: 9, 3: 8}))
+    return {0: mine, 1: PartitionMeta(replicas=(2, 1, 3), leader=2, isr={2: 9, 1: 8})}
+
+
+def test_a_node_that_is_hidden_for_a_topic_gives_its_lead_away_and_keeps_the_data() -> None:
+    async def story() -> None:
+        rig = TopicsRig()
+        rig.metadata.stored["t"] = record(partitions=two_led())
+        rig.topics.adopt(rig.metadata.stored["t"])
+        hidden(rig)
+        rig.metadata.races = [record(partitions=two_led(), version=5)]
+        await rig.topics.delete_topic("t", unless_hidden=True)
+        now = rig.metadata.stored["t"].record.partitions
+        assert (now[0].successor, now[0].replicas) == (3, (3, 2, 1)), "the first that is in sync, now and later"
+        assert now[1] == two_led()[1], "another node leads it"
+        assert "t" in rig.topics and not rig.metadata.tombstones
+        await rig.topics.delete_topic("t", unless_hidden=True)
+        assert rig.metadata.stored["t"].record.partitions == now
+
+    run(story)
+
+
+def test_a_hidden_node_with_the_only_replica_in_sync_deletes_nothing_and_says_so() -> None:
+    async def story() -> None:
+        rig = TopicsRig()
+        rig.metadata.stored["t"] = record(partitions=two_led(mine={1: 9}))
+        rig.topics.adopt(rig.metadata.stored["t"])
+        hidden(rig)
+        with pytest.raises(Conflict, match="only replica of partition 0 that is in sync"):
+            await rig.topics.delete_topic("t", unless_hidden=True)
+        assert "t" in rig.topics and not rig.metadata.tombstones
+
+    run(story)
+
+
+@pytest.mark.parametrize("seconds_ago", [None, 601, -601])
+def test_a_topic_is_deleted_where_no_lookup_daemon_hides_the_node(seconds_ago: float | None) -> None:
+    async def story() -> None:
+        rig = TopicsRig()
+        rig.metadata.stored["t"] = record(partitions=two_led())
+        rig.topics.adopt(rig.metadata.stored["t"])
+        rig.intents[hidden_name(7, 2)] = Versioned(hidden_intent(7, 2, rig.clock.wall_ns()), 3)
+        if seconds_ago is not None:
+            hidden(rig, seconds_ago)
+        await rig.topics.delete_topic("t", unless_hidden=True)
+        assert rig.metadata.tombstones and "t" not in rig.topics
+
+    run(story)
