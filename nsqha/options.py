@@ -9,7 +9,9 @@ so once.
     loaded.options.msg_timeout_ns
     for line in loaded.notices: log.info(...)
 
-Precedence: flag > environment (NSQHA_MSG_TIMEOUT; NSQLOOKUPD_TCP_ADDRESS for the lookup daemon) > file > default.
+Precedence: flag > environment (NSQD_MSG_TIMEOUT; NSQLOOKUPD_TCP_ADDRESS for the lookup daemon) > file > default.
+NSQHA_... belongs to the command line tools, which connect where these variables say. `nsqd` joins a cluster only if its
+command line says so, in a flag or by --config: `nsqha broker` is for the rest.
 """
 
 from __future__ import annotations
@@ -271,16 +273,31 @@ T = TypeVar("T", Options, LookupdOptions)
 
 @dataclass(frozen=True, slots=True)
 class LoadedOptions(Generic[T]):
-    """Options, the flags that were set anywhere, and lines to log when logging is configured."""
+    """Options, where those that are set come from, and lines to log when logging is configured."""
 
     options: T
-    given: frozenset[str]
+    sources: Mapping[str, str]
+    """flag name -> "flag", "env" or "file"; a flag at its default is not in it."""
     notices: tuple[str, ...]
 
 
 def nsqd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[Options]:
     """Options of nsqd; SystemExit after --version, --help or an error, which is printed."""
-    return _or_exit("nsqd", lambda: load_nsqd(argv, environ), Options)
+    return _or_exit("nsqd", lambda: _joins_as_asked(load_nsqd(argv, environ)), Options)
+
+
+def _joins_as_asked(loaded: LoadedOptions[Options]) -> LoadedOptions[Options]:
+    """ConfigError if nothing but the environment makes this node one of a cluster: a shell in which an operator works
+    on a cluster may have that, and `nsqd --data-path=/tmp/x` means a broker of its own."""
+    sources = loaded.sources
+    source = sources.get("etcd-endpoint")
+    if loaded.options.etcd_endpoints and "env" in (source, sources.get("config") if source == "file" else None):
+        variable = "NSQD_ETCD_ENDPOINT" if source == "env" else "NSQD_CONFIG"
+        raise ConfigError(
+            f"{variable} in the environment names the etcd of a cluster, and nsqd joins none by that alone: start it "
+            "as nsqha broker, or with --etcd-endpoint or --config; for a node without a cluster unset the variable"
+        )
+    return loaded
 
 
 def nsqlookupd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[LookupdOptions]:
@@ -290,9 +307,9 @@ def nsqlookupd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> 
 
 def load_nsqd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[Options]:
     """Load and check all options. ConfigError (UsageError for the command line itself) if they cannot be used."""
-    loaded = _load(Options, "NSQHA_", argv, environ)
+    loaded = _load(Options, "NSQD_", argv, environ)
     options = loaded.options
-    if "node-id" not in loaded.given:
+    if "node-id" not in loaded.sources:
         options = replace(options, node_id=default_node_id(host_name()))
     return replace(loaded, options=checked(options))
 
@@ -449,7 +466,7 @@ def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str,
     settings = load(flags_of(kind), argv, environ=environ, env_prefix=prefix, read_toml=_read_toml)
     names = {item.name: item.metadata["name"] or _flag_name(item.name) for item in fields(kind)}
     options = kind(**{attribute: settings.values[name] for attribute, name in names.items()})
-    return LoadedOptions(options, frozenset(settings.sources), tuple(settings.notices))
+    return LoadedOptions(options, settings.sources, tuple(settings.notices))
 
 
 def _read_toml(path: str) -> Mapping[str, Any]:

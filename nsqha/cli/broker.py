@@ -14,7 +14,7 @@ DESCRIPTION = """\
 Run one node of a cluster. Other nodes are found in etcd; a node keeps its identity in its data folder, so start it
 again with the same --data-path. All flags of `nsqd` work here. For a node without a cluster use nsqd or nsqha dev.
 
-Every flag can also be in the environment (NSQHA_ETCD_ENDPOINT=...) or in the file that --config names."""
+Every flag can also be in the environment (NSQD_ETCD_ENDPOINT=...) or in the file that --config names."""
 
 GROUPS = {
     "cluster": (

@@ -51,7 +51,7 @@ ALLOWED = {
     "nsqha.election.etcd.lease": {"grpc", "threading"},
     "nsqha.election.etcd.session": {"threading"},
     "nsqha.election.etcd.watch": {"grpc", "threading"},
-    "nsqha.options": {"os"},  # NSQHA_* and the host name
+    "nsqha.options": {"os"},  # NSQD_*, NSQLOOKUPD_* and the host name
     "nsqha.goflags": {"os"},
     "nsqha.nsqlog": {"time"},
 }

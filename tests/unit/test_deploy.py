@@ -45,7 +45,7 @@ def test_the_command_can_be_used_and_every_setting_counts(daemon: str) -> None:
     found = loaded(daemon)
     assert not found.notices
     named = {name.replace("_", "-").replace("endpoints", "endpoint") for name in settings(daemon)}
-    assert named <= found.given
+    assert named <= found.sources.keys()
     assert len(found.options.etcd_endpoints) == 3
     assert found.options.cluster_tls_ca and found.options.etcd_password_file
 

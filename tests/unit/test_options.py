@@ -199,14 +199,14 @@ def test_the_config_file_of_nsqd_is_understood(tmp_path: Path) -> None:
         e2e_processing_latency_percentiles = [1.0, 0.99]
         """
     )
-    loaded = load_nsqd([f"--config={file}", "--tcp-address=127.0.0.1:2"], {"NSQHA_LOG_LEVEL": "DEBUG"})
+    loaded = load_nsqd([f"--config={file}", "--tcp-address=127.0.0.1:2"], {"NSQD_LOG_LEVEL": "DEBUG"})
     options = loaded.options
     assert (options.node_id, options.tcp_address, options.log_level) == (7, "127.0.0.1:2", "debug")
     assert options.lookupd_tcp_addresses == ("127.0.0.1:4160", "127.0.0.1:4161")
     assert (options.max_output_buffer_timeout_ns, options.sync_timeout_ns) == (SECOND, 3 * SECOND)
     assert options.tls_required is TlsRequired.EXCEPT_HTTP
     assert options.e2e_processing_latency_percentiles == (1.0, 0.99)
-    assert "tcp-address" in loaded.given
+    assert (loaded.sources["tcp-address"], loaded.sources["log-level"]) == ("flag", "env")
     assert sorted(loaded.notices) == [
         "--node-id has no effect: ids of messages come from topic, partition and offset; it is only shown",
         "--verbose has no effect: --log-level decides",
@@ -238,12 +238,38 @@ def test_the_lookup_daemon_needs_both_addresses(flag: str) -> None:
 
 
 def test_the_lookup_daemon_has_an_environment_of_its_own() -> None:
-    env = {"NSQHA_TCP_ADDRESS": "nsqd:1", "NSQLOOKUPD_TCP_ADDRESS": "lookup:1"}
+    env = {"NSQD_TCP_ADDRESS": "nsqd:1", "NSQLOOKUPD_TCP_ADDRESS": "lookup:1"}
     assert load_nsqlookupd([], env).options.tcp_address == "lookup:1"
     assert nsqd(env=env).tcp_address == "nsqd:1"
     with pytest.raises(ConfigError, match="tombstone-lifetime"):
         load_nsqlookupd(["--tombstone-lifetime=0"], {})
     assert LookupdOptions().inactive_producer_timeout_ns == 300 * SECOND
+
+
+def test_where_the_command_line_tools_connect_is_nothing_to_a_daemon() -> None:
+    """$NSQHA_GRPC_ADDRESS would be both where to connect and where to listen."""
+    env = {
+        f"NSQHA_{name}": "127.0.0.1:9"
+        for name in ("ETCD_ENDPOINT", "GRPC_ADDRESS", "TCP_ADDRESS", "CLUSTER_NAME", "CLUSTER_TLS_CERT")
+    }
+    assert nsqd(env=env) == nsqd()
+    assert load_nsqlookupd([], env) == load_nsqlookupd([], {})
+
+
+def test_nsqd_joins_no_cluster_by_its_environment_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_text('etcd_endpoints = ["etcd:2379"]')
+    by_variable = {"NSQD_ETCD_ENDPOINT": "etcd:2379"}
+    for env in (by_variable, {"NSQD_CONFIG": str(file)}):
+        with pytest.raises(SystemExit) as refused:
+            nsqd_command_line(["--data-path=x"], env)
+        assert refused.value.code == 1
+        said = capsys.readouterr().err
+        assert next(iter(env)) in said and "nsqha broker" in said
+        assert load_nsqd([], env).options.etcd_endpoints == ("etcd:2379",), "nsqha broker says that it joins one"
+    for flag, env in (("--etcd-endpoint=etcd:2379", by_variable), (f"--config={file}", {})):
+        assert nsqd_command_line([flag], env).options.etcd_endpoints == ("etcd:2379",)
+    assert nsqd_command_line(["--etcd-endpoint="], by_variable).options.etcd_endpoints == ()
 
 
 def test_config_values_look_as_nsqd_shows_them() -> None:
