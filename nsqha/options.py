@@ -17,6 +17,7 @@ command line says so, in a flag or by --config: `nsqha broker` is for the rest.
 from __future__ import annotations
 
 import enum
+import ipaddress
 import os
 import sys
 import tomllib
@@ -223,6 +224,12 @@ class Options:
         INT, 32 * MIB, "bytes/s that all replicas that catch up outside the ISR may pull; 0: no limit"
     )
     scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "shortest time between two such reads of everything")
+    max_topic_channels: int = _flag(
+        INT, 1000, "channels of a topic; one more is refused, as each costs every change of their list; 0: no limit"
+    )
+    allow_config_from_cidr: str = _flag(
+        STRING, "127.0.0.0/8,::1/128", "networks from which PUT /config is allowed, with commas; empty: from none"
+    )
     topic_partitions: int = _flag(INT, 1, "partitions of a topic that a client creates by using it")
     auto_create_topics: bool = _flag(BOOL, True, "PUB and SUB create the topic they name")
     publish_queue_bytes: int = _flag(INT, 64 * MIB, "bytes of waiting publishes; above it sockets are not read")
@@ -334,6 +341,7 @@ def checked(options: Options) -> Options:
     if bool(options.tls_cert) != bool(options.tls_key):
         raise ConfigError("--tls-cert and --tls-key go together")
     _check_cluster(options, (*_ETCD_ACCESS, "topic_replicas"))
+    networks(options.allow_config_from_cidr)
     if options.lease_ttl_ns < 2 * SECOND:
         raise ConfigError(f"--lease-ttl={format_duration(options.lease_ttl_ns)}: must be at least 2s")
     if options.tls_required and not options.tls_cert:
@@ -344,6 +352,14 @@ def checked(options: Options) -> Options:
         if not 0 < fraction <= 1:
             raise ConfigError(f"--e2e-processing-latency-percentile={fraction}: must be above 0 and at most 1")
     return options
+
+
+def networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """The networks of --allow-config-from-cidr. ConfigError."""
+    try:
+        return [ipaddress.ip_network(part.strip(), strict=False) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise ConfigError(f"--allow-config-from-cidr={text}: {error}") from None
 
 
 _ETCD_ACCESS = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
@@ -371,7 +387,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "mem_queue_size", "max_req_timeout_ns", "max_channel_consumers", "segment_bytes", "tail_cache_bytes",
     "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port", "scrub_bytes_per_second",
-    "topic_replicas", "catch_up_bytes_per_second",
+    "topic_replicas", "catch_up_bytes_per_second", "max_topic_channels",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ next to `message`.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
@@ -27,7 +28,7 @@ import msgspec
 
 from nsqha import NSQ_VERSION
 from nsqha.nsqlog import Logger
-from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
+from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name, networks
 from nsqha.server.http import debug as http_debug
 from nsqha.server.http import server as http_envelope
 from nsqha.server.http.administration import AdministrationRoutes
@@ -36,6 +37,7 @@ from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest, 
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
 from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.listen import is_tcp
 from nsqha.server.runtime.measures import memory_stats
 
 if TYPE_CHECKING:
@@ -148,6 +150,8 @@ class NodeRoutes:
             raise ApiError(400, "INVALID_OPTION") from None
 
     async def write_option(self, request: HttpRequest) -> object:
+        if not self._may_configure(request):
+            raise ApiError(403, "FORBIDDEN", detail="--allow-config-from-cidr does not have the address that asks")
         body = await request.body(self._broker.options.max_msg_size)
         if not body:
             raise ApiError(413, "INVALID_VALUE")
@@ -164,6 +168,16 @@ class NodeRoutes:
         except ValueError:
             raise ApiError(400, "INVALID_VALUE") from None
         return await self.read_option(request)
+
+    def _may_configure(self, request: HttpRequest) -> bool:
+        """Whether it comes from where administration is allowed: who sets the lookup daemons decides which channels
+        new topics begin with, and who is sent here."""
+        options = self._broker.options
+        try:
+            address = ipaddress.ip_address(request.remote.rpartition(":")[0].strip("[]").partition("%")[0])
+        except ValueError:  # a Unix socket, which has permissions of its own; or the connection is gone
+            return not is_tcp(options.http_address)
+        return any(address in network for network in networks(options.allow_config_from_cidr))
 
 
 def announced_ports(broker: BrokerApi) -> tuple[int, int]:

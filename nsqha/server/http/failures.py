@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
-from nsqha.errors import AppendFailed, Conflict, NotFound, OutcomeUnknown, StorageError, Unavailable
+from nsqha.errors import AppendFailed, Conflict, LimitReached, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.server.http.server import ApiError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ async def done(change: Awaitable[T], broker: BrokerApi, not_found: str = "TOPIC_
         if broker.exiting:
             raise ApiError(503, "EXITING") from error
         raise ApiError(503, "UNAVAILABLE", detail=str(error)) from error
+    except LimitReached as error:
+        raise ApiError(507, "LIMIT_REACHED", detail=str(error)) from error
     except Conflict as error:
         raise ApiError(409, "CONFLICT", detail=str(error)) from error
     except OutcomeUnknown as error:

@@ -86,12 +86,15 @@ class Registrar:
         registrations: Registrations,
         *,
         answer_bytes_max: int,
+        channels_max: int = 0,
         connect_seconds: float = 2.0,
         request_seconds: float = 5.0,
     ) -> None:
+        """`channels_max`: what a new topic may begin with; 0: no limit."""
         self._identity = identity
         self._registrations = registrations
         self._answer_bytes_max = answer_bytes_max
+        self._channels_max = channels_max
         self._seconds = (connect_seconds, request_seconds)
         self._peers: dict[str, _Peer] = {}
         self._tasks = TaskGroup()
@@ -148,14 +151,22 @@ class Registrar:
     # ---- what other nodes made
 
     async def known_channels(self, topic: str) -> list[str]:
-        """The channels of `topic` that any reachable daemon knows, without ephemeral ones.
+        """The channels of `topic` that any reachable daemon knows, without ephemeral ones, and not more than a topic
+        may have.
 
         Takes as long as the slowest daemon, at most the request timeout; one that fails is as if it knew none.
         """
         known = [peer.info for peer in self._peers.values() if peer.info and peer.info.broadcast_address]
         query = f"/channels?topic={quote(topic, safe='')}"
         answers = await asyncio.gather(*(self._channels(info.http_url + query) for info in known))
-        return sorted({c for answer in answers for c in answer if valid_name(c) and not is_ephemeral(c)})
+        found = sorted({c for answer in answers for c in answer if valid_name(c) and not is_ephemeral(c)})
+        if not 0 < self._channels_max < len(found):
+            return found
+        text = (
+            "LOOKUP: topic %s begins with the first %d of %d channels that lookup daemons know (--max-topic-channels)"
+        )
+        self._logger.warning("lookupd_channels_too_many", text, topic, self._channels_max, len(found))
+        return found[: self._channels_max]
 
     async def _channels(self, url: str) -> list[str]:
         import aiohttp

@@ -364,6 +364,7 @@ class Node:
             ),
             broker.topics.registrations,
             answer_bytes_max=options.max_body_size,
+            channels_max=options.max_topic_channels,
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,
             request_seconds=options.http_client_request_timeout_ns / 1e9,
         )

@@ -57,6 +57,7 @@ class Channels:
         self.leaders: ChannelLeaders = SingleLeader(self.led)  # of a cluster: set by the broker
         self.readers = ReaderChannels(topics, lambda topic, channel: self.ensure(topic, channel, reader=True))
         self._topics = topics
+        self._channels_max = options.max_topic_channels
         self._rng = rng
         self._metadata = metadata
         self._changes = changes
@@ -100,7 +101,7 @@ class Channels:
         async with self._changes.of(topic.name):
             if topic.deleting or self.leaders.have(topic, channel):
                 return
-            await add_channel(self._change, self._rng, topic, channel, reader=reader)
+            await add_channel(self._change, self._rng, topic, channel, reader=reader, channels_max=self._channels_max)
             await self.leaders.follow(topic)
             logger.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
         self._topics.announce(topic.name)

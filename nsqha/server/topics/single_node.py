@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.election.model import PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.rules import changed_settings
 from nsqha.errors import NsqhaError, StorageError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.topic import Topic
-from nsqha.server.topics.channel_list import Change, add_channel
 from nsqha.server.topics.settings import remarks_alone
 from nsqha.server.topics.topics import files_remain
 
@@ -56,10 +55,13 @@ class SingleNodePlacement:
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         async with self._context.changes.of(name):
             await self._bury_half_made(name)
+            channels = ChannelList()  # in the first record: one write, however many there are
+            for channel in await self._topics.announcer.known_channels(name):
+                channels = channels.with_channel(channel, ids.new_uid(self._context.rng))
             log_uids = {n: ids.new_uid(self._context.rng) for n in range(settings.partitions)}
             metas = {n: PartitionMeta().led_by(self._context.node_uid, uid) for n, uid in log_uids.items()}
             versioned = await self._context.metadata.write(
-                lambda: self._records.create_topic(name, settings, partitions=metas)
+                lambda: self._records.create_topic(name, settings, partitions=metas, channels=channels)
             )
             record = versioned.record
             partitions: list[Partition] = []
@@ -71,8 +73,6 @@ class SingleNodePlacement:
                 topic = Topic(versioned, partitions, self._context.new_delivery)
                 for partition in partitions:
                     await partition.start_epoch()
-                for channel in await self._topics.announcer.known_channels(name):
-                    await add_channel(self._change_channels, self._context.rng, topic, channel)
                 await topic.reconcile()
             except (NsqhaError, OSError) as error:
                 self._half_made[name] = record
@@ -85,10 +85,6 @@ class SingleNodePlacement:
             logger.info("topic_created", "TOPIC(%s): created", name)
         self._topics.announce(name)
         return topic
-
-    async def _change_channels(self, topic: Topic, change: Change) -> None:
-        """Change the channels of a topic that is being made."""
-        topic.versioned = await self._context.metadata.change_channels(topic.versioned, change)
 
     async def _bury_half_made(self, name: str) -> None:
         record = self._half_made.get(name)

@@ -77,6 +77,20 @@ def test_the_lookup_daemons_and_the_log_level_can_be_changed() -> None:
     assert broker.options.log_level == "debug"
 
 
+@pytest.mark.parametrize(
+    ("cidr", "status"),
+    [("", 403), ("10.0.0.0/8", 403), ("10.0.0.0/8, 127.0.0.1/8", 200), ("127.0.0.1", 200), ("::1/128", 403)],
+)
+def test_options_are_changed_from_where_that_is_allowed(cidr: str, status: int) -> None:
+    broker = FakeBroker(allow_config_from_cidr=cidr)
+    answer = ask(broker, "PUT", "/config/log_level", b"debug")
+    assert answer.status == status
+    assert broker.options.log_level == ("debug" if status == 200 else "info")
+    if status == 403:
+        assert answer.json["message"] == "FORBIDDEN" and "--allow-config-from-cidr" in answer.json["detail"]
+    assert ask(broker, "GET", "/config/log_level").status == 200, "reading changes nothing"
+
+
 def test_what_is_wrong_with_a_change_of_options() -> None:
     broker = FakeBroker(max_msg_size=100)
     lookupds = "/config/nsqlookupd_tcp_addresses"

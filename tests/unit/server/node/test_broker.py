@@ -16,7 +16,7 @@ import pytest
 from nsqha import hot
 from nsqha.commitlog.storage import OsStorage
 from nsqha.cursor.seek import SeekPlan
-from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
+from nsqha.errors import AppendFailed, LimitReached, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.cluster.routing import ClusterConsumerRoutes
 from nsqha.server.opening.log_folders import LogFolders
@@ -527,3 +527,40 @@ async def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(
     await broker.channels.pause_topic("t", False)
     reader = await subscribed(broker, "t", "c", rdy=1)
     await until(lambda: reader.wire.bodies == [b"one"])
+
+
+def test_a_topic_takes_no_more_channels_than_it_may_have(tmp_path: Path):
+    async def story():
+        async with running(tmp_path, max_topic_channels=3) as broker:
+            await broker.topics.create_topic("t")
+            for channel in ("a", "b", "c#ephemeral", "a"):
+                await broker.channels.create("t", channel)
+            for channel in ("d", "d#ephemeral"):
+                with pytest.raises(LimitReached, match="t has 3 channels, as many as --max-topic-channels allows"):
+                    await broker.channels.create("t", channel)
+                with pytest.raises(LimitReached, match="3 channels"):
+                    await broker.subscriptions.subscribe(consumer("t", channel))
+            await broker.channels.delete("t", "a")
+            await broker.channels.create("t", "d")
+
+    asyncio.run(story())
+
+
+def test_a_new_topic_has_the_channels_that_lookup_daemons_know_in_its_first_record(tmp_path: Path):
+    """A change of the list for each of a thousand would keep the first PUB waiting."""
+
+    class KnowsMany:
+        def changed(self, topic: str, channels: object) -> None: ...
+
+        async def known_channels(self, topic: str) -> list[str]:
+            return [f"c{n}" for n in range(1000)]
+
+    async def story():
+        async with running(tmp_path) as broker:
+            broker.topics.announcer = KnowsMany()
+            before = broker.parts.store.records.revision
+            topic = await broker.topics.ensure_topic("t")
+            assert broker.parts.store.records.revision == before + 1
+            assert len(topic.channel_names()) == 1000 and topic.serves("c7")
+
+    asyncio.run(story())

@@ -89,11 +89,12 @@ def run(
     conversation: Callable[[Registrar, FakeLookupd, str], Awaitable[None]],
     registrations: Callable[[], Mapping[str, Sequence[str]]] = dict,
     info: bytes | None = None,
+    **limits: int,
 ) -> None:
     async def main() -> None:
         lookupd = FakeLookupd(info)
         address = await lookupd.start()
-        registrar = Registrar(IDENTITY, registrations, answer_bytes_max=1000, request_seconds=1.0)
+        registrar = Registrar(IDENTITY, registrations, answer_bytes_max=1000, request_seconds=1.0, **limits)
         try:
             await conversation(registrar, lookupd, address)
         finally:
@@ -289,6 +290,22 @@ def test_known_channels_are_asked_of_the_daemon_behind_the_connection(
         server.close()
 
     run(conversation, lambda: {"a": []})
+
+
+def test_a_topic_begins_with_no_more_channels_than_it_may_have(caplog: pytest.LogCaptureFixture) -> None:
+    """20,000 names that a lookup daemon knows kept the first PUB waiting for half a minute."""
+    body = json.dumps({"channels": [f"c{n:05}" for n in range(20_000)]}).encode()
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        server, port, _ = await http_server({"/channels?topic=t": ("200 OK", body)})
+        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % port
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        assert await registrar.known_channels("t") == [f"c{n:05}" for n in range(3)]
+        assert "begins with the first 3 of 20000 channels" in caplog.text
+        server.close()
+
+    run(conversation, lambda: {"a": []}, channels_max=3)
 
 
 def test_an_answer_that_comes_in_pieces_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
