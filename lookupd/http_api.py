@@ -59,6 +59,8 @@ class LookupdApi:
     def routes(self) -> HttpApi:
         api = HttpApi()
         api.add("GET", "/ping", _async(lambda _: "OK"), plain=True)
+        api.add("GET", "/healthz", _async(lambda _: "OK"), plain=True, quiet=True)
+        api.add("GET", "/readyz", _async(self.readyz), plain=True, quiet=True)
         api.add("GET", "/info", _async(lambda _: {"version": NSQ_VERSION}))
         api.add("GET", "/topics", _async(self.topics))
         api.add("GET", "/channels", _async(self.channels))
@@ -77,6 +79,14 @@ class LookupdApi:
         return api
 
     # ---- questions
+
+    def readyz(self, request: HttpRequest) -> object:
+        """OK: it answers from memory, whether etcd can be reached or not."""
+        if request.query.get("verbose") is None or self._cluster is None:
+            return "OK"
+        view = self._cluster.view
+        controller = view.controller.name if view.controller else "none"
+        return f"OK\n[+] metadata: revision {view.revision}, {len(view.nodes)} nodes, controller {controller}"
 
     def topics(self, request: HttpRequest) -> object:
         topics = self._cluster.view.topics if self._cluster else {}

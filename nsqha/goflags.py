@@ -106,7 +106,7 @@ class FlagValues:
     sources: Mapping[str, str]
     """flag name -> "flag", "env" or "file"; a flag at its default is not in it."""
     notices: Sequence[str] = ()
-    """Lines to log once: flags without effect here, unknown keys."""
+    """Lines to log once: flags without effect here."""
 
 
 class UsageError(ConfigError):
@@ -138,12 +138,11 @@ def load(
     for name, value in _from_environment(table, environ, env_prefix).items():
         if name not in given:
             given[name], sources[name] = value, "env"
-    notices: list[str] = []
     if path := given.get("config"):
-        for name, value in _from_file(table, path, read_toml(path), notices).items():
+        for name, value in _from_file(table, path, read_toml(path)).items():
             if name not in given:
                 given[name], sources[name] = value, "file"
-    notices += [f"--{name} has no effect: {table[name].inert}" for name in given if table[name].inert]
+    notices = [f"--{name} has no effect: {table[name].inert}" for name in given if table[name].inert]
     defaults = {name: flag.default for name, flag in table.items()}
     return FlagValues(defaults | given, sources, tuple(notices))
 
@@ -201,14 +200,15 @@ def _from_environment(table: Mapping[str, Flag], environ: Mapping[str, str], pre
     return found
 
 
-def _from_file(table: Mapping[str, Flag], path: str, data: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
+def _from_file(table: Mapping[str, Flag], path: str, data: Mapping[str, Any]) -> dict[str, Any]:
     by_key = {flag.key: flag for flag in table.values() if flag.key and flag.name != "config"}
     found = {}
     for key, value in data.items():
         flag = by_key.get(key)
         if flag is None:
-            notices.append(f"{path}: {key} is unknown and ignored")
-            continue
+            close = difflib.get_close_matches(key, by_key, 1, 0.6)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise ConfigError(f"--config={path}: there is no setting {key}{meant}")
         try:
             found[flag.name] = flag.kind.of_file(value)
         except ValueError as error:

@@ -174,12 +174,22 @@ def test_a_wrong_value_in_the_environment_names_the_variable() -> None:
 
 
 def test_what_has_no_effect_is_said_once() -> None:
-    settings = read("--config=f", "--verbose", "--verbose=true", file={"verbose": True, "color": 1, "version": "x"})
-    assert settings.notices == (
-        "f: color is unknown and ignored",
-        "f: version is unknown and ignored",
-        "--verbose has no effect: there is a level",
-    )
+    settings = read("--config=f", "--verbose", "--verbose=true", file={"verbose": True})
+    assert settings.notices == ("--verbose has no effect: there is a level",)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("timeuot", r"--config=f: there is no setting timeuot \(did you mean timeout\?\)$"),
+        ("color", "--config=f: there is no setting color$"),
+        ("version", "there is no setting version$"),
+    ],
+)
+def test_a_key_of_the_file_that_is_no_setting_is_refused(key: str, said: str) -> None:
+    """A mistyped retention would go unnoticed until the messages are gone."""
+    with pytest.raises(ConfigError, match=said):
+        read("--config=f", file={key: "1s"})
 
 
 def test_usage_shows_every_flag_with_its_default() -> None:

@@ -290,6 +290,16 @@ def test_a_topic_begins_with_the_channels_that_other_lookup_daemons_know(target:
     run(story)
 
 
+def test_the_daemon_is_ready_as_long_as_it_answers() -> None:
+    async def story(s: Site) -> None:
+        await s.world.until(lambda: s.daemon.controller is not None and s.daemon.controller.term is not None)
+        assert await s.get("/healthz") == await s.get("/readyz") == b"OK"
+        first, metadata = (await s.get("/readyz?verbose")).decode().split("\n")
+        assert first == "OK" and "3 nodes, controller me:" in metadata
+
+    run(story)
+
+
 def test_a_store_that_is_away_is_said_so() -> None:
     async def story(s: Site) -> None:
         def refuse(*_: object, **__: object) -> None:
