@@ -340,6 +340,7 @@ def checked(options: Options) -> Options:
     _check_ranges(options)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise ConfigError("--tls-cert and --tls-key go together")
+    _check_https_port(options)
     _check_cluster(options, (*_ETCD_ACCESS, "topic_replicas"))
     networks(options.allow_config_from_cidr)
     if options.lease_ttl_ns < 2 * SECOND:
@@ -352,6 +353,19 @@ def checked(options: Options) -> Options:
         if not 0 < fraction <= 1:
             raise ConfigError(f"--e2e-processing-latency-percentile={fraction}: must be above 0 and at most 1")
     return options
+
+
+def _check_https_port(options: Options) -> None:
+    """nsqd's port for HTTPS, which listens only with a certificate, is the usual one for gRPC here."""
+    port = options.https_address.rpartition(":")[2]
+    if not options.tls_cert or port in ("", "0"):
+        return
+    for name, address in (("grpc", options.grpc_address), ("peer", options.peer_address)):
+        if address.rpartition(":")[2] == port:
+            raise ConfigError(
+                f"--{name}-address={address} has the port of --https-address={options.https_address}, which listens as "
+                "there is a --tls-cert: give one of them another port, or an empty --https-address"
+            )
 
 
 def networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:

@@ -74,3 +74,16 @@ def test_both_daemons_use_the_same_etcd_and_authority() -> None:
     broker, lookupd = settings("broker"), settings("lookupd")
     shared = [name for name in broker if name.startswith("etcd_")] + ["cluster_tls_ca"]
     assert {name: broker[name] for name in shared} == {name: lookupd[name] for name in shared}
+
+
+def test_a_broker_with_a_certificate_for_clients_has_a_port_for_each_listener() -> None:
+    options = load_nsqd([*flags("broker"), "--tls-cert=c", "--tls-key=k"], {}).options
+    addresses = [
+        options.tcp_address,
+        options.http_address,
+        options.https_address,
+        options.grpc_address,
+        options.peer_address,
+        options.segments_address,
+    ]
+    assert len({address.rpartition(":")[2] for address in addresses}) == len(addresses)

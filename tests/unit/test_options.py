@@ -272,6 +272,15 @@ def test_nsqd_joins_no_cluster_by_its_environment_alone(tmp_path: Path, capsys: 
     assert nsqd_command_line(["--etcd-endpoint="], by_variable).options.etcd_endpoints == ()
 
 
+@pytest.mark.parametrize("flag", ["--grpc-address=0.0.0.0:4152", "--peer-address=10.0.0.1:4152"])
+def test_the_port_of_https_is_taken_once_there_is_a_certificate(flag: str) -> None:
+    assert nsqd(flag).https_address == "0.0.0.0:4152", "it does not listen"
+    with pytest.raises(ConfigError, match=re.escape(f"{flag} has the port of --https-address=0.0.0.0:4152")):
+        nsqd(flag, "--tls-cert=c", "--tls-key=k")
+    for https in ("--https-address=", "--https-address=0.0.0.0:4155"):
+        nsqd(flag, "--tls-cert=c", "--tls-key=k", https)
+
+
 def test_config_values_look_as_nsqd_shows_them() -> None:
     options = checked(Options(broadcast_address="h"))
     assert config_value(options, "log_level") == 2

@@ -246,6 +246,9 @@ class Node:
             peer=at.peer,
             segments=at.segments,
         )
+        if local := joining.unreachable_addresses(info):
+            text = "%s: registered beside --broadcast-address=%s, but only this host reaches it: give 0.0.0.0"
+            logger.warning("loopback_registered", text, ", ".join(local), info.broadcast_address)
         await cluster.join(info)
         assert self._doubt is not None
         self._tasks.spawn(self._doubt.run())

@@ -6,6 +6,7 @@ Imported only by nodes that have an etcd endpoint: etcd and gRPC take time to im
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import random
 import socket
 from typing import TYPE_CHECKING
@@ -118,6 +119,25 @@ def node_info(
         boot_id=boot_id,
         version=NSQ_VERSION,
     )
+
+
+def unreachable_addresses(info: NodeInfo) -> list[str]:
+    """The addresses of a node that only its own host reaches, though its broadcast address is not such a one."""
+    if _is_loopback(info.broadcast_address):
+        return []
+    named = {"grpc": info.grpc_address, "peer": info.peer_address, "segments": info.segments_address}
+    return [
+        f"--{name}-address={address}"
+        for name, address in named.items()
+        if _is_loopback(address.rpartition(":")[0].strip("[]"))
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _reachable(address: str, name: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 from nsqha.cli.nsqd import open_grpc
 from nsqha.errors import ConfigError
 from nsqha.options import Options
-from nsqha.server.node.cluster.joining import node_info
+from nsqha.server.node.cluster.joining import node_info, unreachable_addresses
 from nsqha.server.node.start import Node
 from tests.certificates import Certificates
 
@@ -110,3 +110,21 @@ def test_others_are_told_an_address_that_they_can_dial() -> None:
     assert told("0.0.0.0:4154") == told("[::]:4154") == "broker1:4154"
     assert told("10.0.0.7:4154") == "10.0.0.7:4154"
     assert told("") == ""
+
+
+@pytest.mark.parametrize(
+    ("broadcast", "grpc", "said"),
+    [
+        ("broker1", "127.0.0.1:4152", ["--grpc-address=127.0.0.1:4152"]),
+        ("10.0.0.7", "[::1]:4152", ["--grpc-address=[::1]:4152"]),
+        ("broker1", "0.0.0.0:4152", []),
+        ("127.0.0.1", "127.0.0.1:4152", []),
+        ("localhost", "127.0.0.1:4152", []),
+    ],
+)
+def test_an_address_that_only_this_host_reaches_is_no_address_for_others(
+    broadcast: str, grpc: str, said: list[str]
+) -> None:
+    options = Options(broadcast_address=broadcast)
+    info = node_info(options, 1, "boot", tcp=1, http=2, grpc=grpc, peer="0.0.0.0:4153", segments="")
+    assert unreachable_addresses(info) == said
