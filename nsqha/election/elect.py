@@ -48,6 +48,9 @@ class ReplicaReport:
     corrupt: bool = False  # has a range that does not verify
     damage: tuple[tuple[int, int, int, int], ...] = ()  # the first of those: log ids [0, 1), offsets [2, 3)
     damaged_ranges: int = 0
+    led_by: int = 0  # the node whose stream for this replica is open; 0: none
+    declined_epoch: int = 0  # the epoch that it was elected for last and could not lead
+    declines: str = ""  # why it could not
 
     @property
     def reach(self) -> tuple[int, int]:

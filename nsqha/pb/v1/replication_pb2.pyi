@@ -499,6 +499,9 @@ class ReplicaStatus(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     DAMAGE_FIELD_NUMBER: _builtins.int
     DAMAGED_RANGES_FIELD_NUMBER: _builtins.int
+    LED_BY_FIELD_NUMBER: _builtins.int
+    DECLINED_EPOCH_FIELD_NUMBER: _builtins.int
+    DECLINES_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     promise: _builtins.int
     log_uid: _builtins.int
@@ -516,6 +519,12 @@ class ReplicaStatus(_message.Message):
     """first log id it has"""
     damaged_ranges: _builtins.int
     """how many there are"""
+    led_by: _builtins.int
+    """the node whose stream for this replica is open; a leader: itself; 0: none"""
+    declined_epoch: _builtins.int
+    """the epoch that it was elected for last and could not lead; 0: none"""
+    declines: _builtins.str
+    """why it could not"""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
@@ -539,10 +548,13 @@ class ReplicaStatus(_message.Message):
         start: _builtins.int = ...,
         damage: _abc.Iterable[Global___DamagedRange] | None = ...,
         damaged_ranges: _builtins.int = ...,
+        led_by: _builtins.int = ...,
+        declined_epoch: _builtins.int = ...,
+        declines: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "committed", b"committed", "corrupt", b"corrupt", "cut", b"cut", "damage", b"damage", "damaged_ranges", b"damaged_ranges", "durable", b"durable", "end", b"end", "key", b"key", "last_epoch", b"last_epoch", "log_uid", b"log_uid", "promise", b"promise", "role", b"role", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "committed", b"committed", "corrupt", b"corrupt", "cut", b"cut", "damage", b"damage", "damaged_ranges", b"damaged_ranges", "declined_epoch", b"declined_epoch", "declines", b"declines", "durable", b"durable", "end", b"end", "key", b"key", "last_epoch", b"last_epoch", "led_by", b"led_by", "log_uid", b"log_uid", "promise", b"promise", "role", b"role", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

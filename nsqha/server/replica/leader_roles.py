@@ -95,13 +95,18 @@ class LeaderRoles:
             if why:
                 self._following.follow_again(fresh, follower)
         if why:
+            self._table.declined[key] = meta.epoch, why
             logger.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
             return
         times.append(self._runtime.clock.monotonic())
-        opened = await self._promise_to_lead(fresh, number, follower)
-        times.append(self._runtime.clock.monotonic())
-        if opened is not None:
-            self._begin_leading(fresh, number, topic, opened, times)
+        try:
+            opened = await self._promise_to_lead(fresh, number, follower)
+            times.append(self._runtime.clock.monotonic())
+            if opened is not None:
+                self._begin_leading(fresh, number, topic, opened, times)
+        except Exception as error:
+            self._table.declined[key] = meta.epoch, f"{type(error).__name__}: {error}"
+            raise
 
     async def _before_leading(self, follower: Follower, epoch: int) -> None:
         """An operator lets this replica lead with what it has: what no other node has of its damage is given up."""
@@ -160,6 +165,7 @@ class LeaderRoles:
             self._lent, partition, meta, key=key, topic=name, log_uid=opened.log_uid, records=records
         )
         self._table.leading[key] = leadership
+        self._table.declined.pop(key, None)
         self._table.saw(key, fresh)
         end = opened.log.end.log_id
         took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]

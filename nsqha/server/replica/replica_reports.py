@@ -22,6 +22,9 @@ def reports_in(reply: StatusReply) -> dict[tuple[int, int], ReplicaReport]:
             corrupt=replica.corrupt,
             damage=tuple((found.first, found.end, found.first_offset, found.end_offset) for found in replica.damage),
             damaged_ranges=replica.damaged_ranges,
+            led_by=replica.led_by,
+            declined_epoch=replica.declined_epoch,
+            declines=replica.declines,
         )
         for replica in reply.replicas
     }

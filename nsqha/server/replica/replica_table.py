@@ -28,6 +28,7 @@ class ReplicaTable:
         self.leading: dict[PartitionKey, Leadership] = {}
         self.followers: dict[PartitionKey, Follower] = {}
         self.records: dict[PartitionKey, Versioned[TopicRecord]] = {}  # the newest seen, of what has a replica here
+        self.declined: dict[PartitionKey, tuple[int, str]] = {}  # the last epoch that could not be led here, and why
         self.locks = Locks[PartitionKey]()
 
     def record_of(self, key: PartitionKey) -> Versioned[TopicRecord] | None:

@@ -362,5 +362,6 @@ class ReplicaRemoval:
 
     def _forget(self, key: PartitionKey) -> None:
         self._table.records.pop(key, None)
+        self._table.declined.pop(key, None)
         self._integrity.gone(key)
         self._logs.gone(key)

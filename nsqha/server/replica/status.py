@@ -57,15 +57,18 @@ class ReplicaAnswers:
             if (leadership := table.leading.get(key)) is not None:
                 log, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
                 role, stopped, known = pb.ROLE_LEADER, leadership.partition.life.stopped, True
+                led_by = self._node
             elif (follower := table.followers.get(key)) is not None:
                 log, log_uid, committed = follower.log, follower.log_uid, follower.applier.committed
                 role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
                 stopped, known = follower.stopped, follower.applier.state is not None
+                led_by = follower.port.leader if follower.port is not None else 0
             else:
                 continue
             last = log.entry_before(log.end.log_id)
             record = journal.record(key)
             cut, damaged = self._integrity.suspects.doubts(key)
+            declined_epoch, declines = table.declined.get(key, (0, ""))
             shown = reply.replicas.add(
                 key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
                 role=role if stopped is None else pb.ROLE_NONE,
@@ -79,6 +82,9 @@ class ReplicaAnswers:
                 cut=cut,
                 corrupt=damaged or stopped is not None or not known,
                 start=log.start.log_id,
+                led_by=led_by,
+                declined_epoch=declined_epoch,
+                declines=declines,
             )
             ranges = self._integrity.corrupt.shown(key)
             shown.damaged_ranges = len(ranges)
