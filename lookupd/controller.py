@@ -31,6 +31,7 @@ from nsqha.election.controller.events import (
     Blamed,
     Event,
     IntentDone,
+    Linked,
     Metadata,
     NotAnswered,
     Outcome,
@@ -334,6 +335,9 @@ class Term:
 
     def suspected(self, node: int, why: str) -> None:
         self.feed(Suspect(node, why))
+
+    def linked(self, node: int) -> None:
+        self.feed(Linked(node))
 
     def blamed(self, by: int, nodes: frozenset[int]) -> None:
         self.feed(Blamed(by, nodes))

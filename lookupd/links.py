@@ -28,6 +28,9 @@ class LinkListener(Protocol):
     def suspected(self, node: int, why: str) -> None:
         """The controller's stream to this node ended, or could not be opened."""
 
+    def linked(self, node: int) -> None:
+        """The controller's stream to this node is open."""
+
     def blamed(self, by: int, nodes: frozenset[int]) -> None:
         """`nodes` are all nodes that the node `by` has lost its streams to."""
 
@@ -97,6 +100,7 @@ class _NodeLink:
                 self._stream.close(f"this is not node {self._uid:016x} with registration {self._registration}")
             return
         self.greeted = True
+        self._listener.linked(self._uid)
         self._listener.blamed(self._uid, frozenset(message.suspects[:SUSPECTS_MAX]))
 
     def on_closed(self, why: str) -> None:

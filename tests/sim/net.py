@@ -14,6 +14,7 @@ Messages are serialised when they are sent and parsed when they arrive, so nodes
     net = Network(loop, random.Random(seed), services)
     server, peers = net.server("b"), net.peers("a")     # a node's address is its name
     net.partition("a", "b"); net.partition("a", "b", both=False); net.heal("a", "b")
+    net.close_peer_port("b")                            # calls to b work, streams do not
     net.slow("a", "b", 0.2)                             # from now on a's messages to b take so much longer
     net.cut("a", "b")                                   # every stream and call between them is lost
     net.crash("b")                                      # the process is gone: its own ends are silent, others are reset
@@ -64,6 +65,7 @@ class Network:
         self._slower: dict[tuple[str, str], float] = {}
         self._blocked: dict[tuple[str, str], int] = {}  # -> number of the partition
         self._partitions = 0
+        self._closed_ports: set[str] = set()
         self._servers: dict[str, SimPeerServer] = {}
         self._processes: dict[str, list[SimPeers | SimPeerServer]] = {}
         self._wires: dict[int, Wire] = {}  # in the order of their making; a set would have none
@@ -100,8 +102,18 @@ class Network:
         for wire in self._between(a, b):
             wire.healed()
 
+    def close_peer_port(self, address: str) -> None:
+        """No stream can be opened to this node, and those that others have opened are lost; calls work."""
+        self._closed_ports.add(address)
+        for wire in list(self._wires.values()):
+            if wire.method.streaming and wire.server_end.address == address:
+                for end in wire.ends:
+                    end.incoming.lose_some()
+                    end.incoming.put(Over("", "connection reset"))
+
     def heal_all(self) -> None:
-        """Every partition is over, and nothing is slow."""
+        """Every partition is over, every port is open, and nothing is slow."""
+        self._closed_ports.clear()
         self._slower.clear()
         for a, b in list(self._blocked):
             self.heal(a, b)
@@ -166,6 +178,10 @@ class Network:
     def blocked(self, a: str, b: str) -> int:
         """The number of the partition between them, or 0."""
         return self._blocked.get((a, b), 0)
+
+    def refuses(self, wire: Wire) -> bool:
+        """Whether the port that a new connection is for is closed."""
+        return wire.method.streaming and wire.server_end.address in self._closed_ports
 
     def seconds(self, a: str, b: str) -> float:
         return self.rng.uniform(*self.latency) + self._slower.get((a, b), 0.0)

@@ -17,7 +17,7 @@ SELDOM = 1e-9  # of what the test does itself
 @contextmanager
 def healthy(**plan: Any) -> Iterator[SimCluster]:
     """Three healthy nodes with a topic and clients."""
-    with SimCluster(Plan(seed=1, pause_seconds=0.1, **plan)) as made:
+    with SimCluster(Plan(**{"seed": 1, "pause_seconds": 0.1, **plan})) as made:
         made.start()
         made.clients()
         made.run_for(1.0)

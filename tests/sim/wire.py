@@ -273,7 +273,7 @@ class Wire:
         if self.connected or self.client_end.ended:
             return
         server = self.net.listening(self.server_end.address)
-        if server is None:
+        if server is None or self.net.refuses(self):
             self._refuse("connection refused")
             return
         self.net.tell(server.address, self._accepted, server)

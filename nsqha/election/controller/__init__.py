@@ -6,6 +6,7 @@ Downwards:
     elections   what is decided on one partition: elections and transfers
     probing     requests to nodes, and what their answers mean
     state       what a term knows and has under way
+    failed_leaders  nodes that were elected and did not lead
     leader_check  whether the leader of an epoch leads
     pending_probes  requests to nodes that are not answered yet
     rounds      attempts to find a leader, partition by partition

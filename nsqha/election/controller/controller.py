@@ -2,10 +2,12 @@
 that matters: everything that must survive it is in the metadata store, so any lookup daemon can go on at any moment.
 
 A partition without a good leader has a *round*: whoever may lead is asked what it has, until `elect.choose` has heard
-enough. Rounds have three kinds.
+enough. Rounds have four kinds.
 
     doubt      the leader's stream ended, or others blame it: it is asked once more, with a short deadline, and in the
                same breath the rest of the ISR, so that its silence can be followed by an election at once
+    watch      the leader does not answer the controller, or commits nothing: its followers are asked whether they
+               have its stream. One that enough of them hear goes on leading, as only the controller has lost it
     elect      the leader is gone, restarted, silent, has a closed disk, does not lead, or there never was one
     transfer   the record names a successor: when that one has all that the leader has, it is elected. The leader sees
                that first and writes it itself (`nsqha.replication.isr`); here it is done if it does not
@@ -35,6 +37,7 @@ from nsqha.election.controller.events import (
     Blamed,
     Event,
     IntentDone,
+    Linked,
     Metadata,
     NotAnswered,
     PutDone,
@@ -88,7 +91,11 @@ class ControllerMachine:
                 self.state.reading.discard(name)
                 return self._topic(name, topic, now)
             case Suspect(node, why):
+                self.state.standing.link(node, now, open_=False)
                 return self._probing.suspect(node, why, now)
+            case Linked(node):
+                self.state.standing.link(node, now, open_=True)
+                return ()
             case Blamed(by, nodes):
                 return self._probing.blamed(by, nodes, now)
             case Answered():
@@ -202,16 +209,29 @@ class ControllerMachine:
         if now >= self._next_scan:
             self._next_scan = now + state.limits.scan_s
             self._probing.ask_silent(now)
+            self._leave_unlinked(now)
             dirty.update(
-                n for n, part in state.parts.items() if not part.meta.replicas or self._elections.reason(part, now)
+                n
+                for n, part in state.parts.items()
+                if not part.meta.replicas or self._elections.reason(part, now) or self._elections.watched(part, now)
             )
             self._plan(now)
         return dirty
 
+    def _leave_unlinked(self, now: float) -> None:
+        """Leaders at whose peer port the controller is refused hand over to a member of the ISR where it is not."""
+        state = self.state
+        room = state.limits.plan.transfers_max
+        for node in state.standing.unlinked(now, after=state.limits.unlinked_s) - state.standing.silent.keys():
+            for name in sorted(state.led[node]):
+                if room > 0 and self._transfers.leave(state.parts[name], now):
+                    room -= 1
+
     def _plan(self, now: float) -> None:
         state = self.state
         unled = frozenset(name for name, round_ in state.rounds.items() if round_.kind == "elect")
-        steps = state.planner.plan(replace(state.world(), unled=unled), now)
+        away = frozenset(state.standing.silent) | state.standing.unlinked(now, after=state.limits.unlinked_s)
+        steps = state.planner.plan(replace(state.world(), unled=unled, unreachable=away), now)
         for put in steps.puts:
             if state.free(put.name):
                 state.put(put.name, put.meta, put.why, now)
@@ -249,6 +269,9 @@ class ControllerMachine:
             if round_ is None or round_.kind != "transfer":
                 round_ = state.rounds[name] = Round("transfer", "transfer", now)
             self._transfers.go_on(part, round_, now)
+        elif self._elections.watched(part, now):
+            if round_ is None or round_.kind != "watch":
+                state.rounds[name] = Round("watch", "", now)
         else:
             state.rounds.pop(name, None)
             self._transfers.leader_leaves(part, now)

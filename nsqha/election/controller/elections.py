@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from nsqha.election.controller.events import Say
@@ -9,6 +10,10 @@ from nsqha.election.controller.rounds import Round, TopicPartition
 from nsqha.election.controller.state import ControllerState, text_of
 from nsqha.election.elect import Ballot, Elected, Wait, choose
 from nsqha.election.placement import PartitionName
+
+SILENT, IDLE, DEAF = "leader does not answer", "leader does not lead", "leader commits nothing"
+CUT_OFF = "leader is cut off from its followers"
+RUNNING = (IDLE, DEAF, CUT_OFF)  # of leaders that answer: a replacement may not help
 
 
 class Elections:
@@ -32,13 +37,44 @@ class Elections:
             return "leader restarted"
         if node.poisoned:
             return "leader's disk is closed"
-        if meta.leader in state.standing.silent:
-            return "leader does not answer"
+        silent_since = state.standing.silent.get(meta.leader)
+        if silent_since is not None and not self._heard(part, silent_since):
+            return SILENT
+        if now < state.failed.next_due(part.name):
+            return ""
         if state.leader_check.does_not_lead(part.name, meta):
-            return "leader does not lead"
+            return IDLE
         if state.standing.cut_off(meta, now, after=state.limits.blamed_s):
-            return "leader is cut off from its followers"
-        return ""
+            return CUT_OFF
+        return DEAF if self._deaf(part, now) else ""
+
+    def watched(self, part: TopicPartition, now: float) -> bool:
+        """Whether the followers are to be asked if they hear the leader."""
+        state, meta = self._state, part.meta
+        if not meta.leader or meta.leader in state.standing.leaving:
+            return False
+        return meta.leader in state.standing.silent or self._stuck_since(part, now) is not None
+
+    def _stuck_since(self, part: TopicPartition, now: float) -> float | None:
+        since = self._state.leader_check.stuck_since(part.name, part.meta)
+        return since if since is not None and now - since >= self._state.limits.stuck_s else None
+
+    def _heard(self, part: TopicPartition, since: float) -> bool:
+        """Whether so many followers hear the leader that it can commit: only the controller has lost it."""
+        state, meta = self._state, part.meta
+        hearing = state.leader_check.hearing(part.name, meta, since) - state.standing.blamers(meta.leader)
+        return bool(hearing) and 1 + len(hearing) >= meta.min_isr
+
+    def _deaf(self, part: TopicPartition, now: float) -> bool:
+        """Whether the leader can not commit, and a member of the ISR that answers could, with other replicas."""
+        state, meta = self._state, part.meta
+        since = self._stuck_since(part, now)
+        if since is None:
+            return False
+        deaf = state.leader_check.deaf(part.name, meta, since)
+        may_join = {uid for uid in meta.replicas if uid not in meta.isr and uid in state.nodes}
+        enough = len(deaf | may_join - state.standing.silent.keys()) >= meta.min_isr
+        return bool(deaf) and enough and not self._heard(part, since)
 
     def elect(self, part: TopicPartition, round_: Round, now: float) -> None:
         state = self._state
@@ -47,7 +83,7 @@ class Elections:
         dead = set()
         if round_.why != "leader restarted" and meta.leader:
             dead.add(meta.leader)
-        if round_.why == "leader is cut off from its followers":
+        if round_.why in (CUT_OFF, DEAF):
             reports.pop(meta.leader, None)
         mine = reports.get(meta.leader)
         if mine is not None and mine.log_uid != meta.isr.get(meta.leader):
@@ -62,10 +98,14 @@ class Elections:
                 round_.since,
                 now,
                 frozenset(dead),
-                state.planner.avoided(state.nodes),
+                state.last(part.name, now) | ({meta.leader} if round_.why == IDLE else set()),
             )
         )
         if isinstance(found, Elected):
+            if round_.why == SILENT or round_.why in RUNNING:
+                state.failed.failed(part.name, meta.leader, meta.registration, now)
+            if round_.why in RUNNING:
+                state.failed.replaced(part.name, now)
             registered = {found.leader: found.meta.registration}
             state.put(
                 part.name, found.meta, round_.why, now, since=round_.since, registered=registered, loss=found.loss
@@ -100,7 +140,7 @@ class LeaderTransfers:
         state = self._state
         if state.free(name) and name not in state.rounds and now >= self._after.get(name, 0.0):
             meta = state.parts[name].meta
-            if meta.leader != target and not meta.successor:
+            if meta.leader != target and not meta.successor and target not in state.failed.last(name, state.nodes, now):
                 state.put(name, replace(meta, successor=target), "transfer_begins", now)
 
     def go_on(self, part: TopicPartition, round_: Round, now: float) -> None:
@@ -121,6 +161,8 @@ class LeaderTransfers:
                 return
         if not fit or late:
             self._after[part.name] = now + state.limits.transfer_pause_s
+            if node is not None:
+                state.failed.failed(part.name, meta.successor, node.registration, now)
             text = f"{text_of(part.name)}: node {state.name(meta.successor)} could not take the lead in time"
             state.say("transfer_given_up", text, "warning", topic=part.name.topic, partition=part.name.number)
             state.put(part.name, replace(meta, successor=0), "transfer_given_up", now)
@@ -137,8 +179,16 @@ class LeaderTransfers:
         if now < due:
             state.wake_at(due)
             return
-        avoided = state.planner.avoided(state.nodes)
-        for uid in meta.replicas:
-            if uid in meta.isr and uid in state.nodes and uid not in avoided and uid not in state.standing.silent:
-                self.begin(part.name, uid, now)
-                return
+        self._begin_elsewhere(part, state.planner.avoided(state.nodes), now)
+
+    def leave(self, part: TopicPartition, now: float) -> bool:
+        """Move the lead to a member of the ISR that the controller reaches; False: there is none."""
+        return self._begin_elsewhere(part, self._state.last(part.name, now), now)
+
+    def _begin_elsewhere(self, part: TopicPartition, avoided: Collection[int], now: float) -> bool:
+        meta, state = part.meta, self._state
+        unfit = {meta.leader, *avoided, *state.standing.silent}
+        fit = [uid for uid in meta.replicas if uid in meta.isr and uid in state.nodes and uid not in unfit]
+        if fit:
+            self.begin(part.name, fit[0], now)
+        return bool(fit)

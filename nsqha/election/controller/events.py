@@ -47,6 +47,13 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Linked:
+    """The controller's own stream to a node is open."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class Blamed:
     """All nodes that one node has lost its streams to, now."""
 
@@ -94,7 +101,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Metadata | TopicRead | Suspect | Blamed | Answered | NotAnswered | PutDone | IntentDone | Tick
+Event = Metadata | TopicRead | Suspect | Linked | Blamed | Answered | NotAnswered | PutDone | IntentDone | Tick
 
 
 # ---- actions

@@ -1,7 +1,11 @@
-"""Whether the leader of an epoch leads. It is asked periodically, also when no node complains.
+"""Whether the leader of an epoch leads, and commits. It is asked periodically, also when no node complains.
 
 A leader that was just elected may not have begun yet, so one answer is not enough. A leader that has promised its epoch
-and does not lead will never lead it: a process life leads an epoch once. Its answers count double.
+and does not lead will never lead it: a process life leads an epoch once. Its answers count double. One that says that
+it could not lead this epoch (`declined_epoch`) needs no further answer.
+
+A leader whose log goes on while nothing commits is *stuck*. That alone says nothing against it: replicas may be down.
+What its followers say of it does (`hearing`, `deaf`): a leader that too few of them hear can not commit.
 """
 
 from __future__ import annotations
@@ -25,12 +29,29 @@ class Idle(NamedTuple):
     counted: float
 
 
+class Stuck(NamedTuple):
+    """A leader that reports batches that are not committed."""
+
+    epoch: int
+    committed: int
+    since: float
+
+
+class Heard(NamedTuple):
+    """Whose stream a follower has."""
+
+    leader: int
+    at: float  # when it said so
+
+
 class LeaderCheck:
-    """Counts answers of leaders that do not lead."""
+    """Counts answers of leaders that do not lead, and keeps what followers say of them."""
 
     def __init__(self, limits: ControllerLimits) -> None:
         self._limits = limits
         self._idle: dict[PartitionName, Idle] = {}
+        self._stuck: dict[PartitionName, Stuck] = {}
+        self._heard: dict[PartitionName, dict[int, Heard]] = {}
         self._last: dict[int, PartitionKey] = {}  # the last one that each node was asked for
 
     def turn(self, node: int, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
@@ -46,9 +67,17 @@ class LeaderCheck:
         """A node reports what it has of a partition; None: nothing."""
         meta = part.meta
         if node != meta.leader:
+            if report is None or report.log_uid != meta.isr.get(node):
+                self._heard.get(part.name, {}).pop(node, None)
+            else:
+                self._heard.setdefault(part.name, {})[node] = Heard(report.led_by, now)
             return
         if report is not None and report.leading:
-            self.forget(part.name)
+            self._idle.pop(part.name, None)
+            self._commits(part, report, now)
+            return
+        if report is not None and report.declines and report.declined_epoch == meta.epoch:
+            self._idle[part.name] = Idle(meta.epoch, self._limits.idle_audits, now)
             return
         idle = self._idle.get(part.name, Idle(meta.epoch, 0, now - self._limits.audit_s))
         if now - idle.counted >= self._limits.audit_s * 0.9:
@@ -61,6 +90,32 @@ class LeaderCheck:
         idle = self._idle.get(name)
         return idle is not None and idle.epoch == meta.epoch and idle.audits >= self._limits.idle_audits
 
+    def _commits(self, part: TopicPartition, report: ReplicaReport, now: float) -> None:
+        """The leader leads: note since when nothing was committed."""
+        before = self._stuck.get(part.name)
+        if report.committed >= report.end:
+            self._stuck.pop(part.name, None)
+        elif before is None or (before.epoch, before.committed) != (part.meta.epoch, report.committed):
+            self._stuck[part.name] = Stuck(part.meta.epoch, report.committed, now)
+
+    def stuck_since(self, name: PartitionName, meta: PartitionMeta) -> float | None:
+        """Since when the leader has committed nothing though its log goes on; None: it commits."""
+        stuck = self._stuck.get(name)
+        return stuck.since if stuck is not None and stuck.epoch == meta.epoch else None
+
+    def hearing(self, name: PartitionName, meta: PartitionMeta, since: float) -> set[int]:
+        """Members of the ISR that have said since then that the leader's stream is open."""
+        return {uid for uid, heard in self._said(name, meta, since) if heard.leader == meta.leader}
+
+    def deaf(self, name: PartitionName, meta: PartitionMeta, since: float) -> set[int]:
+        """Members of the ISR that have said since then that it is not."""
+        return {uid for uid, heard in self._said(name, meta, since) if heard.leader != meta.leader}
+
+    def _said(self, name: PartitionName, meta: PartitionMeta, since: float) -> list[tuple[int, Heard]]:
+        heard = self._heard.get(name, {})
+        return [(uid, found) for uid, found in heard.items() if uid in meta.isr and found.at >= since]
+
     def forget(self, name: PartitionName) -> None:
-        """Drop the count: another leader, or none, or no partition."""
-        self._idle.pop(name, None)
+        """Drop what was counted: another leader, or none, or no partition."""
+        for held in (self._idle, self._stuck, self._heard):
+            held.pop(name, None)

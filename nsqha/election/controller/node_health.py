@@ -22,6 +22,7 @@ class NodeHealth:
         self.leaving: dict[int, float] = {}  # shut down, and since when
         self._suspects: dict[int, float] = {}
         self._blame: dict[int, dict[int, float]] = {}  # blamed -> by -> since
+        self._unlinked: dict[int, float] = {}  # no stream to its peer port can be opened, and since when
         self._lives: dict[int, int] = {}  # registration that the node itself last reported
 
     def changed(self, nodes: Mapping[int, NodeInfo], now: float) -> list[int]:
@@ -36,7 +37,7 @@ class NodeHealth:
                 self.leaving.setdefault(uid, now)
             if old is None or new is None or old.registration != new.registration:
                 # Another life, or none: the state of the last one does not apply.
-                for held in (self.silent, self._suspects, self._blame, self._lives):
+                for held in (self.silent, self._suspects, self._blame, self._unlinked, self._lives):
                     held.pop(uid, None)
         return found
 
@@ -47,12 +48,29 @@ class NodeHealth:
         self._suspects[node] = now
         return True
 
+    def link(self, node: int, now: float, *, open_: bool) -> None:
+        """The controller's stream to a node is open, or has ended or could not be opened."""
+        if open_:
+            self._unlinked.pop(node, None)
+        elif node in self.nodes:
+            self._unlinked.setdefault(node, now)
+
+    def unlinked(self, now: float, *, after: float) -> frozenset[int]:
+        """Nodes at whose peer port the controller has been refused for `after` seconds."""
+        return frozenset(uid for uid, since in self._unlinked.items() if now - since >= after)
+
+    def blamers(self, node: int) -> frozenset[int]:
+        """Nodes that have lost their streams to this one."""
+        return frozenset(self._blame.get(node, ()))
+
     def suspected_since(self, node: int) -> float | None:
         return self._suspects.get(node)
 
-    def answered(self, node: int, registration: int) -> bool:
+    def answered(self, node: int, registration: int, now: float) -> bool:
         """Note an answer. True if it ends a suspicion, or the node's silence."""
         self._lives[node] = registration
+        if node in self.silent and node in self._unlinked:
+            self._unlinked[node] = now  # only now it is more than silence: its peer port may be next to answer
         return self._suspects.pop(node, None) is not None or self.silent.pop(node, None) is not None
 
     def not_answered(self, node: int) -> bool:

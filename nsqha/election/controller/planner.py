@@ -62,6 +62,7 @@ class World:
     settings: Mapping[PartitionName, TopicSettings]
     nodes: Mapping[int, NodeInfo]
     unled: frozenset[PartitionName] = frozenset()  # a leader is being elected
+    unreachable: frozenset[int] = frozenset()  # nodes that the controller does not reach now
 
     def load(self) -> Load:
         return Load.of(meta.replicas for meta in self.metas.values())
@@ -159,7 +160,7 @@ class Planner:
                 case moves.Put(new, why):
                     steps.puts.append(NamedPut(name, new, why))
                 case moves.HandOver(candidates):
-                    avoided = self.avoided(world.nodes)
+                    avoided = self.avoided(world.nodes) | world.unreachable
                     fit = [u for u in candidates if u in meta.isr and u in world.nodes and u not in avoided]
                     if fit:
                         steps.transfers.append(Transfer(name, meta.leader, fit[0]))
@@ -171,7 +172,7 @@ class Planner:
 
     def _begin_moves(self, world: World, steps: Steps, now: float) -> None:
         room = self.limits.moves_max - len(self.moves)
-        nodes = able(world.nodes, self.decommissions)
+        nodes = able(world.nodes, self.decommissions | world.unreachable)
         # Most partitions need nothing, and this runs all the time: only the others are examined.
         suspects = self.decommissions | self._away.keys()
         default = replicas_wanted(TopicSettings(), nodes)
@@ -241,7 +242,7 @@ class Planner:
             return
         self._next_transfers = now + self.limits.transfers_every_s
         under_way = sum(1 for meta in world.metas.values() if meta.successor)
-        nodes = able(world.nodes, self.decommissions)
+        nodes = able(world.nodes, self.decommissions | world.unreachable)
         still = {name: meta for name, meta in world.metas.items() if name not in self.moves}
         steps.transfers += balance(still, nodes, self.limits.transfers_max - under_way)
 

@@ -46,7 +46,7 @@ class Probing:
         state = self._state
         asked, dirty = self._returned(event.number, event.node)
         node = event.node
-        if state.standing.answered(node, event.registration):
+        if state.standing.answered(node, event.registration, now):
             dirty |= state.led[node]
         for key in asked.keys if asked else ():
             name = state.names.get(key)
@@ -111,7 +111,9 @@ class Probing:
             if round_.kind == "transfer" and now < due:
                 state.wake_at(due)
                 continue
-            again = state.limits.transfer_ask_s if round_.kind == "transfer" else state.limits.ask_again_s
+            again = {"transfer": state.limits.transfer_ask_s, "watch": state.limits.watch_ask_s}.get(
+                round_.kind, state.limits.ask_again_s
+            )
             if not part.meta.isr and now - round_.since < 1.0:
                 again = state.limits.begin_ask_s
             for uid in self._members(part.meta, round_):

@@ -11,7 +11,7 @@ from nsqha.election.model import PartitionMeta, Sync, TopicSettings
 from nsqha.election.placement import PartitionName
 from nsqha.ids import PartitionKey
 
-Kind = Literal["doubt", "elect", "transfer"]
+Kind = Literal["doubt", "watch", "elect", "transfer"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class ControllerLimits:
     handover_s: float = 0.25  # a leader that leaves names the next one itself; else the controller does after this
     transfer_s: float = 1.0  # then a planned change of leader is given up, or forced if the leader leaves
     transfer_pause_s: float = 30.0  # before it is tried again
+    watch_ask_s: float = 1.0  # between requests to the followers of a leader that may not serve
+    stuck_s: float = 3.0  # a leader that commits nothing for this long, while its log goes on, may not serve
+    unlinked_s: float = 5.0  # a leader at whose peer port the controller is refused for this long hands over
     blamed_s: float = 2.0  # a leader that lost so many members that it cannot commit is replaced after this
     scan_s: float = 0.5  # between scans of all partitions and steps of slow work
     audit_s: float = 2.0  # between requests to leaders whether they lead

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from nsqha.election.controller.events import Action, PutPartition, Say
+from nsqha.election.controller.failed_leaders import FailedLeaders
 from nsqha.election.controller.leader_check import LeaderCheck
 from nsqha.election.controller.node_health import NodeHealth
 from nsqha.election.controller.planner import Planner, World
@@ -32,6 +33,7 @@ class ControllerState:
         self.reading: set[str] = set()
         self.standing = NodeHealth()
         self.leader_check = LeaderCheck(limits)
+        self.failed = FailedLeaders()
         self.planner = Planner(now, limits.plan)
         self.picture: World | None = None
         self.actions: list[Action] = []
@@ -63,6 +65,7 @@ class ControllerState:
         for held in (self.rounds, self.seen, self.puts):
             held.pop(name, None)
         self.leader_check.forget(name)
+        self.failed.forget(name)
 
     def world(self) -> World:
         if self.picture is None:
@@ -92,6 +95,12 @@ class ControllerState:
         action = PutPartition(name, meta, why, registered or {})
         self.puts[name] = (action, now if since is None else since, loss)
         self.actions.append(action)
+
+    def last(self, name: PartitionName, now: float) -> frozenset[int]:
+        """Nodes that should lead this partition only if no other can."""
+        declined = {uid for uid, report in self.seen.get(name, {}).items() if report.declines}
+        avoided = self.planner.avoided(self.nodes) | self.standing.unlinked(now, after=self.limits.unlinked_s)
+        return avoided | declined | self.failed.last(name, self.nodes, now)
 
     def wake_at(self, moment: float) -> None:
         self.wake = min(self.wake, moment)

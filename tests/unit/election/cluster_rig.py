@@ -197,10 +197,24 @@ class Cluster:
                     log.entries[-1] if log.entries else 0,
                     len(log.entries),
                     log.promise,
+                    committed=self._committed(key, log),
                     leading=log.leading > 0,
                     cut=log.cut,
+                    led_by=self._led_by(key, log),
                 )
         return Answered(number, node.uid, node.info.registration, found)
+
+    def _committed(self, key: PartitionKey, log: Log) -> int:
+        acked = next((acked for name, acked in self.acked.items() if (name.uid, name.number) == key), [])
+        return min(len(acked), len(log.entries))
+
+    def _led_by(self, key: PartitionKey, log: Log) -> int:
+        """The node that pushes to this replica, if it runs and is heard."""
+        for name, meta in self.parts().items():
+            leader = self.nodes.get(meta.leader)
+            if (name.uid, name.number) == key and leader is not None and leader.up and not leader.silent:
+                return meta.leader if log.promise == meta.epoch else 0
+        return 0
 
     def start(self, uid: int) -> None:
         node = self.nodes[uid]

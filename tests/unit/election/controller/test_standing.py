@@ -24,11 +24,11 @@ def test_a_suspicion_ends_with_an_answer_or_becomes_silence() -> None:
     of = standing()
     assert of.suspect(A, 1.0) and not of.suspect(A, 2.0) and of.suspected_since(A) == 1.0
     assert not of.suspect(D, 1.0), "nobody knows it"
-    assert of.answered(A, 7) and not of.answered(A, 7) and of.suspected_since(A) is None
+    assert of.answered(A, 7, 2.0) and not of.answered(A, 7, 2.0) and of.suspected_since(A) is None
     of.suspect(A, 3.0)
     assert of.not_answered(A) and not of.not_answered(A)
     assert of.silent == {A: 3.0} and not of.suspect(A, 4.0)
-    assert of.answered(A, 7) and not of.silent
+    assert of.answered(A, 7, 2.0) and not of.silent
 
 
 def test_another_life_begins_without_a_past() -> None:
@@ -62,7 +62,7 @@ def test_a_leader_restarted_when_its_record_or_it_itself_says_so() -> None:
     of = standing()
     meta = PartitionMeta(leader=A, epoch=1, isr={A: 1}, replicas=(A,), registration=7)
     assert not of.restarted(meta)
-    of.answered(A, 9)
+    of.answered(A, 9, 2.0)
     assert of.restarted(meta) and not of.restarted(replace(meta, registration=0))
 
 
