@@ -9,6 +9,7 @@ Downwards:
     flow              one command after the other: what makes the next one wait, and the end
     transport         the transport, with TLS and compression over it
     context           what connections work with
+    unfinished        what unfinished commands of all clients hold together
     subscribe         consumers find their place at a topic's channel, and leave it
     publish           where a publish goes; publishes by HTTP and gRPC
     heartbeat         whether a client is still there

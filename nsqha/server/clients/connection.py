@@ -23,6 +23,7 @@ from nsqha.server.clients.flow import CommandFlow
 from nsqha.server.clients.heartbeat import Heartbeat
 from nsqha.server.clients.negotiation import Negotiation
 from nsqha.server.clients.transport import ClientTransport
+from nsqha.server.clients.unfinished import SMALL_BYTES
 from nsqha.server.runtime.listen import address_text, too_many_files
 from nsqha.wire import encoder, errors
 from nsqha.wire.session import Session
@@ -103,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._stuffed = False  # blocked because the client does not read its replies
         self._heartbeat = Heartbeat(context.loop, self)
         self._replies = hot.Replies(self, _nowhere)
-        self._flow = flow = CommandFlow(self, self.transport, self._replies, context.loop)
+        self._flow = flow = CommandFlow(self, self.transport, self._replies, context.loop, context.reading)
         permissions = Permissions(context.auth, context.clock, self.transport)
         self.publisher = ClientPublisher(connections.next_number(), context, flow, self.transport, permissions)
         self.negotiation = Negotiation(self, context, flow, self.transport, permissions, self._heartbeat)
@@ -144,7 +145,10 @@ class Connection(asyncio.Protocol):
         session = self.session
         before = session.unread.have
         session.receive(data)
-        if data and (not before or session.unread.have < before + len(data)):
+        have = session.unread.have
+        if have > SMALL_BYTES or before > SMALL_BYTES:
+            self._flow.unfinished.heed()
+        if data and (not before or have < before + len(data)):
             # A command ended or began. More of one that began earlier is no sign of life: a client that sends a byte
             # now and then would keep us holding the rest of it.
             self._heartbeat.heard_at = self.context.loop.time()
@@ -175,6 +179,7 @@ class Connection(asyncio.Protocol):
         if not flow.eof and not self._connections.exiting():
             self.transport.resume_reading()
         self.session.resume()
+        self._flow.unfinished.heed()
         codec = self.transport.codec
         if codec is not None and codec.pending and not flow.blocked:
             self._decompress(b"")
@@ -209,6 +214,7 @@ class Connection(asyncio.Protocol):
             self.closed = True
             self.writable = False
             self.session.kill()
+            self._flow.unfinished.release()
             self._heartbeat.cancel()
             self.transport.close()
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nsqha.server.clients.auth import AuthClient
     from nsqha.server.clients.publish import Publishing
     from nsqha.server.clients.subscribe import Subscriptions
+    from nsqha.server.clients.unfinished import ReadingBudget
     from nsqha.server.runtime.budget import PublishBudget
     from nsqha.server.runtime.measures import Measures
     from nsqha.server.topics.topics import Topics
@@ -32,6 +33,7 @@ class ClientContext:
     auth: AuthClient | None
     tls_context: ssl.SSLContext | None
     budget: PublishBudget
+    reading: ReadingBudget
     measures: Measures
     topics: Topics
     publishing: Publishing

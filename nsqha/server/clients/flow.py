@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.nsqlog import Logger
+from nsqha.server.clients.unfinished import ReadingBudget, UnfinishedCommand
 from nsqha.server.runtime.tasks import begin
 
 if TYPE_CHECKING:
@@ -39,7 +40,18 @@ class FlowClient(Protocol):
 class CommandFlow:
     """Whether the next command of one client may run: implements `wire.handler.FlowHandler`."""
 
-    __slots__ = ("_client", "_loop", "_task", "_transport", "_when_answered", "blocked", "eof", "replies", "session")
+    __slots__ = (
+        "_client",
+        "_loop",
+        "_task",
+        "_transport",
+        "_when_answered",
+        "blocked",
+        "eof",
+        "replies",
+        "session",
+        "unfinished",
+    )
 
     session: Session  # set by the connection: the session needs this flow
 
@@ -49,7 +61,9 @@ class CommandFlow:
         transport: ClientTransport,
         replies: hot.Replies,
         loop: asyncio.AbstractEventLoop,
+        reading: ReadingBudget,
     ) -> None:
+        self.unfinished = UnfinishedCommand(reading, self)
         self.blocked = False
         self.eof = False  # the client sends nothing more
         self.replies = replies
@@ -123,6 +137,7 @@ class CommandFlow:
 
     def cancel(self) -> None:
         """The client is gone: what its command waits for concerns it no more."""
+        self.unfinished.release()
         if self._task is not None:
             self._task.cancel()
 

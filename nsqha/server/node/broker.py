@@ -24,6 +24,7 @@ from nsqha.server.clients.connection import Connections
 from nsqha.server.clients.context import ClientContext
 from nsqha.server.clients.publish import Publishing
 from nsqha.server.clients.subscribe import Subscriptions
+from nsqha.server.clients.unfinished import ReadingBudget
 from nsqha.server.http.broker_api import BoundPorts, Check
 from nsqha.server.node.availability import Availability
 from nsqha.server.node.cluster_side import ClusterSide, NoCluster
@@ -274,6 +275,7 @@ class Broker:
             auth=auth,
             tls_context=tls_context,
             budget=self.parts.opener.budget,
+            reading=ReadingBudget(self.parts.loop, self.options.publish_queue_bytes, limits.body_bytes_max),
             measures=self.parts.opener.measures,
             topics=self.topics,
             publishing=self.publishing,

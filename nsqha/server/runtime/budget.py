@@ -5,8 +5,8 @@ stalls holds written batches as well as waiting ones. Beyond the bound no publis
 woken one by one, in the order in which they came, as long as there is room; so what all of them have already read
 cannot exceed the bound at once.
 
-HTTP has a second budget of the same size for the large bodies that it reads (`http.server`): slow senders take nothing
-from other publishers.
+HTTP has a second budget of the same size for the large bodies that it reads (`http.server`), and V2 a third one
+(`clients.unfinished`): slow senders take nothing from other publishers.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ class PublishBudget:
         """Whether publishers should stop being read until `when_room`."""
         return self.used > self.bytes_max
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the next caller has to wait: there is no room, or others came before."""
+        return self.full or bool(self._waiting)
+
     def take(self, size: int) -> None:
         self.used += size
 
@@ -52,6 +57,10 @@ class PublishBudget:
         self._waiting[callback] = None
         self.give(0)
 
+    def leave(self, callback: Callable[[], None]) -> None:
+        """It waits for room no more."""
+        self._waiting.pop(callback, None)
+
     def _wake(self) -> None:
         self._waking = False
         while self._waiting and not self.full:
@@ -61,7 +70,7 @@ class PublishBudget:
 
     async def enter(self, size: int, seconds: float) -> None:
         """Take `size` bytes when there is room, in the order of the calls; Unavailable if there is none in time."""
-        if not self.full and not self._waiting:
+        if not self.crowded:
             self.take(size)
             return
         if len(self._waiting) >= WAITING_MAX:

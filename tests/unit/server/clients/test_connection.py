@@ -15,6 +15,7 @@ from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
 from nsqha.server.clients.connection import UNREAD_REPLIES_BYTES_MAX, Connection, Connections
 from nsqha.server.clients.transport import CLOSE_SECONDS_MAX, WRITE_BUFFER_HIGH
+from nsqha.server.clients.unfinished import ReadingBudget
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.wire import session as session_module
 from nsqha.wire.compression import new_codec
@@ -118,6 +119,7 @@ class Bench:
             "now": lambda: read(self.clock),
             "auth": None,
             "budget": PublishBudget(self.loop, 1 << 20),  # type: ignore[arg-type]
+            "reading": ReadingBudget(self.loop, 64 << 20, 5 << 20),
             "tls_context": None,
             "measures": SimpleNamespace(publish_errors=Counter()),
             "publishing": always(lambda topic, source: self.partition),

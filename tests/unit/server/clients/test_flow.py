@@ -7,6 +7,7 @@ from typing import Any
 
 from nsqha import hot
 from nsqha.server.clients.flow import CommandFlow
+from nsqha.server.clients.unfinished import ReadingBudget
 from tests.fakes.loop import VirtualLoop
 
 
@@ -19,7 +20,13 @@ class Client:
         self.loop = VirtualLoop()
         self.replies = hot.Replies(self, lambda data: self.done.append(bytes(data).decode()))
         transport: Any = SimpleNamespace(codec=None, remote_address="", pause_reading=lambda: self.done.append("pause"))
-        self.flow = CommandFlow(self, transport, self.replies, self.loop)  # type: ignore[arg-type]
+        self.flow = CommandFlow(
+            self,
+            transport,
+            self.replies,
+            self.loop,
+            ReadingBudget(self.loop, 1 << 20, 1 << 20),  # type: ignore[arg-type]
+        )
         session: Any = SimpleNamespace(kill=lambda: self.done.append("kill"), eof=lambda: self.done.append("eof"))
         self.flow.session = session
 
