@@ -199,6 +199,7 @@ class Connection(asyncio.Protocol):
         self.transport.lost()
         self.write_by(_nowhere)
         self._replies.clear()
+        self.session.kill()  # now: what is kept of a command may be large, and the parts of a client are a cycle
         self._heartbeat.cancel()
         self._flow.cancel()
         self._connections.closed(self)

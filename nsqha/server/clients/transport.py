@@ -97,5 +97,6 @@ class ClientTransport:
     def lost(self) -> None:
         """The connection is gone."""
         self._transport = None
+        self.codec = None  # it has buffers
         if self._closing is not None:
             self._closing.cancel()

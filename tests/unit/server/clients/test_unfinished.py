@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import struct
+import weakref
 from typing import Any
 
 import pytest
@@ -172,6 +174,22 @@ def test_an_mpub_that_goes_beyond_its_announced_size_counts_as_the_largest():
     client = room.client()
     client.begin(mpub_unfinished(9, announced=5))
     assert room.budget.reserved.used == MPUB_BODY_MAX
+
+
+@pytest.mark.parametrize("codec", ["", "snappy", "deflate"])
+def test_a_connection_that_is_lost_holds_nothing_more(codec: str):
+    client = Room().client(codec)
+    client.begin(unfinished(2 * SMALL_BYTES))
+    assert client.held > SMALL_BYTES
+    codec_there = client.connection.transport.codec
+    gone = weakref.ref(codec_there) if codec_there is not None else lambda: None
+    del codec_there
+    gc.disable()
+    try:
+        client.connection.connection_lost(None)
+        assert client.held == 0 and gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_bomb_is_taken_piece_by_piece():
