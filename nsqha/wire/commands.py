@@ -90,6 +90,14 @@ def _body_end(unread: UnreadBytes, texts: _Sized, size_max: int, data: bytes, st
     return NOT_DONE
 
 
+def _check_partition(handler: PublishHandler | ConsumeHandler, words: list[bytes], first: int, topic: str) -> None:
+    """Refuse a partition in words[first], which only the Youzan fork's commands have, where it would be ignored and
+    meant something: messages of one key would land in two partitions. nsqd ignores further words."""
+    if len(words) > first and words[first] and not handler.takes_partition(topic):
+        text = b"E_BAD_PARTITION %b topic partition is not valid: %b has several, and commands name none"
+        raise BadCommand(text % (words[0], topic.encode()))
+
+
 def _wrong_state(command: bytes) -> BadCommand:
     return BadCommand(b"E_INVALID cannot %b in current state" % command)
 
@@ -115,11 +123,12 @@ class PublishCommands:
         return not self.checks or self.handler.check_publish(command, topic)
 
     def _topic(self, line: bytes, word: bytes) -> str | None:
-        """The topic that `word` of a "PUB topic\\n" line names, or None; from now on such lines are known."""
+        """The topic that `word` of a "PUB topic\\n" line names, or None; from now on such lines are known, and are not
+        looked at again."""
         topic = self.topics.get(line)
         if topic is None:
             topic = name(word)
-            if topic is not None:
+            if topic is not None and line.count(b" ") == 1:  # another word may be a partition: checked each time
                 if len(self.topics) == _TOPICS_MAX:
                     self.topics.clear()
                 self.topics[line] = topic
@@ -132,6 +141,7 @@ class PublishCommands:
         topic = self._topic(data[start:pos], words[1])
         if topic is None:
             raise BadCommand(b"E_BAD_TOPIC PUB topic name %b is not valid" % quote(words[1]))
+        _check_partition(self.handler, words, 2, topic)
         end = _body_end(self._unread, _PUB, self._msg_bytes_max, data, start, pos)
         if end == NOT_DONE or not self.may("PUB", topic):
             return NOT_DONE
@@ -150,6 +160,7 @@ class PublishCommands:
         delay_ms_max = self._limits.req_timeout_ms_max
         if delay_ms > delay_ms_max:
             raise BadCommand(b"E_INVALID DPUB timeout %d out of range 0-%d" % (delay_ms, delay_ms_max))
+        _check_partition(self.handler, words, 3, topic)
         end = _body_end(self._unread, _DPUB, self._msg_bytes_max, data, start, pos)
         if end == NOT_DONE or not self.may("DPUB", topic):
             return NOT_DONE
@@ -165,6 +176,7 @@ class PublishCommands:
             if topic is None:
                 # nsqd says the code twice.
                 raise BadCommand(b"E_BAD_TOPIC E_BAD_TOPIC MPUB topic name %b is not valid" % quote(words[1]))
+            _check_partition(self.handler, words, 2, topic)
             if not self.may("MPUB", topic) or not self._open_mpub(topic):
                 return NOT_DONE
         unread = self._unread
@@ -252,6 +264,7 @@ class ConsumeCommands:
             raise BadCommand(b"E_BAD_TOPIC SUB topic name %b is not valid" % quote(words[1]))
         if channel is None:
             raise BadCommand(b"E_BAD_CHANNEL SUB channel name %b is not valid" % quote(words[2]))
+        _check_partition(self._handler, words, 3, topic)
         self.state = SUBSCRIBED
         self._handler.subscribe(topic, channel)
         return pos

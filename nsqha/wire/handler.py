@@ -34,6 +34,9 @@ class PublishHandler(Protocol):
         """Whether the client may publish; asked while `PublishCommands.checks`. If not: the handler has refused it and
         ended the connection, or is `blocked` until it knows; then the command runs again, this check first."""
 
+    def takes_partition(self, topic: str) -> bool:
+        """Whether a command may name a partition of the topic, as clients of the Youzan fork do: it has only one."""
+
     def ensure_topic(self, topic: str) -> None:
         """MPUB creates its topic before it looks at the body."""
 
@@ -49,6 +52,9 @@ class ConsumeHandler(Protocol):
 
     def subscribe(self, topic: str, channel: str) -> None:
         """Check authorization and limits, then answer OK or fail fatally. Sets `ConsumeCommands.acks` before the OK."""
+
+    def takes_partition(self, topic: str) -> bool:
+        """As `PublishHandler.takes_partition`."""
 
     def ready(self, count: int) -> None:
         """RDY; no answer."""

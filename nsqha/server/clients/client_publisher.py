@@ -76,6 +76,9 @@ class ClientPublisher:
     def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
         self.publish(topic, frame, 1, "DPUB", delay_ms)
 
+    def takes_partition(self, topic: str) -> bool:
+        return self._context.publishing.partitions(topic) == 1
+
     def ensure_topic(self, topic: str) -> None:
         topics = self._context.topics
         if topic in self._targets or topic in topics:

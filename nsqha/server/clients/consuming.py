@@ -83,6 +83,9 @@ class ClientConsuming:
             sample_rate=agreed.sample_rate if agreed else 0,
         )
 
+    def takes_partition(self, topic: str) -> bool:
+        return self._context.publishing.partitions(topic) == 1
+
     def ready(self, count: int) -> None:
         consumer = self.consumer
         if consumer is not None and self._flow.session.consuming.state != CLOSING:

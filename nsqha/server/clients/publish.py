@@ -78,6 +78,12 @@ class Publishing:
         self._budget = budget
         self._next_number = next_number
         self._wait_seconds = options.publish_wait_ns / 1e9
+        self._partitions_of_new = options.topic_partitions
+
+    def partitions(self, topic: str) -> int:
+        """How many the topic has, or would have if a client made it."""
+        found = self._topics.get(topic)
+        return self._partitions_of_new if found is None else len(found.record.partitions)
 
     def patience(self) -> float:
         """Until when a publish that came just now waits for room; loop time."""

@@ -48,6 +48,9 @@ class PublishingApi(Protocol):
     ) -> None:
         """Store blank frames (made by hot.frame or hot.mpub_body) as one unit; creates the topic."""
 
+    def partitions(self, topic: str) -> int:
+        """How many the topic has, or would have if a publish made it."""
+
     async def room(self, until: float | None = None) -> None:
         """Return when a publish would not have to wait for those under way."""
 

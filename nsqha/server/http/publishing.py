@@ -43,6 +43,7 @@ class HttpPublishRoutes:
             raise ApiError(400, "MSG_EMPTY")
         topic = request.query.require_name("topic", "INVALID_TOPIC")
         delay_ms = self._delay_ms(request)
+        self._refuse_partition(request, topic)
         self._refuse_unless_creatable(topic)
         await done(self._broker.publishing.publish(topic, hot.frame(body), deliver_in_ms=delay_ms), self._broker)
         return "OK"
@@ -54,6 +55,7 @@ class HttpPublishRoutes:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
         binary = request.query.flag("binary", False)
         delay_ms = self._delay_ms(request)
+        self._refuse_partition(request, topic)
         self._refuse_unless_creatable(topic)
         if topic not in self._broker.topics:
             await done(self._broker.topics.create_topic(topic), self._broker)
@@ -105,6 +107,12 @@ class HttpPublishRoutes:
         if not _INTEGER.fullmatch(text) or not 0 <= int(text) * 1_000_000 <= self._broker.options.max_req_timeout_ns:
             raise ApiError(400, "INVALID_DEFER")
         return int(text) or None
+
+    def _refuse_partition(self, request: HttpRequest, topic: str) -> None:
+        """A partition that a client of the Youzan fork names is not chosen; with one partition there is no choice."""
+        if request.query.get("partition") and self._broker.publishing.partitions(topic) != 1:
+            why = "the topic has several partitions, and publishes name none"
+            raise ApiError(400, "INVALID_ARG_TOPIC_PARTITION", detail=why)
 
     def _refuse_unless_creatable(self, topic: str) -> None:
         if self._broker.exiting:

@@ -98,8 +98,12 @@ class FakeChannels:
 class FakePublishing:
     def __init__(self, topics: FakeTopics) -> None:
         self.delays: list[int | None] = []
+        self.partitions_of: dict[str, int] = {}
         self.crowded = False
         self._topics = topics
+
+    def partitions(self, topic: str) -> int:
+        return self.partitions_of.get(topic, 1)
 
     def patience(self) -> float:
         return float("inf")

@@ -45,6 +45,7 @@ class Recorder:
         self.blocked = False
         self.block_on: set[str] = set()  # names of calls after which the handler is blocked
         self.refuse_publish = False
+        self.one_partition = True
 
     def _call(self, name: str, *arguments: object) -> None:
         self._run(name, [(name, *arguments)])
@@ -80,6 +81,9 @@ class Recorder:
         if command != "PUB":  # once per run, so it depends on the cuts
             self._call("check", command, topic)
         return True
+
+    def takes_partition(self, topic: str) -> bool:
+        return self.one_partition and topic != "several"
 
     def ensure_topic(self, topic: str) -> None:
         self._call("ensure_topic", topic)

@@ -282,3 +282,28 @@ def test_hundreds_of_topics_on_one_connection() -> None:
     sent = [b"PUB t%d\n" % n + sized(b"%d" % n) for n in range(300)] * 2
     expected = [("pub", f"t{n}", b"%d" % n) for n in range(300)] * 2
     assert calls(b"".join(sent)) == expected
+
+
+@pytest.mark.parametrize("line", [b"PUB %b 9", b"MPUB %b 0", b"DPUB %b 5 abc", b"SUB %b c 1"])
+def test_a_partition_that_a_command_names_is_refused_where_the_topic_has_several(line: bytes) -> None:
+    """Ignored, it would put the messages of one key into two partitions."""
+    command = line.split(b" ")[0]
+    body = sized(b"x") if command in (b"PUB", b"DPUB") else b"" if command == b"SUB" else sized(i32(1) + sized(b"x"))
+    known = b"PUB several\n" + sized(b"x")
+    *_, last = calls(known + line % b"several" + b"\n" + body)
+    assert last == fatal(
+        b"E_BAD_PARTITION %b topic partition is not valid: several has several, and commands name none" % command
+    )
+    *_, last = calls(known + line % b"one" + b"\n" + body)
+    assert last[0] == command.decode().lower(), "there is only one: nsqd ignores the word, too"
+
+
+def test_each_publish_that_names_a_partition_is_looked_at() -> None:
+    """The topic may have got more of them since."""
+    session, handler = start()
+    sent = b"PUB t 0\n" + sized(b"x")
+    session.receive(sent)
+    handler.one_partition = False
+    session.receive(sent)
+    assert handler.calls[0] == ("pub", "t", b"x")
+    assert b"E_BAD_PARTITION" in handler.calls[1][1] and len(handler.calls) == 2

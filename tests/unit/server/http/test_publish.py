@@ -375,3 +375,34 @@ def test_a_connection_serves_many_requests() -> None:
 
     talk(broker, conversation)
     assert len(broker.topics["t"].bodies) == 20
+
+
+def test_a_partition_is_refused_where_the_topic_has_several() -> None:
+    broker = FakeBroker()
+    broker.publishing.partitions_of = {"several": 2}
+    assert (
+        refusals(
+            broker,
+            ("POST", "/pub?topic=several&partition=1", b"x"),
+            ("POST", "/mpub?topic=several&partition=abc", b"x"),
+        )
+        == [(400, "INVALID_ARG_TOPIC_PARTITION")] * 2
+    )
+    assert "several" not in broker.topics
+    for target in ("/pub?topic=t&partition=1", "/mpub?topic=t&partition=0", "/pub?topic=several"):
+        assert ask(broker, "POST", target, b"x").status == 200
+
+
+def test_a_topic_has_as_many_partitions_as_its_record() -> None:
+    topic = SimpleNamespace(record=SimpleNamespace(partitions={0: None, 1: None}))
+    nothing: Any = None
+    publishing = Publishing(
+        {"t": topic},  # type: ignore[arg-type]
+        Options(topic_partitions=3),
+        loop=nothing,
+        budget=nothing,
+        routes=nothing,
+        refusal=nothing,
+        next_number=nothing,
+    )
+    assert (publishing.partitions("t"), publishing.partitions("new")) == (2, 3)
