@@ -38,6 +38,8 @@ class Probing:
         forgiven, anew = state.standing.blamed(by, nodes, now)
         dirty: set[PartitionName] = set().union(*(state.led[node] for node in forgiven))
         for node in anew:
+            if node in state.standing.silent:
+                dirty |= state.led[node]  # perhaps it goes on leading only because this one heard it
             dirty.update(self.suspect(node, f"node {state.name(by)} lost it", now))
         state.wake_at(now + state.limits.blamed_s)
         return dirty

@@ -354,6 +354,48 @@ def test_a_leader_that_gave_its_epoch_up_is_found_by_the_audit() -> None:
     assert c.events("leader_elected")[-1]["why"] == "leader does not lead"
 
 
+@pytest.mark.parametrize(("earlier", "kind"), [(1, None), (0, "elect")])
+def test_a_leader_that_says_that_it_could_not_lead_is_asked_no_more(earlier: int, kind: str | None) -> None:
+    """What it says of an epoch before does not count: it may not have begun with this one yet."""
+    c = cluster()
+    m, name, meta = machine(c)
+    asked = probes(m.step(Tick(), c.now + QUICK.audit_s))
+    told = answer(c, asked[meta.leader], leading=False, promise=0)
+    ((key, report),) = told.reports.items()
+    declined = replace(report, declined_epoch=meta.epoch - earlier, declines="its log is damaged")
+    m.step(replace(told, reports={key: declined}), c.now + QUICK.audit_s + 0.01)
+    assert (m.state.rounds[name].kind if name in m.state.rounds else None) == kind
+    assert m.state.last(name, c.now) == {meta.leader}
+
+
+def test_a_node_that_did_not_lead_gets_the_lead_back_only_after_a_pause() -> None:
+    c = cluster()
+    before = c.meta("t")
+    (log,) = c.nodes[before.leader].logs.values()
+    log.leading = 0
+    while c.meta("t").leader == before.leader:
+        c.run(0.1)
+    c.run(9.0)
+    assert c.meta("t").leader != before.leader, "the first replica of the list, and fit otherwise"
+    c.run(10.0)
+    assert c.meta("t").leader == before.leader
+
+
+def test_a_leader_that_only_the_controller_has_lost_keeps_its_epoch() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    m.step(NotAnswered(asked[meta.leader].number, meta.leader, "time-out"), c.now + 0.01)
+    others = [uid for uid in asked if uid != meta.leader]
+    for uid in others:
+        assert not puts(m.step(answer(c, asked[uid], led_by=meta.leader), c.now + 0.02))
+    assert m.state.rounds[name].kind == "watch"
+    m.step(Blamed(others[0], frozenset({meta.leader})), c.now + 0.03)
+    assert m.state.rounds[name].kind == "watch", "one that hears it is enough for min_isr"
+    m.step(Blamed(others[1], frozenset({meta.leader})), c.now + 0.04)
+    assert m.state.rounds[name].kind == "elect"
+
+
 def test_a_transfer_waits_until_the_successor_has_everything() -> None:
     c = cluster()
     name = next(iter(c.parts()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from nsqha.commitlog import copying
 from nsqha.errors import LogCorrupt, NotFound, Unavailable
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.partition.partition import Partition
 from nsqha.server.peers.api import PeerIdentity
 from tests.unit.commitlog.logs import roll
 from tests.unit.server.replica_rig import (
@@ -51,6 +53,39 @@ def fetch(rig: ReplicaRig, first: int, *, epoch: int = 2, end: int = 0) -> Any:
 
 def log_ids(reply: Any) -> list[int]:
     return [entry.log_id for entry, _, _ in copying.batches(reply.entries, reply.data)]
+
+
+async def status(rig: ReplicaRig) -> Any:
+    (replica,) = (await rig.replicas.answers.status(PEER, pb.StatusRequest(cluster_id=CLUSTER))).replicas
+    return replica
+
+
+def test_a_replica_says_whose_stream_it_has_and_why_it_did_not_lead(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        assert (await status(rig)).led_by == 0, "nobody has opened it yet"
+        rig.follower.port = SimpleNamespace(leader=A)  # type: ignore[assignment]
+        told = await status(rig)
+        assert (told.led_by, told.declined_epoch, told.declines) == (A, 0, "")
+        mine = {rig.node: rig.follower.log_uid}
+        rig.follower.port = None
+
+        def refuse(*_: Any) -> None:
+            raise Unavailable("no descriptor is left")
+
+        elected = {"leader": rig.node, "isr": mine, "registration": REGISTRATION, "min_isr": 1}
+        with monkeypatch.context() as patched:
+            patched.setattr(Partition, "start_epoch", refuse)
+            await rig.settle(rig.record(epoch=2, **elected))
+        told = await status(rig)
+        assert (told.led_by, told.declined_epoch) == (0, 2)
+        assert told.declines == "Unavailable: no descriptor is left"
+        await rig.settle(rig.record(epoch=3, **elected))
+        told = await status(rig)
+        assert (told.led_by, told.declined_epoch, told.declines) == (rig.node, 0, "")
+
+    run(scenario)
 
 
 def test_batches_are_read_while_the_loop_goes_on() -> None:
