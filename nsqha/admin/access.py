@@ -22,6 +22,7 @@ from nsqha.pb.v1 import admin_pb2, segments_pb2
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers.api import ADMINISTRATOR_URI, READER_URI, PeerIdentity
 from nsqha.server.peers.identity import may_administrate, may_read
+from nsqha.server.runtime.rare_warnings import RareWarnings
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import ServiceDescriptor
@@ -70,6 +71,7 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
             only_single_requests(service)
         self._view = view
         self._rules = _rules()
+        self._refused = RareWarnings(logger, "stranger_refused")
 
     async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         handler = await continuation(details)
@@ -111,11 +113,10 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
 
         return grpc.unary_stream_rpc_method_handler(answers, response_serializer=handler.response_serializer)
 
-    @staticmethod
-    async def _check(rule: Rule, view: View, context: Context, method: str) -> None:
+    async def _check(self, rule: Rule, view: View, context: Context, method: str) -> None:
         peer = peer_grpc.identity_of(context.auth_context(), peer_grpc.address_of(context))
         if rule.may(view, peer):
             return
-        logger.warning("stranger_refused", "%s from %s: %s, and no node's of this cluster", method, peer, rule.who)
+        self._refused.warning("%s from %s: %s, and no node's of this cluster", method, peer, rule.who)
         why = f"the certificate of {peer} is {rule.who}, and no node's of this cluster"
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)

@@ -61,6 +61,7 @@ from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.peers.server_stream import ServerStream
 from nsqha.server.peers.stream import too_large
 from nsqha.server.runtime import listen
+from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
 
@@ -281,6 +282,7 @@ class GrpcPeerServer:
         self._answers: dict[str, Answer] = {}
         self._streams: set[Http2Stream] = set()
         self._unnamed: dict[Http2Stream, None] = {}  # those that have named no method yet; the first came first
+        self._refused = RareWarnings(logger, "peer_refused")
         self._closed = False
 
     @property
@@ -375,11 +377,10 @@ class GrpcPeerServer:
             raise Unavailable(f"{method.name} is not served yet")
         return table[method.name]
 
-    @staticmethod
-    def _checked(identity: PeerIdentity, method: Method) -> PeerIdentity:
+    def _checked(self, identity: PeerIdentity, method: Method) -> PeerIdentity:
         if identity.node_uid or identity.names:
             return identity
-        logger.warning("peer_refused", "%s from %s: its certificate names no node", method.name, identity.address)
+        self._refused.warning("%s from %s: its certificate names no node", method.name, identity.address)
         raise CallRefused(f"{method.name} is for nodes only, and this certificate names none", PERMISSION_DENIED)
 
     @staticmethod

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from nsqha.errors import Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.peers.api import Accept, Answer, Message, PeerIdentity, PeerServer, PeerStream, StreamHandler
+from nsqha.server.runtime.rare_warnings import RareWarnings
 
 if TYPE_CHECKING:
     from nsqha.election.model import NodeInfo
@@ -99,6 +100,7 @@ class MembersOnly:
     def __init__(self, server: PeerServer, view: Callable[[], View]) -> None:
         self._server = server
         self._view = view
+        self._refused = RareWarnings(logger, "stranger_refused")
 
     def on_stream(self, method: str, accept: Accept) -> None:
         def checked(stream: PeerStream) -> StreamHandler:
@@ -117,5 +119,5 @@ class MembersOnly:
     def _check(self, peer: PeerIdentity, method: str) -> None:
         # Unavailable: a node that has only just registered is not in our view yet, and tries again.
         if not may_call(self._view(), peer, method):
-            logger.warning("stranger_refused", "%s from %s: no node of this cluster", method, peer)
+            self._refused.warning("%s from %s: no node of this cluster", method, peer)
             raise Unavailable(f"{method} is for nodes of this cluster, and {peer} is none that is known here")

@@ -19,13 +19,13 @@ from nsqha.nsqlog import Logger
 from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.certificates import CertificateFiles
+from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import cluster_stream_context
 
 ACCEPTED_MAX = 16  # connections in one turn of the loop
 ACCEPT_PAUSE_SECONDS = 1.0  # after connections could not be accepted
 HANDSHAKE_SECONDS = 10.0
-COMPLAINT_SECONDS = 10.0  # between log lines about connections that failed
 
 logger = Logger("peers")
 
@@ -48,8 +48,7 @@ class PeerListener:
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None  # after connections could not be accepted
         self._connecting = TaskGroup(self._loop)
-        self._complain_after = 0.0
-        self._failures_unlogged = 0
+        self._failed = RareWarnings(logger, "connection")
 
     def start(self) -> None:
         """Accept connections."""
@@ -111,14 +110,7 @@ class PeerListener:
             self._complain(address, error)
 
     def _complain(self, address: str, error: Exception) -> None:
-        if self._loop.time() < self._complain_after:
-            self._failures_unlogged += 1
-            return
-        self._complain_after = self._loop.time() + COMPLAINT_SECONDS
-        what = str(error) or type(error).__name__
-        more = f"; {self._failures_unlogged} more since the last of these lines" if self._failures_unlogged else ""
-        self._failures_unlogged = 0
-        logger.warning("connection", "a connection from %s failed: %s%s", address, what, more)
+        self._failed.warning("a connection from %s failed: %s", address, str(error) or type(error).__name__)
 
     def _tls(self) -> ssl.SSLContext | None:
         """The context for the newest certificates; None: there is no TLS."""

@@ -13,5 +13,6 @@ Downwards:
     tls           TLS from nsqd's flags
     listen        listening sockets with nsqd's syntax of addresses
     page_cache    which page cache this process writes into
+    rare_warnings warnings that others may cause as often as they like
     measures      what the node counts, the free space of its disk, what its process uses
 """
