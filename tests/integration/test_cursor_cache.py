@@ -52,6 +52,7 @@ def test_whatever_lies_there_the_channel_is_where_it_was(tmp_path: Path) -> None
         before = files(folder)
         client.send(b"".join(b"FIN %s\n" % id_ for id_ in ids[DEFERRED:]))
         wait_until(lambda: channel(node)["in_flight_count"] == 0, "all are finished")
+        wait_until(lambda: not uncommitted(node), "that is committed, not only finished")
         written(node, folder)
 
         after = files(folder)
@@ -87,6 +88,12 @@ def test_whatever_lies_there_the_channel_is_where_it_was(tmp_path: Path) -> None
 
 def channel(node: Node) -> dict[str, int]:
     return node.json("/stats?format=json&topic=t")["topics"][0]["channels"][0]  # type: ignore[no-any-return]
+
+
+def uncommitted(node: Node) -> int:
+    topics = node.json("/stats?format=json&include_nsqha=true")["nsqha"]["topics"]
+    channels = next(topic["channels"] for topic in topics if topic["topic_name"] == "t")
+    return sum(cursor["uncommitted_progress"] for cursor in channels[0]["cursors"])
 
 
 def written(node: Node, folder: Path) -> None:
