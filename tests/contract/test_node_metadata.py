@@ -28,7 +28,7 @@ Story = Callable[[NodeMetadata, list[int]], Awaitable[None]]
 def journal(revisions: list[int]) -> Any:
     """A journal that shows which revisions of the store it was given."""
     made = NodeJournal.open(MemStorage(), "data", random.Random(1), page_cache="boot")
-    made.stage_revision = revisions.append  # type: ignore[method-assign]
+    made.node.stage_revision = revisions.append  # type: ignore[method-assign]
     return made
 
 

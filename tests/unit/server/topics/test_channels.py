@@ -94,7 +94,7 @@ def test_what_a_node_believes_to_be_so_already_is_looked_at_in_the_store() -> No
             return call()
 
         store = MemoryStore(random.Random(1))
-        journal = SimpleNamespace(stage_revision=lambda revision: None)
+        journal = SimpleNamespace(node=SimpleNamespace(stage_revision=lambda revision: None))
         metadata = RealMetadata(store.records, at_once, cast(Any, journal), lambda error: None)
         made = store.records.create_topic("t", TopicSettings())
         paused = await metadata.change_channels(made, lambda channels: channels.with_topic_paused(True))
