@@ -18,9 +18,12 @@ class ChannelLimits:
     waiting_max: int = 10_000
     # How many redelivered or touched messages are in flight at once per channel (each is a small object).
     singles_max: int = 100_000
-    # Progress rides with a data batch at most this often, and is written without data after at most that long.
-    progress_interval_s: float = 0.1
-    progress_idle_s: float = 1.0
+    # Progress rides with a data batch at most this often, and is written without data after at most that long: what a
+    # killed process repeats. Both are longer by `progress_range_s` for each finished range, which costs time to find.
+    progress_interval_s: float = 0.04
+    progress_idle_s: float = 0.05
+    progress_range_s: float = 20e-6
+    progress_ranges_s_max: float = 0.95
     # TOUCH never prolongs an attempt beyond this, as nsqd.
     max_msg_timeout_s: float = 900.0
     # How many unread messages an ephemeral channel keeps (nsqd: --mem-queue-size).

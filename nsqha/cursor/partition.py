@@ -6,8 +6,8 @@
     live channels  <--  effects  <--  PartitionState.apply  <--  apply(entry, data)  <--------------------+
 
 Nothing here changes because it was asked for; it changes when the batch that says so is applied. What was asked for is
-`urgent`: the leader writes it without waiting for messages. Progress rides with data at most every 100 ms and goes
-alone after a second.
+`urgent`: the leader writes it without waiting for messages. Progress rides with data at most every 40 ms and goes
+alone after 50 ms.
 
 **The bytes of `take_events` must reach the log in the order they were taken.** If a batch was definitely not stored,
 they go in front of what the next call returns. A channel's progress is recognised when it comes back by its bytes.
@@ -69,7 +69,7 @@ class PartitionCursors:
         self.checkpoints = CheckpointWriter(self.state, self.limits)
         self._taken = TakenEvents[_Sent]()
         self._last_progress = -1e9
-        self._interval_s = self.limits.progress_interval_s
+        self._stretch_s = 0.0  # how much longer progress waits, for its many ranges
         self._dirty_since: float | None = None
         self._final = False
         for committed in self.state.channels.values():
@@ -91,7 +91,7 @@ class PartitionCursors:
             return self._context.mono
         if self._dirty_since is None:
             self._dirty_since = self._context.mono
-        return max(self._dirty_since, self._last_progress) + self.limits.progress_idle_s
+        return max(self._dirty_since, self._last_progress) + self.limits.progress_idle_s + self._stretch_s
 
     # ---- into the log
 
@@ -101,7 +101,7 @@ class PartitionCursors:
         if not (queue or context.dirty or checkpoints.frames or self._final or checkpoints.due):
             return b"", 0
         context.mono = now.mono
-        due = now.mono - self._last_progress >= self._interval_s
+        due = now.mono - self._last_progress >= self.limits.progress_interval_s + self._stretch_s
         if not (force or due or queue or context.urgent or self._final):
             return b"", 0
         parts: list[bytes] = []
@@ -136,8 +136,7 @@ class PartitionCursors:
                 sent.append((cursor, changes))
                 ranges += len(cursor.written.ranges)
         # Finding what is new costs time by the ranges there are; many of them are looked at less often.
-        stretched = self.limits.progress_interval_s * (1 + ranges / 5000)
-        self._interval_s = min(stretched, self.limits.progress_idle_s)
+        self._stretch_s = min(ranges * self.limits.progress_range_s, self.limits.progress_ranges_s_max)
         self._final = False
         parts += progress.frames(pieces)
         return sent

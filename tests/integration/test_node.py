@@ -80,7 +80,7 @@ def test_acknowledged_survives_kill_9_and_finished_does_not_come_back(tmp_path: 
             else:
                 seen.append(data[26:])
                 client.send(b"FIN " + data[10:26] + b"\n")
-        # Finished progress is in the log within about a second without data.
+        # Finished progress is in the log 50 ms later without data.
         stats = "/stats?format=json&include_nsqha=true"
         cursor = lambda: node.json(stats)["nsqha"]["topics"][0]["channels"][0]["cursors"][0]  # noqa: E731
         wait_until(

@@ -219,6 +219,7 @@ class Append(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    PATIENT_FIELD_NUMBER: _builtins.int
     topic_uid: _builtins.int
     partition: _builtins.int
     epoch: _builtins.int
@@ -228,6 +229,8 @@ class Append(_message.Message):
     data: _builtins.bytes
     """their frames, back to back"""
     committed: _builtins.int
+    patient: _builtins.bool
+    """no caller waits for these: with sync=always they are on disk soon, without a round of their own"""
     def __init__(
         self,
         *,
@@ -237,10 +240,11 @@ class Append(_message.Message):
         entries: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
         committed: _builtins.int = ...,
+        patient: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "data", b"data", "entries", b"entries", "epoch", b"epoch", "partition", b"partition", "topic_uid", b"topic_uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "data", b"data", "entries", b"entries", "epoch", b"epoch", "partition", b"partition", "patient", b"patient", "topic_uid", b"topic_uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

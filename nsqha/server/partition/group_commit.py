@@ -9,6 +9,9 @@ a message and an ack. They leave at the end of a tick. Merging stops at `BATCH_B
 A leader that hands over writes one thing still: the progress of its channels, which the next leader would miss.
 A disk that refuses is tried again after a pause; what it refused of the publishes is answered at once.
 
+Progress of channels that no caller waits for goes into the log without a disk round of its own: a round comes for the
+next batch that is waited for, or a patient one. Meanwhile it keeps no publish waiting.
+
 Invariants: batches are appended in the order in which they are committed; no append while a job has the files.
 """
 
@@ -21,9 +24,10 @@ from typing import NamedTuple
 from nsqha import hot
 from nsqha.clock import Now, read
 from nsqha.commitlog.entry import Entry
+from nsqha.cursor.events import ProgressEvent
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.errors import AppendFailed
-from nsqha.frames import HAS_ATTRIBUTES
+from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN, Taken
 from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
 from nsqha.server.partition.file_jobs import FileJobs
@@ -137,7 +141,15 @@ class GroupCommit:
         self.publishes = WaitingPublishes(runtime, led, life, self._flush_soon, held_back_max)
         self.events = PendingEvents()
         self.outstanding = OutstandingBatches(led, life, self.publishes, runtime.measures, self.schedule)
-        self.sync = LogSync(runtime, led, life, sync, commit=commit, flush=self.flush_publishes)
+        self.sync = LogSync(
+            runtime,
+            led,
+            life,
+            sync,
+            commit=commit,
+            flush=self.flush_publishes,
+            waited_end=lambda: self.outstanding.waited_end,
+        )
         self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
         self.on_committed: Callable[[], None] | None = None  # the commit point moved
         self.retry: asyncio.TimerHandle | None = None  # a disk refused, and is tried again then
@@ -178,9 +190,10 @@ class GroupCommit:
 
     def _flush(self) -> None:
         publishes, life, events = self.publishes, self._life, self.events
-        queue, outstanding = publishes.queue, self.outstanding.batches
+        queue, batches = publishes.queue, self.outstanding
         try:
             while True:
+                outstanding = batches.waited_for
                 # Who waits for an OK passes here in two or three turns: as few calls as can be.
                 if queue.runs and not outstanding and publishes.linger.waits(len(queue.runs), queue.bytes_waiting):
                     if not queue.scheduled:
@@ -199,15 +212,19 @@ class GroupCommit:
 
     # ---- what
 
-    def write(self, *, force_events: bool = False, take_publishes: bool = True) -> bool:
-        """Write one batch. False if the disk refused."""
+    def write(self, *, force_events: bool = False, take_publishes: bool = True, patient: bool = False) -> bool:
+        """Write one batch. False if the disk refused. `patient`: only progress is due, which no caller waits for."""
         led, publishes = self._led, self.publishes
         now = read(self._runtime.clock)
+        patient = patient and not self.events.urgent
         events = self.events.take(led.cursors if self._life.serving else None, now, force_events)
         taken = publishes.queue.take(BATCH_BYTES) if take_publishes else Taken([], [], [], 0)
         if not taken.runs and not events.frames:
-            self.outstanding.settle_behind(events.done)
-            return True
+            if not (self.outstanding.patient and (events.done or self._life.handing_over)):
+                self.outstanding.settle_behind(events.done)
+                return True
+            # There is nothing new to say, but what was written patiently is waited for now, on every replica.
+            events = events._replace(frames=ProgressEvent(()).encode(), flags=HAS_EVENTS)
         try:
             entry, data = _append(led, now, events, taken)
         except AppendFailed as error:
@@ -226,7 +243,11 @@ class GroupCommit:
         publishes.message_count += count
         publishes.message_bytes += len(data) - len(events.frames) - count * hot.HEADER
         self.outstanding.batches.append(Outstanding(entry, data, taken.waiters, events.done, now.mono, taken.size))
-        self.sync.wrote(count)
+        if patient and not taken.runs:
+            self.sync.wrote_progress()
+        else:
+            self.outstanding.waited_end = led.log.end.log_id
+            self.sync.wrote(count)
         if self.on_appended is not None:
             self.on_appended()
         if led.leader.written(led.log.end.log_id):
@@ -251,7 +272,7 @@ class GroupCommit:
         """Write it behind what a disk refused, and without publishes, once the files are free."""
         while self._progress_unwritten and not (self._life.closed or self._files.busy or self.retry):
             self._progress_unwritten = self.events.refused
-            writes = self._progress_unwritten or self._led.cursors.prepare_stop()
+            writes = self._progress_unwritten or self._led.cursors.prepare_stop() or self.outstanding.patient
             if writes and not self.write(force_events=True, take_publishes=False):
                 self._progress_unwritten = True
 

@@ -1,6 +1,6 @@
 """When the log of a led partition goes to the disk, at the sync setting of its topic.
 
-    always    each batch asks for a disk round: publishers wait for it
+    always    each batch asks for a disk round: publishers wait for it; progress alone for a patient one
     interval  a patient round after a number of messages or seconds (`LazySync`)
     none      the operating system decides
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from nsqha.clock import Now, read
 from nsqha.commitlog.log import SyncTicket
 from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
-from nsqha.server.runtime.disk import LazySync
+from nsqha.server.runtime.disk import LazySync, progress_sync
 
 
 class LogSync:
@@ -29,8 +29,10 @@ class LogSync:
         *,
         commit: Callable[[Now], None],
         flush: Callable[[], None],
+        waited_end: Callable[[], int],
     ) -> None:
-        """`commit`: the commit point moved. `flush`: a round has ended, so publishes that waited for it may go."""
+        """`commit`: the commit point moved. `flush`: a round has ended, so publishes that waited for it may go.
+        `waited_end`: the log id below which batches are waited for."""
         self.setting = setting
         self._clock = runtime.clock
         self._disk = runtime.disk
@@ -38,9 +40,11 @@ class LogSync:
         self._life = life
         self._commit = commit
         self._flush = flush
+        self._waited_end = waited_end
         self._lazy = LazySync(
             runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
         )
+        self._progress = progress_sync(runtime.loop, runtime.disk, self)
 
     @property
     def unsynced_messages(self) -> int:
@@ -68,13 +72,21 @@ class LogSync:
         elif self.setting == "interval":
             self._lazy.wrote(count)
 
+    def wrote_progress(self) -> None:
+        """A batch that no caller waits for is in the page cache."""
+        if self.setting == "always":
+            self._progress.wrote(0)
+        elif self.setting == "interval":
+            self._lazy.wrote(0)
+
     def sync_ticket(self) -> SyncTicket | None:
         return None if self._life.closed else self._led.log.unsynced()
 
     def synced(self, ticket: SyncTicket) -> None:
         log = self._led.log
         self.acked(log.synced(ticket))
-        if self.setting == "always" and not self._life.closed and log.unsynced() is not None:
+        waited_for = log.local_durable < self._waited_end()
+        if self.setting == "always" and not self._life.closed and waited_for and log.unsynced() is not None:
             self._disk.request(self)
         self._flush()
 
@@ -94,3 +106,4 @@ class LogSync:
     def cancel(self) -> None:
         """Ask for no more rounds on account of the time."""
         self._lazy.cancel()
+        self._progress.cancel()

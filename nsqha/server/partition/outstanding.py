@@ -78,12 +78,23 @@ class OutstandingBatches:
     ) -> None:
         """`schedule`: channel events may be written now."""
         self.batches: deque[Outstanding] = deque()
+        self.waited_end = 0  # log id: no caller and no publisher waits for the batches from here on, only progress
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
         self._led = led
         self._life = life
         self._publishes = publishes
         self._measures = measures
         self._schedule = schedule
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether there are batches that a disk round was requested for."""
+        return bool(self.batches) and self.batches[0].entry.log_id < self.waited_end
+
+    @property
+    def patient(self) -> bool:
+        """Whether the last batch waits for a patient disk round."""
+        return bool(self.batches) and self.batches[-1].entry.log_id >= self.waited_end
 
     def commit(self, now: Now) -> None:
         """Apply and answer what the commit point has passed."""
@@ -109,7 +120,7 @@ class OutstandingBatches:
                 self._measures.publish_seconds.observe(now.mono - batch.written_at)
                 self._measures.batch_messages.observe(entry.count)
             batch.committed()
-        if answered and not outstanding:
+        if answered and not self.waited_for:
             publishes.linger.committed(runs, size, publishes.flush_bytes)
 
     def _start_serving(self, effects: Sequence[Effect | Forgotten]) -> None:

@@ -203,7 +203,7 @@ class Partition:
             self.deliveries.due(now)
             deadline = self.cursors.event_deadline()
             if not self.held_up and (self.cursors.urgent or (deadline is not None and deadline <= now.mono)):
-                self.batches.write()
+                self.batches.write(patient=not self.cursors.urgent)
             self.deliveries.arm(now.mono)
         except Exception as error:
             self._stop(error)

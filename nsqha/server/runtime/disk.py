@@ -25,6 +25,7 @@ from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 SYNC_THREADS = 4
 READ_THREADS = 2
+PROGRESS_SECONDS = 0.5  # after which progress of channels is synced, with sync=always; far below `replica_timeout`
 PATIENT_SECONDS = 0.05  # from the beginning of one round to that of the next, if no publisher waits for it
 
 logger = Logger("disk")
@@ -230,3 +231,8 @@ class LazySync:
         self._timer = None
         self.unsynced = 0
         self._disk.request(self._wants, patient=True)
+
+
+def progress_sync(loop: asyncio.AbstractEventLoop, disk: DiskRounds, wants: WantsSync) -> LazySync:
+    """Requests the patient rounds of a `sync=always` log for batches that no caller waits for."""
+    return LazySync(loop, disk, wants, messages=1, seconds=PROGRESS_SECONDS)

@@ -6,5 +6,6 @@ Downwards:
     catch_up       a follower's way back to its leader's log
     follower       a log that is followed
     follower_jobs  work on the files of such a log: rolls, catching up, removals
+    follower_sync  when its log goes to the disk
     applier        what is committed of such a log, and the channel state that it makes
 """

@@ -34,7 +34,8 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Append, Duplicate, decide_append, first_difference
 from nsqha.server.replica.following.applier import Applier
 from nsqha.server.replica.following.follower_jobs import FollowerJobs
-from nsqha.server.runtime.disk import DiskRounds, LazySync
+from nsqha.server.replica.following.follower_sync import FollowerSync
+from nsqha.server.runtime.disk import DiskRounds
 
 logger = Logger("follower")
 
@@ -140,7 +141,7 @@ class Follower:
         )
         self._runtime = runtime
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
-        self._lazy_sync = LazySync(
+        self._sync_rounds = FollowerSync(
             runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
         )
 
@@ -230,12 +231,11 @@ class Follower:
             self.leader_log.compare([entry for entry, _, _ in run], log, last)
             raise
         assert self.port is not None
-        if self.sync == "always" and log.unsynced() is not None:
-            self._runtime.disk.request(self)
+        if self.sync == "always" and not message.patient and log.unsynced() is not None:
+            self._sync_rounds.request(log.end.log_id)
         else:
             self.port.ack(self)
-            if self.sync == "interval":
-                self._lazy_sync.wrote(count)
+            self._sync_rounds.wrote(self.sync, count)
 
     # ---- committed
 
@@ -275,7 +275,7 @@ class Follower:
         if self.port is not None and not self.closed:
             self.port.ack(self)
         if self.sync == "always" and not self.closed and self.log.unsynced() is not None:
-            self._runtime.disk.request(self)
+            self._sync_rounds.synced(self.log.local_durable)
 
     # ---- files
 
@@ -337,7 +337,7 @@ class Follower:
     def _close(self) -> None:
         self.closed = True
         self._listen_no_more()
-        self._lazy_sync.cancel()
+        self._sync_rounds.cancel()
 
     def _stop(self, error: Exception) -> None:
         """Something happened that must not: this partition is silent from now on, so its leader goes on without it."""

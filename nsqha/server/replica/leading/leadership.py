@@ -180,6 +180,11 @@ class Leadership:
     def committed(self) -> int:
         return self.partition.leader.committed
 
+    @property
+    def waited_end(self) -> int:
+        """Log id: no caller waits for the batches from here on."""
+        return self.partition.batches.outstanding.waited_end
+
     def lags(self) -> Iterator[tuple[int, int, int]]:
         """(node, commitlog entries, bytes) that each follower has not acknowledged."""
         log = self.partition.log

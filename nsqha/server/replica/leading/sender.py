@@ -75,6 +75,10 @@ class LeadingPartition(Protocol):
     def committed(self) -> int:
         """End of what is committed."""
 
+    @property
+    def waited_end(self) -> int:
+        """Log id: no caller waits for the batches from here on."""
+
     def heard(
         self, node: int, *, registration: int, log_uid: int, end: int, durable: int, fit: bool, opened: bool
     ) -> None:
@@ -233,6 +237,7 @@ class FollowerProgress:
             entries=run.entries,
             data=run.data,
             committed=committed,
+            patient=first >= leader.waited_end,
         )
         size = len(run.data) or len(run.entries)  # frames that were given up are not sent
         return PushPiece(first, run.end, committed, size, message)

@@ -157,3 +157,60 @@ def test_those_who_come_late_do_not_hold_up_the_others():
     slow, quick = Again(rig, TURNS * 3, 10), Again(rig, 0, 200)
     batches(rig, [slow, quick])
     assert slow.answers == 10 and quick.answers == 200
+
+
+def quiet_channel() -> PartitionRig:
+    """Two messages are stored and delivered; one is finished."""
+    rig = PartitionRig()
+    rig.store(b"one", b"two")
+    consumer = rig.consume(2)
+    rig.pass_time(1)
+    rig.disk.sync()
+    rig.finish(consumer)
+    return rig
+
+
+def test_progress_is_in_the_log_after_50_ms_without_a_disk_round():
+    rig = quiet_channel()
+    before = rig.log.end.log_id
+    rig.pass_time(0.04)
+    assert rig.log.end.log_id == before
+    rig.pass_time(0.02)
+    assert rig.log.end.log_id == before + 1
+    rig.turn()
+    assert not rig.disk.wanting, "it requests no disk round"
+    rig.pass_time(0.5)
+    assert rig.disk.wanting, "a patient one comes in the end"
+    rig.disk.sync()
+    assert rig.floor == 1
+    rig.pass_time(5)
+    assert rig.log.end.log_id == before + 1, "nothing changed, so nothing is written"
+
+
+def test_progress_that_waits_for_the_disk_holds_no_publish_up():
+    rig = quiet_channel()
+    rig.pass_time(0.06)
+    before = rig.log.end.log_id
+    outcome = rig.publish(b"three")
+    rig.turn()
+    assert rig.log.end.log_id == before + 1
+    rig.disk.sync()
+    assert (outcome.answers, rig.floor) == (["OK"], 1), "one round is for both"
+
+
+def test_a_caller_behind_progress_brings_the_disk_round():
+    rig = quiet_channel()
+    rig.pass_time(0.06)
+    done = rig.partition.commit_events()
+    rig.turn()
+    rig.disk.sync()
+    assert done.done() and rig.floor == 1
+
+
+def test_a_leader_that_hands_over_does_not_wait_for_the_patient_round():
+    rig = quiet_channel()
+    rig.pass_time(0.06)
+    rig.partition.hand_over(True)
+    rig.turn()
+    rig.disk.sync()
+    assert rig.partition.leader.committed == rig.log.end.log_id

@@ -78,13 +78,13 @@ class FollowerRig:
         committed: int = 0,
         epoch: int = 1,
         log: PartitionLog | None = None,
+        patient: bool = False,
     ) -> None:
         source = log or self.leader
         run = read_run(source, first, end or source.end.log_id, 1 << 30)
-        self.follower.append(
-            self.port,
-            pb.Append(topic_uid=UID, epoch=epoch, entries=run.entries, data=run.data, committed=committed),
-        )
+        message = pb.Append(topic_uid=UID, epoch=epoch, entries=run.entries, data=run.data, committed=committed)
+        message.patient = patient
+        self.follower.append(self.port, message)
         self.loop.turn()
 
 
@@ -95,6 +95,29 @@ def test_with_sync_always_nothing_is_acknowledged_before_a_disk_round() -> None:
     assert rig.port.acks == []
     rig.disk.sync()
     assert rig.port.acks == [(3, 3)]
+
+
+def test_what_no_caller_waits_for_is_acknowledged_at_once_and_synced_later() -> None:
+    rig = FollowerRig()
+    rig.write(b"a")
+    rig.push(1, patient=True)
+    assert rig.port.acks == [(2, 1)]
+    assert not rig.disk.wanting
+    rig.loop.pass_time(0.6)
+    rig.disk.sync()
+    assert rig.port.acks[-1] == (2, 2)
+
+
+def test_what_is_waited_for_brings_the_round_for_what_came_before() -> None:
+    rig = FollowerRig()
+    rig.write(b"a", b"b", b"c")
+    rig.push(1, 2, patient=True)
+    rig.push(2, 3)
+    rig.disk.begin()
+    rig.push(3, patient=True)
+    rig.disk.end()
+    assert rig.port.acks[-1] == (4, 3)
+    assert not rig.disk.wanting, "no caller waits for what came during the round"
 
 
 def test_what_came_during_a_round_is_durable_after_the_next() -> None:

@@ -42,6 +42,7 @@ class Leader:
         self.epoch_start = log.end.log_id
         self.wire_key = pb.PartitionKey(topic_uid=uid, partition=0)
         self.committed = 0
+        self.waited_end = log.end.log_id
         self.piece: Any = None
         self.partition: Any = Partition()
         self.said: list[Any] = []
