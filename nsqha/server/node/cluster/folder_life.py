@@ -65,10 +65,11 @@ class FolderLife:
         elif stored is not None and stored.poisoned:
             logger.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", stored.poisoned)
             self._journal.change_all(lambda record: replace(record, page_cache_lost=True))
-        self._count(max(known, 0 if stored is None else stored.uses) + 1)
-
-    def _count(self, uses: int) -> None:
+        uses = max(known, 0 if stored is None else stored.uses) + 1
         self._journal.node.stage_uses(uses)
+        self._store(uses)
+
+    def _store(self, uses: int) -> None:
         self._journal.commit()
         self._uses.write(FolderUse(self._node, uses))
 
@@ -76,8 +77,10 @@ class FolderLife:
         """Count the directory again from time to time, until cancelled."""
         while True:
             await asyncio.sleep(RAISE_SECONDS)
+            uses = self._journal.identity.uses + 1
+            self._journal.node.stage_uses(uses)  # on the loop, as all that is staged of the node while it runs
             try:
-                await in_thread(lambda: self._count(self._journal.identity.uses + 1))
+                await in_thread(lambda n=uses: self._store(n))  # type: ignore[misc]
             except NsqhaError as error:  # the next round counts on; a failed disk is met by who writes logs
                 logger.info("directory_not_counted", "%s", error)
 

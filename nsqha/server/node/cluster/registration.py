@@ -151,8 +151,8 @@ class NodeRegistration:
 
     async def announce_failure(self, why: str) -> None:
         """The data directory is closed: say so to the others, and to the next start. Unavailable, OutcomeUnknown."""
+        await self.update(poisoned=why)  # first: others are to lead
         await self.run(lambda: self.folder.failed(why))
-        await self.update(poisoned=why)
 
     def tick(self) -> None:
         """The loop runs."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +13,7 @@ from nsqha.commitlog.storage import MemStorage
 from nsqha.election.model import FolderUse
 from nsqha.errors import Conflict
 from nsqha.server.integrity.suspect_logs import good_name
+from nsqha.server.node.cluster import folder_life
 from nsqha.server.node.cluster.folder_life import FolderLife
 from tests.fakes.metadata import FakeFolders
 
@@ -87,10 +90,24 @@ def test_a_copy_of_an_earlier_use_is_not_trusted_until_recovered(directory: Dire
     assert not directory.trusted
 
 
-def test_a_copy_made_during_a_long_use_is_not_trusted(directory: Directory) -> None:
+def test_a_copy_made_during_a_long_use_is_not_trusted(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = directory.copy()
-    life = directory.start_again = FolderLife(directory.journal, directory.uses)  # type: ignore[arg-type,attr-defined]
-    life._count(directory.journal.identity.uses + 1)  # type: ignore[union-attr]
+    assert directory.journal is not None
+    life = FolderLife(directory.journal, directory.uses)
+
+    async def counted() -> None:
+        stored = asyncio.Event()
+
+        async def in_thread(call: Callable[[], None]) -> None:
+            call()
+            stored.set()
+
+        running = asyncio.create_task(life.run(in_thread))
+        await stored.wait()
+        running.cancel()
+
+    monkeypatch.setattr(folder_life, "RAISE_SECONDS", 0.0)
+    asyncio.run(counted())
     directory.end()
     directory.put_back(copy)
     directory.start()
