@@ -22,6 +22,7 @@ from nsqha.commitlog.log import SyncTicket
 from nsqha.commitlog.storage import Data, File, MemFile, MemStorage
 from nsqha.errors import Poisoned
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
+from nsqha.server.runtime.disk import PROGRESS_SECONDS
 
 Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
@@ -32,6 +33,7 @@ class FakeDisk:
     def __init__(
         self, loop: Any, on_failure: Callable[[BaseException], None], *, seconds: float = 0.001, held: bool = False
     ) -> None:
+        self.progress_seconds = PROGRESS_SECONDS
         self.rounds_held = held
         self.jobs_held = held
         self.wanting: dict[Any, None] = {}

@@ -40,7 +40,7 @@ from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
-from nsqha.server.runtime.disk import DiskRounds
+from nsqha.server.runtime.disk import DiskRounds, bound_progress
 from nsqha.server.runtime.measures import Measures
 
 logger = Logger("opening")
@@ -115,6 +115,7 @@ class PartitionOpener:
         self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log, first_log_id, end_log_id: None
         self.measures = Measures()
         self.budget = PublishBudget(loop, options.publish_queue_bytes)
+        bound_progress(disk, options.isr_timeout_ns / 1e9)
         self._options = options
         self._journal = journal
         self.syncs = SyncHistory(journal)

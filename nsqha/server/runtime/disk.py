@@ -25,7 +25,8 @@ from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 SYNC_THREADS = 4
 READ_THREADS = 2
-PROGRESS_SECONDS = 0.5  # after which progress of channels is synced, with sync=always; far below `replica_timeout`
+PROGRESS_SECONDS = 0.5  # after which progress of channels is synced at the latest, with sync=always
+PROGRESS_SHARE = 4  # ... and after this part of the time in which a replica has to acknowledge
 PATIENT_SECONDS = 0.05  # from the beginning of one round to that of the next, if no publisher waits for it
 
 logger = Logger("disk")
@@ -72,6 +73,7 @@ class DiskRounds:
     ) -> None:
         self._loop = loop
         self._clock = clock
+        self.progress_seconds = PROGRESS_SECONDS  # until batches that no caller waits for are synced: `bound_progress`
         self._on_failure = on_failure
         self._threads = DiskThreads(sync_pool)
         self._wanting: dict[WantsSync, None] = {}
@@ -235,4 +237,9 @@ class LazySync:
 
 def progress_sync(loop: asyncio.AbstractEventLoop, disk: DiskRounds, wants: WantsSync) -> LazySync:
     """Requests the patient rounds of a `sync=always` log for batches that no caller waits for."""
-    return LazySync(loop, disk, wants, messages=1, seconds=PROGRESS_SECONDS)
+    return LazySync(loop, disk, wants, messages=1, seconds=disk.progress_seconds)
+
+
+def bound_progress(disk: DiskRounds, replica_seconds: float) -> None:
+    """Sync early enough that no replica counts as late, which has to acknowledge after so many seconds."""
+    disk.progress_seconds = min(PROGRESS_SECONDS, replica_seconds / PROGRESS_SHARE)

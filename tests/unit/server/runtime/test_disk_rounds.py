@@ -7,7 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +19,7 @@ from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import Poisoned
-from nsqha.server.runtime.disk import PATIENT_SECONDS, DiskRounds
+from nsqha.server.runtime.disk import PATIENT_SECONDS, PROGRESS_SECONDS, DiskRounds, bound_progress
 from tests.fakes.loop import VirtualLoop
 
 
@@ -198,3 +199,10 @@ def test_a_read_waits_for_no_job():
         assert await job
 
     with_rounds(story)
+
+
+@pytest.mark.parametrize(("replica_seconds", "seconds"), [(2.0, 0.5), (60.0, 0.5), (0.4, 0.1)])
+def test_progress_is_synced_before_a_replica_is_late(replica_seconds: float, seconds: float) -> None:
+    disk = SimpleNamespace(progress_seconds=PROGRESS_SECONDS)
+    bound_progress(cast(Any, disk), replica_seconds)
+    assert disk.progress_seconds == seconds
