@@ -8,7 +8,8 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
 
 - All ends are exclusive: `end.log_id` is the next entry's, `local_durable` the end of what is on this disk.
 - An append that fails is cut back from both files: the log is as it was before (`AppendFailed`). If that fails too,
-  or any fsync does, the log is `Poisoned`: nothing is appended or acknowledged any more.
+  or the disk itself fails (EIO, not a lack of room), or any fsync does, the log is `Poisoned`: nothing is appended or
+  acknowledged any more.
 - A ticket that is forgotten costs nothing: the next one covers whatever is not known to be durable.
 - `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_some` and
   what `repair` returns to be run; `next_pair`, and what `cutting` and `repair.rebuilding` return, as long as no thread
@@ -27,6 +28,7 @@ from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, d
 from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.reading.lookup import LogReader, PairInfo, verifies
 from nsqha.commitlog.reading.reader import Batch, BatchCache
+from nsqha.commitlog.storage import passes
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.frames import LOST
 
@@ -167,6 +169,9 @@ class PartitionLog(LogReader):
         except OSError as second:
             self.poisoned = f"{self.directory}: a failed write could not be cut back: {error}; then {second}"
             raise Poisoned(self.poisoned) from second
+        if not passes(error):
+            self.poisoned = f"{self.directory}: a write failed: {error}"
+            raise Poisoned(self.poisoned) from error
         raise AppendFailed(f"{self.directory}: {error}") from error
 
     # ---- durability

@@ -28,6 +28,13 @@ from nsqha.errors import ConfigError, Poisoned
 
 Data = bytes | bytearray | memoryview
 SECTOR = 512  # bytes that a disk reads or loses at a time
+# What an operation may lack and have later. After any other error it is not known what the disk still has.
+LACKING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
+
+
+def passes(error: OSError) -> bool:
+    """Whether only room, descriptors or memory were lacking: the disk is good, and the operation may be tried again."""
+    return error.errno in LACKING
 
 
 class File(Protocol):

@@ -12,6 +12,7 @@ disk until the machine goes off; each image keeps some of what was not synced. T
 
 from __future__ import annotations
 
+import errno
 import random
 
 import pytest
@@ -115,7 +116,7 @@ class LogWorkload:
         self.written[log_id] = entry, bytes(data)
 
     def failing_append(self) -> None:
-        self.storage.fail("pwrite", self.rng.choice(("segment", "commitlog")))
+        self.storage.fail("pwrite", self.rng.choice(("segment", "commitlog")), code=errno.ENOSPC)
         with pytest.raises(AppendFailed):
             self.append()
         self.storage.heal()

@@ -67,6 +67,31 @@ def test_a_failed_write_that_can_not_be_cut_back_poisons() -> None:
         add(log, b"refused although the disk is well again")
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("file", ["segment", "commitlog"])
+def test_a_write_that_fails_as_the_disk_does_poisons(file: str, code: int) -> None:
+    storage = SimStorage()
+    log = new_log(storage)
+    add(log, b"a")
+    before = storage.contents()
+    storage.fail("pwrite", file, code=code)
+    with pytest.raises(Poisoned, match=errno.errorcode[code]):
+        add(log, b"lost")
+    with pytest.raises(Poisoned):
+        add(log, b"refused although the disk is well again")
+    assert storage.contents() == before, "it was cut back"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
+def test_a_write_that_only_lacks_something_may_be_tried_again(code: int) -> None:
+    storage = SimStorage()
+    log = new_log(storage)
+    storage.fail("pwrite", "segment", code=code)
+    with pytest.raises(AppendFailed):
+        add(log, b"not now")
+    add(log, b"a")
+
+
 def test_a_failed_fsync_is_never_retried() -> None:
     storage = SimStorage()
     log = new_log(storage)

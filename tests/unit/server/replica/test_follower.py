@@ -200,7 +200,7 @@ def test_another_epoch_or_stream_is_fenced() -> None:
 def test_a_full_disk_is_told_and_nothing_is_acknowledged() -> None:
     rig = FollowerRig(sync="interval")
     rig.write(b"a")
-    rig.storage.fail("pwrite", "segment")
+    rig.storage.fail("pwrite", "segment", code=errno.ENOSPC)
     rig.push(1)
     assert rig.port.refusals == [pb.REFUSAL_NO_SPACE] and not rig.port.acks and rig.log.end.log_id == 1
     rig.push(1)
