@@ -287,6 +287,7 @@ def _node(node: NodeInfo, metas: Mapping[PartitionName, PartitionMeta], intents:
         "peer_address": node.peer_address,
         "poisoned": node.poisoned,
         "leaving": node.leaving,
+        "declines": node.declines,
         "decommissioned": uid in intents.decommissions,
         "replicas": held["replicas"],
         "leaderships": held["leaderships"],

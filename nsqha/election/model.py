@@ -229,6 +229,7 @@ class NodeInfo(StoredRecord):
     version: str = ""
     poisoned: str = ""  # why its data directory is closed; empty: it is not
     leaving: bool = False  # it shuts down, or its disk hangs: its leaderships must move
+    declines: str = ""  # why it should lead only where no other can: its disk refuses writes; empty: it need not
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,18 @@ class LeaderHandOver:
 
     def __init__(self, node: int, followers: FollowerReports) -> None:
         self.departing: frozenset[int] = frozenset()  # nodes that say that they shut down
+        self.declining: frozenset[int] = frozenset()  # nodes that should lead only where no other can
         self._node = node
         self._followers = followers
         self._named_at = followers.time  # since then the record names the successor that it does
 
     def heir(self, meta: PartitionMeta) -> int:
-        """Who is to lead next: whom the record names or, if this node shuts down, the first that may lead; 0: none.
-        Nobody waits for one that says that it could not."""
+        """Who is to lead next: whom the record names or, if this node shuts down or declines, the first that may
+        lead; 0: none. One that says that it could not, or declines, is not waited for."""
         named = self._followers.get(meta.successor)
-        if meta.successor and (named is None or named.fit):
+        if meta.successor and meta.successor not in self.declining and (named is None or named.fit):
             return meta.successor
-        if self._node not in self.departing:
+        if self._node not in self.departing | self.declining:
             return 0
         members = [*meta.replicas, *(node for node in sorted(meta.isr) if node not in meta.replicas)]
         return next((node for node in members if self.may_lead(node, meta)), 0)
@@ -31,7 +32,9 @@ class LeaderHandOver:
     def may_lead(self, node: int, meta: PartitionMeta) -> bool:
         """A member that is there, with the log that the record names, fit, and did not just lose its registration."""
         follower = self._followers.get(node)
-        if follower is None or node in self.departing or follower.gone_at is not None or not follower.registration:
+        if node in self.departing or node in self.declining:
+            return False
+        if follower is None or follower.gone_at is not None or not follower.registration:
             return False
         if not follower.fit:
             return False

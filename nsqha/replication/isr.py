@@ -212,10 +212,11 @@ class IsrKeeper:
 
     # ---- what happens
 
-    def depart(self, nodes: frozenset[int], now: float) -> None:
-        """These nodes, and no others, say that they shut down; this one may be among them."""
+    def depart(self, nodes: frozenset[int], now: float, *, declining: frozenset[int] = frozenset()) -> None:
+        """These nodes, and no others, say that they shut down, or that they should lead only where no other can; this
+        one may be among them."""
         self.followers.watch(now)
-        self.handover.departing = nodes
+        self.handover.departing, self.handover.declining = nodes, declining
 
     def step(self, *, committed: int, end: int, end_durable: int, now: float, complete: bool = True) -> list[Action]:
         """What to do now. `end` and `end_durable` are our own log's; `complete`: the next leader needs nothing more.

@@ -22,7 +22,7 @@ from nsqha.commitlog.log import SyncTicket
 from nsqha.commitlog.storage import Data, File, MemFile, MemStorage
 from nsqha.errors import Poisoned
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
-from nsqha.server.runtime.disk import PROGRESS_SECONDS
+from nsqha.server.runtime.disk import PROGRESS_SECONDS, DiskSigns
 
 Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
@@ -43,6 +43,7 @@ class FakeDisk:
         self.journal_writes: list[Job] = []
         self.removals: list[Job] = []
         self.round_seconds = Histogram(SECONDS_BOUNDS)
+        self.signs = DiskSigns()
         self._loop = loop
         self._on_failure = on_failure
         self._seconds = seconds

@@ -312,6 +312,7 @@ class SimCluster:
             machine.disk_seconds = machine.metadata_seconds = 0.001
             if isinstance(machine, SimNode):
                 machine.storage.heal()
+                machine.disk_low(False)
                 machine.storage._crash_at = None
             if not machine.up:
                 machine.start()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 DATA = "/tmp"  # any folder that exists: only its free space is looked at, and that is not used
 RESTART_SECONDS = 0.5
+MORE_THAN_THERE_IS = 1 << 62  # bytes
 
 
 class MachineStorage(SimStorage):
@@ -60,6 +61,7 @@ class MachineStorage(SimStorage):
         after._names, after._disk_names = dict(self._names), dict(self._disk_names)
         after._name_changes = list(self._name_changes)
         after._dirs = set(self._dirs)
+        after.lasting = self.lasting
         self.off = True
         return after
 
@@ -67,6 +69,7 @@ class MachineStorage(SimStorage):
         left = self.crash(rng)
         after = MachineStorage(self.rng)
         after._names, after._disk_names, after._dirs = left._names, left._disk_names, left._dirs
+        after.lasting = self.lasting
         self.off = True
         return after
 
@@ -139,6 +142,7 @@ class SimNode(Machine):
         self.cluster: Membership | None = None
         self.admin: AdminPort | None = None
         self.refused = ""  # why the last start ended
+        self.disk_is_low = False
         self.may_lose_power: Callable[[], bool] = lambda: True
         self.on_broker: Callable[[SimNode], None] = lambda node: None
         self.on_end: Callable[[SimNode, str], None] = lambda node, why: None
@@ -206,6 +210,7 @@ class SimNode(Machine):
         )
         broker = Broker(self.options, NodeParts(loop, clock, rng, journal, handle, disk, opener), cluster)
         broker.on_failure = lambda why: self._failed(loop, why)
+        broker.availability.disk_low_bytes = MORE_THAN_THERE_IS if self.disk_is_low else 0
         cluster.on_fatal = lambda why: self._failed(loop, why)
         self.cluster = cluster
         broker.scrub.scrubber._storage = self.storage
@@ -244,6 +249,12 @@ class SimNode(Machine):
     def _failed(self, loop: NodeLoop, why: str) -> None:
         """The disk failed: the process ends soon."""
         loop.call_later(self.rng.uniform(0.0, 0.2), lambda: self.end(f"poisoned: {why}"))
+
+    def disk_low(self, low: bool) -> None:
+        """Its disk has less free space than it wants, in this process and later ones; writes still succeed."""
+        self.disk_is_low = low
+        if self.broker is not None:
+            self.broker.availability.disk_low_bytes = MORE_THAN_THERE_IS if low else 0
 
     async def stop(self) -> None:
         """A clean stop."""

@@ -15,6 +15,7 @@ is as unkind as a real disk may be:
     crash(rng)       the disk as the next process may find it; may be called again and again
     kill()           the process is gone, the machine goes on
     fail(...)        one or more operations fail with an OSError
+    stays(...)       all of them do until `heal`, also those of later processes
     descriptors      how many more files may be open
     flip, blank, spoil   what a bad disk does to bytes that were durable
 """
@@ -111,6 +112,14 @@ def _fit(data: bytearray, n: int) -> None:
     data += bytes(n - len(data))
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """The error that every operation of a kind ends with."""
+
+    code: int
+    path: str  # part of the path
+
+
 @dataclass
 class Fault:
     """An operation that is to fail."""
@@ -135,6 +144,7 @@ class SimStorage:
         self._locks: set[str] = set()
         self._crash_at: int | None = None
         self._faults: list[Fault] = []
+        self.lasting: dict[str, Refusal] = {}  # operation -> what it meets until `heal`
         self._unreadable: dict[str, set[int]] = {}
         self.descriptors = 1 << 20  # that may still be opened
 
@@ -225,6 +235,9 @@ class SimStorage:
         self.operations += 1
         if self._crash_at is not None and self.operations >= self._crash_at:
             raise Crashed(f"{operation} {path}, operation {self.operations}")
+        refusal = self.lasting.get(operation)
+        if refusal is not None and refusal.path in path:
+            raise OSError(refusal.code, errno.errorcode[refusal.code], path)
         for fault in self._faults:
             if fault.operation == operation and fault.path in path and fault.times:
                 if fault.after:
@@ -261,6 +274,10 @@ class SimStorage:
         """Let operations ("pwrite", "truncate", "sync", "create", ...) on a path that contains `path` fail."""
         self._faults.append(Fault(operation, path, code, after, times))
 
+    def stays(self, *operations: str, path: str = "", code: int = errno.EIO) -> None:
+        """Let these operations fail until `heal`, whatever becomes of the process: a full disk, or a bad one."""
+        self.lasting.update({operation: Refusal(code, path) for operation in operations})
+
     def kill(self) -> None:
         """The process is gone and the machine goes on: what it wrote is in the page cache, for the next one."""
         self._crash_at = None
@@ -269,6 +286,7 @@ class SimStorage:
     def heal(self) -> None:
         """No more faults."""
         self._faults.clear()
+        self.lasting.clear()
 
     def crash(self, rng: random.Random) -> SimStorage:
         """What the next process finds. This storage is not changed."""

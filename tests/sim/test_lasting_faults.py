@@ -6,6 +6,7 @@ the in-sync replicas and the metadata store can serve, at most three epochs a mi
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -196,3 +197,99 @@ def test_a_replica_outside_of_the_isr_helps_where_the_leader_reaches_none() -> N
         cluster.keep_down.clear()
         dead.start()
         lasts(cluster)
+
+
+# ---- disks
+
+Fault = Callable[[SimNode], None]
+
+
+def full(node: SimNode) -> None:
+    node.storage.stays("pwrite", "create", "allocate", code=errno.ENOSPC)
+
+
+def below_its_watermark(node: SimNode) -> None:
+    node.disk_low(True)
+
+
+def unwritable(node: SimNode) -> None:
+    """Data can not be written, but the journal can: it lies elsewhere on the disk."""
+    node.storage.stays("pwrite", path="segment", code=errno.EIO)
+
+
+def out_of_descriptors(node: SimNode) -> None:
+    node.storage.descriptors = 0
+
+
+def slow(node: SimNode) -> None:
+    node.disk_seconds = 5.0
+
+
+DISKS: list[Fault] = [full, below_its_watermark, unwritable, slow]
+
+
+@pytest.mark.parametrize("fault", DISKS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("victim", ["leader", "follower"])
+def test_a_bad_disk_that_stays(fault: Fault, victim: str) -> None:
+    with healthy(pause_seconds=PAUSE) as cluster:
+        node = leader(cluster) if victim == "leader" else a_follower(cluster)
+        fault(node)
+        lasts(cluster)
+
+
+@pytest.mark.parametrize("fault", DISKS, ids=lambda fault: fault.__name__)
+def test_one_of_two_good_disks_leads_and_gives_back_what_it_got(fault: Fault) -> None:
+    with healthy(pause_seconds=PAUSE) as cluster:
+        bad = leader(cluster)
+        fault(bad)
+        cluster.run_for(30.0)
+        assert leader(cluster) is not bad
+        acked = len(cluster.history.acked)
+        cluster.run_for(20.0)
+        assert len(cluster.history.acked) - acked >= 5
+        bad.storage.heal()
+        bad.disk_low(False)
+        bad.disk_seconds = 0.001
+        cluster.until(lambda: leader(cluster) is bad, 120.0, "it is the first replica")
+        cluster.end_well()
+
+
+@pytest.mark.parametrize("fault", [full, below_its_watermark], ids=lambda fault: fault.__name__)
+def test_a_leader_stays_where_all_disks_are_bad(fault: Fault) -> None:
+    with healthy(pause_seconds=PAUSE) as cluster:
+        before = meta_of(cluster).epoch
+        for node in cluster.nodes:
+            fault(node)
+        lasts(cluster, served=False)
+        assert fault is full or meta_of(cluster).epoch - before <= EPOCHS_A_MINUTE
+
+
+def test_a_follower_whose_disk_is_low_does_not_get_the_lead_of_another() -> None:
+    with healthy(pause_seconds=PAUSE) as cluster:
+        first, second, third = sorted(cluster.nodes, key=lambda node: meta_of(cluster).replicas.index(node.uid))
+        second.disk_low(True)
+        first.disk_low(True)
+        cluster.run_for(SETTLES)
+        assert leader(cluster) is third
+        lasts(cluster)
+
+
+def test_two_slow_disks_do_not_pass_the_lead_to_and_fro() -> None:
+    with healthy(pause_seconds=PAUSE) as cluster:
+        first, second, _ = sorted(cluster.nodes, key=lambda node: meta_of(cluster).replicas.index(node.uid))
+        slow(first)
+        slow(second)
+        lasts(cluster)
+
+
+def test_a_leader_without_descriptors_goes_on_and_is_not_poisoned() -> None:
+    """It can not begin new files: what it has open grows, or it hands over."""
+    with healthy(pause_seconds=PAUSE, segment_bytes=2 << 10) as cluster:
+        first = leader(cluster)
+        out_of_descriptors(first)
+
+        def heal() -> None:
+            first.storage.descriptors = 1 << 20
+
+        lasts(cluster, heal=heal)
+        assert first.lives == 1, "it was not poisoned"

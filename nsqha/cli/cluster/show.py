@@ -169,6 +169,8 @@ def node_state(uid: int, picture: Picture) -> str:
         return f"poisoned: {node.poisoned}"
     if node.leaving:
         return "leaving"
+    if node.declines:
+        return f"declines to lead: {node.declines}"
     return "decommissioned" if uid in picture.intents.decommissions else OK
 
 

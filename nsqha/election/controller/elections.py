@@ -71,7 +71,8 @@ class Elections:
         since = self._stuck_since(part, now)
         if since is None:
             return False
-        deaf = state.leader_check.deaf(part.name, meta, since)
+        # One that should not lead would be no better, and perhaps its own disk is why it has not followed yet.
+        deaf = state.leader_check.deaf(part.name, meta, since) - state.planner.avoided(state.nodes)
         may_join = {uid for uid in meta.replicas if uid not in meta.isr and uid in state.nodes}
         enough = len(deaf | may_join - state.standing.silent.keys()) >= meta.min_isr
         return bool(deaf) and enough and not self._heard(part, since)
@@ -147,7 +148,7 @@ class LeaderTransfers:
         meta, state = part.meta, self._state
         node, leader = state.nodes.get(meta.successor), state.nodes.get(meta.leader)
         theirs, ours = round_.reports.get(meta.successor), round_.reports.get(meta.leader)
-        fit = node is not None and not node.poisoned and not node.leaving and meta.successor in meta.isr
+        fit = node is not None and not (node.poisoned or node.leaving or node.declines) and meta.successor in meta.isr
         late = now - round_.since > state.limits.transfer_s
         forced = late and leader is not None and leader.leaving
         if node is not None and fit and theirs is not None and theirs.registration == node.registration:

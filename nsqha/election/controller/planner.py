@@ -124,7 +124,8 @@ class Planner:
 
     def avoided(self, nodes: Mapping[int, NodeInfo]) -> frozenset[int]:
         """Nodes that should become leaders only if no other can."""
-        return self.decommissions | {uid for uid, node in nodes.items() if node.leaving or node.poisoned}
+        unfit = {uid for uid, node in nodes.items() if node.leaving or node.declines or node.poisoned}
+        return self.decommissions | unfit
 
     def place(self, names: Iterable[PartitionName], world: World) -> list[NamedPut]:
         """Choose replicas for partitions that have none; those that no node can take now are left out."""
@@ -242,7 +243,7 @@ class Planner:
             return
         self._next_transfers = now + self.limits.transfers_every_s
         under_way = sum(1 for meta in world.metas.values() if meta.successor)
-        nodes = able(world.nodes, self.decommissions | world.unreachable)
+        nodes = able(world.nodes, self.avoided(world.nodes) | world.unreachable)
         still = {name: meta for name, meta in world.metas.items() if name not in self.moves}
         steps.transfers += balance(still, nodes, self.limits.transfers_max - under_way)
 

@@ -43,6 +43,10 @@ class Availability:
         ends = self.ends()
         if ends is not None:
             return ends
+        return self.lacks_space()
+
+    def lacks_space(self) -> str | None:
+        """Why its disk has too little space; None if it has enough."""
         if self.disk_refusing:
             return f"disk low: {self.space.free_bytes} bytes free, {self.disk_low_bytes} required"
         return None

@@ -153,7 +153,14 @@ class Broker:
         from nsqha.server.node.cluster.member import ClusterMember
 
         return ClusterMember(
-            self.cluster, self.parts, self.topics, topic_context, here, spawn=self.spawn, fail=self.fail
+            self.cluster,
+            self.parts,
+            self.topics,
+            topic_context,
+            here,
+            refuses=self.availability.lacks_space,
+            spawn=self.spawn,
+            fail=self.fail,
         )
 
     def _routed(self) -> RoutedNode:

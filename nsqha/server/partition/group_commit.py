@@ -228,6 +228,7 @@ class GroupCommit:
         try:
             entry, data = _append(led, now, events, taken)
         except AppendFailed as error:
+            self._runtime.disk.signs.refused(error)
             self.events.not_written(events)
             publishes.refuse(taken.waiters, taken.size, f"{NOT_STORED}{error}")
             if self.retry is None:

@@ -224,6 +224,7 @@ class Partition:
 
     def _job_failed(self, error: Exception) -> None:
         if isinstance(error, AppendFailed):
+            self._runtime.disk.signs.refused(error)
             logger.warning("files_delayed", "%s; trying again", error)
         elif isinstance(error, OSError):
             self._runtime.on_failure(error)

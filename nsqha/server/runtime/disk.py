@@ -60,6 +60,34 @@ class DiskThreads:
             pool.shutdown(wait=True)
 
 
+class DiskSigns:
+    """What the disk of a node shows of its health: writes that failed and changed nothing, as it is full or descriptors
+    are lacking, and the write of the journal that is under way."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        self.refused_why = ""  # of the last one
+        self._begun = 0  # writes of the journal
+        self._ended = 0
+
+    def refused(self, error: Exception) -> None:
+        self.refusals += 1
+        self.refused_why = str(error)
+
+    @property
+    def journalling(self) -> int:
+        """The number of the write of the journal that is under way; 0 if there is none."""
+        return self._ended + 1 if self._ended < self._begun else 0
+
+    def journals(self, write: asyncio.Future[Any]) -> None:
+        """A write of the journal begins, or waits for the one before."""
+        self._begun += 1
+        write.add_done_callback(self._journalled)
+
+    def _journalled(self, _: asyncio.Future[Any]) -> None:
+        self._ended += 1
+
+
 class DiskRounds:
     """Runs blocking disk work of one node: sync rounds, single jobs in order of submission, and reads beside them."""
 
@@ -85,6 +113,7 @@ class DiskRounds:
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
         self.round_seconds = Histogram(SECONDS_BOUNDS)
+        self.signs = DiskSigns()
 
     @property
     def running(self) -> int:
@@ -179,7 +208,9 @@ class DiskRounds:
     def journal(self, write: Callable[[], T]) -> asyncio.Future[T]:
         """Run a write of the node's journal after the earlier writes, but behind no other job: it holds promises, and
         a partition has no leader while they wait for the cache's sync, a roll or the search for a state."""
-        return self._loop.run_in_executor(self._threads.journal, write)
+        written = self._loop.run_in_executor(self._threads.journal, write)
+        self.signs.journals(written)
+        return written
 
     def read(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run a blocking job that changes nothing; no sync, roll or write of the journal waits for it."""

@@ -151,3 +151,36 @@ def test_a_transfer_of_unknown_outcome_is_fenced() -> None:
     assert rig.keeper.effective == {A, B, C}
     (end,) = rig.keeper.replied(Applied(newer(meta)), rig.now)
     assert isinstance(end, StepDown)
+
+
+# ---- a leader that declines
+
+
+def declining(*nodes: int, meta: PartitionMeta | None = None) -> IsrRig:
+    """All have everything, and these nodes should lead only where no other can."""
+    rig = IsrRig(meta)
+    rig.in_sync(B, C)
+    rig.committed = rig.end
+    rig.keeper.depart(frozenset(), rig.now, declining=frozenset(nodes))
+    return rig
+
+
+def test_a_leader_that_declines_names_the_next_one_and_stays_in_the_isr() -> None:
+    transfer = proposal(declining(A).step())
+    assert (transfer.change, transfer.meta.leader, set(transfer.meta.isr)) == ("transfer", B, {A, B, C})
+
+
+def test_one_that_declines_is_not_named_and_stays_in_the_isr() -> None:
+    assert proposal(declining(A, B).step()).meta.leader == C
+    assert not declining(B).step(3.0)
+
+
+def test_where_all_decline_the_leader_goes_on() -> None:
+    rig = declining(A, B, C)
+    assert rig.keeper.heir == 0 and not rig.step(3.0)
+
+
+def test_a_successor_that_declines_is_not_waited_for() -> None:
+    rig = declining(B, meta=replace(record(), successor=B))
+    assert rig.keeper.heir == 0
+    assert declining(A, B, meta=replace(record(), successor=B)).keeper.heir == C

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nsqha.server.node.parts import NodeParts
     from nsqha.server.partition.scrub import ScrubbedReplica
     from nsqha.server.partition.topic import Topic
+    from nsqha.server.runtime.disk import DiskSigns
     from nsqha.server.segments.log_source import LogSource
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
@@ -54,14 +55,22 @@ class ClusterMember:
         topic_context: TopicContext,
         here: SingleNodeLogs,
         *,
+        refuses: Callable[[], str | None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Topics, replicas and membership know each other from here on. `here`: the logs of what is led here."""
+        """Topics, replicas and membership know each other from here on. `here`: the logs of what is led here.
+        `refuses`: why nothing can be stored on this node."""
         self.log_source: LogSource = ClusterLogs(here, cluster)
         self._cluster = cluster
         self._spawn = spawn
-        self._disk_watch = DiskWatch(lambda: parts.disk.running, cluster.disk_hangs, cluster.spawn)
+        self._disk_watch = DiskWatch(
+            lambda: (parts.disk.running, parts.disk.signs.journalling),
+            DiskRefusals(parts.disk.signs, refuses).since_last_look,
+            cluster.disk_in_trouble,
+            cluster.spawn,
+            slow_seconds=topic_context.options.isr_timeout_ns / 1e9,
+        )
         cluster.topics = topics
         cluster.replicas = _replicas(cluster, parts, topics, topic_context, fail)
         topics.placement = ClusterPlacement(topics, topic_context, cluster, parts.clock)
@@ -125,6 +134,20 @@ class ClusterMember:
 
     def checks(self) -> list[Check]:
         return cluster_checks(self._cluster)
+
+
+class DiskRefusals:
+    """Why the disk of a node takes no writes: too little space is left, or one has just failed."""
+
+    def __init__(self, signs: DiskSigns, refuses: Callable[[], str | None]) -> None:
+        self._signs = signs
+        self._refuses = refuses
+        self._seen = signs.refusals
+
+    def since_last_look(self) -> str:
+        """Empty: it takes them."""
+        seen, self._seen = self._seen, self._signs.refusals
+        return self._refuses() or (self._signs.refused_why if self._seen != seen else "")
 
 
 class ReplicaNeighbours:

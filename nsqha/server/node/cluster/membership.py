@@ -155,12 +155,16 @@ class Membership:
         while self._loop.time() < deadline and self._needed():
             await asyncio.sleep(0.01)
 
-    async def disk_hangs(self, hangs: bool) -> None:
-        """Others are to lead, or need not any more. Unavailable, OutcomeUnknown."""
+    async def disk_in_trouble(self, hangs: bool, declines: str) -> bool:
+        """Others are to lead as its disk hangs, or for the reason given; or they need not any more. False: that it
+        hangs is not announced, as no other node would be left that could lead. Unavailable, OutcomeUnknown."""
         if not self.registration.is_open:
             raise Unavailable("this node is not registered")
+        others = [info for uid, info in self.nodes().items() if uid != self.node]
+        possible = not hangs or any(not (info.leaving or info.poisoned) for info in others)
         if not self._leaving:
-            await self.registration.update(leaving=hangs)
+            await self.registration.update(leaving=hangs and possible, declines=declines)
+        return possible
 
     def _needed(self) -> bool:
         """Whether there is something that others should take over before this node goes."""

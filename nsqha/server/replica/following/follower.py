@@ -198,6 +198,7 @@ class Follower:
         try:
             self._append(message)
         except AppendFailed as error:
+            self._runtime.disk.signs.refused(error)
             port.refused(self.wire_key, message.epoch, pb.REFUSAL_NO_SPACE, self.epoch, str(error))
         except LogCorrupt as error:
             port.refused(self.wire_key, message.epoch, pb.REFUSAL_MISMATCH, self.epoch, str(error))

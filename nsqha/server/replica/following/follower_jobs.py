@@ -42,6 +42,7 @@ class FollowerJobs:
         """`failed`: a job did what it must not. `released`: the files are free again. `sync`: ask for a disk round."""
         self.running: asyncio.Task[None] | None = None  # has the files to itself
         self._loop = loop
+        self._disk = disk
         self._failed = failed
         self._released = released
         self._sync = sync
@@ -58,6 +59,7 @@ class FollowerJobs:
         try:
             await job
         except AppendFailed as error:
+            self._disk.signs.refused(error)
             logger.warning("files_delayed", "%s; trying again", error)
         except Exception as error:
             self._failed(error)

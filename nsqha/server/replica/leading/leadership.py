@@ -283,10 +283,12 @@ class Leadership:
         """A node came, went, moved or shuts down."""
         if self.ended:
             return
-        departing = {node for node, info in self._runtime.nodes().items() if info.leaving}
+        nodes, now = self._runtime.nodes(), self._runtime.clock.monotonic()
+        departing = {node for node, info in nodes.items() if info.leaving}
         if self._retiring:
             departing.add(self._runtime.node)
-        self._keeper.depart(frozenset(departing), self._runtime.clock.monotonic())
+        declining = frozenset(node for node, info in nodes.items() if info.declines)
+        self._keeper.depart(frozenset(departing), now, declining=declining)
         self._feed(self._keeper.meta)
         self._step()
 
