@@ -9,8 +9,9 @@ import pytest
 
 from nsqha.clock import Now
 from nsqha.cursor.events import TARGET_END
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.errors import LogCorrupt
-from tests.unit.server.shell_rig import Consumer, PartitionRig
+from tests.unit.server.shell_rig import NODE, Consumer, PartitionRig
 
 
 def stored(rig: PartitionRig, *bodies: bytes) -> None:
@@ -63,6 +64,28 @@ def test_nothing_is_delivered_before_it_is_committed():
     assert consumer.wire.bodies == []
     rig.disk.end()
     assert consumer.wire.bodies == [b"one"]
+
+
+def test_delivery_pauses_at_the_window_while_no_progress_commits():
+    """The ISR is below min_isr: what is finished meanwhile would come again after a crash, and that is bounded."""
+    rig = PartitionRig(cursor_limits=ChannelLimits(window=10))
+    stored(rig, *[b"%d" % n for n in range(30)])
+    leader, channel = rig.partition.leader, rig.cursors.channels["c"]
+    leader.set_isr({NODE}, {NODE}, min_isr=2)
+    consumer = rig.consume(100)
+
+    def finish_all(rounds: int) -> None:
+        for _ in range(rounds):
+            rig.fin(consumer, *[message_id for message_id, *_ in consumer.wire.messages[-consumer.in_flight :]])
+            rig.disk.sync()
+            rig.pass_time(1.0)
+
+    finish_all(5)
+    assert len(consumer.wire.bodies) == channel.cursor.uncommitted_progress == 10
+    assert leader.set_isr({NODE}, {NODE}, min_isr=1)
+    rig.partition.committed_moved()
+    finish_all(5)
+    assert len(consumer.wire.bodies) == 30 and channel.cursor.uncommitted_progress == 0
 
 
 def test_a_consumer_whose_socket_is_full_gets_nothing_until_it_is_not():
