@@ -1,4 +1,6 @@
-"""The text form of /stats: what people see with curl, in nsqd's layout, with one line of our own at the end.
+"""The text form of /stats: what people see with curl, in nsqd's layout.
+
+`include_nsqha=true` adds one line of our own at the end.
 
 nsqd v1.3.0 (built w/python3.11)
 start_time 2026-11-20T22:10:34Z
@@ -31,9 +33,12 @@ _SECOND = 1_000_000_000
 _UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
-def stats_text(stats: BrokerStats, wanted: Selection, memory: MemoryStats | None, now_ns: int) -> str:
-    """The whole page; `now_ns` is the wall clock."""
-    return "".join(f"{line}\n" for line in _lines(stats, wanted, memory, now_ns))
+def stats_text(
+    stats: BrokerStats, wanted: Selection, memory: MemoryStats | None, now_ns: int, *, extra: bool = False
+) -> str:
+    """The whole page; `now_ns` is the wall clock. `extra`: with the line about this node that nsqd does not have."""
+    page = "".join(f"{line}\n" for line in _lines(stats, wanted, memory, now_ns))
+    return f"{page}\n{_node(stats.node)}\n" if extra else page
 
 
 def _lines(stats: BrokerStats, wanted: Selection, memory: MemoryStats | None, now_ns: int) -> Iterator[str]:
@@ -59,8 +64,6 @@ def _lines(stats: BrokerStats, wanted: Selection, memory: MemoryStats | None, no
     yield "Producers:" if selected.producers else "Producers: None"
     for producer in selected.producers or ():
         yield f"   {_client(producer, '', now_ns)}"
-    yield ""
-    yield _node(stats.node)
 
 
 def _topic(topic: TopicStats, wanted: Selection, now_ns: int) -> Iterator[str]:

@@ -212,16 +212,20 @@ def test_the_text_of_an_empty_broker() -> None:
         "",
         "Producers: None",
         "",
-        "nsqha v0.1.0: pure hot path, sync=always, 0 connections",
-        "",
     ]
+
+
+def test_the_text_has_a_line_of_our_own_when_asked() -> None:
+    broker = broker_of(node=NodeStats(version="0.1.0", hot="pure", sync="always"))
+    plain, page = (stats_text(broker, Selection(), None, START, extra=extra) for extra in (False, True))
+    assert page == f"{plain}\nnsqha v0.1.0: pure hot path, sync=always, 0 connections\n"
 
 
 def test_the_text_says_which_partitions_are_not_well() -> None:
     cluster = ClusterStats(node=1, under_replicated=3, below_min_isr=2)
-    line = stats_text(broker_of(node=NodeStats(cluster=cluster)), Selection(), None, START).split("\n")[-2]
+    line = stats_text(broker_of(node=NodeStats(cluster=cluster)), Selection(), None, START, extra=True).split("\n")[-2]
     assert line.endswith(", 2 partitions below min_isr: they acknowledge nothing, 3 partitions under-replicated")
-    assert "partitions" not in stats_text(broker_of(), Selection(), None, START)
+    assert "partitions" not in stats_text(broker_of(), Selection(), None, START, extra=True)
 
 
 def test_the_text_of_memory() -> None:
@@ -245,7 +249,7 @@ def test_the_text_of_topics_channels_and_clients() -> None:
         TopicStats(topic_name="a", channels=(channel,), message_count=10),
         TopicStats(topic_name="b", paused=True),
     )
-    assert lines(broker_of(*topics, producers=(producer,)))[6:-3] == [
+    assert lines(broker_of(*topics, producers=(producer,)))[6:-1] == [
         "Topics:",
         "   [a              ] depth: 0     be-depth: 0     msgs: 10       e2e%: ",
         "   *P [c                        ] depth: 3     be-depth: 0     inflt: 0    def: 0    re-q: 0     timeout: 0"
