@@ -114,10 +114,7 @@ async def undo(broker: Broker, message: Any, fan_out: FanOut) -> Any:
     numbers, _ = concerned(topic, message)
 
     def plan(partition: Partition) -> PlannedSeek:
-        before = _committed(partition, message.channel).undo
-        if before is None:
-            raise NotFound("there is no seek to undo")
-        found = partition.cursors.requests.plan_seek(message.channel, before.floor)
+        found = partition.cursors.requests.plan_undo(message.channel)
         return PlannedSeek(None, _answer(partition, found, found.clamped))
 
     return _response(message, await fan_out.answers(MoveChannel(broker, topic, "UndoSeek", message, plan), numbers))
@@ -138,14 +135,10 @@ def _answer(partition: Partition, plan: SeekPlan, clamped: bool) -> Any:
         messages=messages,
         bytes=bytes_between(partition, first, end),
         undo_repeats=not plan.exact,
+        deferred_again=plan.deferred_again,
+        deferred_lost=plan.deferred_lost,
         to_timestamp_ns=timestamp_of(partition, plan.target),
     )
-
-
-def _committed(partition: Partition, channel: str) -> Any:
-    if channel not in partition.cursors.channels:
-        raise NotFound(f"there is no channel {channel}")
-    return partition.cursors.channels[channel].committed
 
 
 # ---- from words to offsets

@@ -22,11 +22,12 @@ TO is a time (-2h, -1d12h, @2026-11-20T10:00, local unless it ends with Z or +01
 message id of 16 hex digits. A time means the first batch at or after it, less --clock-skew. Deferred messages stay as
 they are; messages in flight are forgotten and a FIN for one of them fails. Repeating a seek is safe. --undo goes back
 to where the channel was before the last seek or empty; it is a seek itself, so a second --undo reverts the first.
+It defers again what empty dropped, up to 2,000 messages of a partition; the plan counts those that stay dropped.
 Offsets count per partition; TOPIC/PARTITION moves only that one."""
 
 SHAPE = (
     '{"topic", "channel", "done", "partitions": [{"partition", "from_offset", "to_offset", "clamped", "messages", '
-    '"bytes", "undo_repeats", "error", "to_timestamp_ns"}]}'
+    '"bytes", "undo_repeats", "error", "to_timestamp_ns", "deferred_again", "deferred_lost"}]}'
 )
 CLOCK_SKEW_NS = 10**9  # the broker's default
 PLACE_FIELDS = {"time": "timestamp_ns", "offset": "offset"}
@@ -144,4 +145,8 @@ def _remarks(partition: Any) -> list[str]:
         remarks.append("clamped to the log")
     if partition.undo_repeats:
         remarks.append("an undo will repeat finished messages")
+    if partition.deferred_again:
+        remarks.append(f"{partition.deferred_again:,} deferred again")
+    if partition.deferred_lost:
+        remarks.append(f"{partition.deferred_lost:,} that were deferred are lost")
     return remarks

@@ -199,9 +199,9 @@ class PartitionCursors:
                 # Not ours: another leader's, before our epoch began, when nothing was in flight yet.
                 if id(committed) not in own and (live := self._live_of(committed)) is not None:
                     live.cursor.reload()
-            case state.Sought(committed, _, dropped):
+            case state.Sought(committed, _, dropped, returned):
                 if (live := self._live_of(committed)) is not None:
-                    return Forgotten(live, live.cursor.sought(dropped=dropped))
+                    return Forgotten(live, live.cursor.sought(dropped=dropped, returned=returned))
             case state.DroppedByPolicy(committed, _, end):
                 if (live := self._live_of(committed)) is not None:
                     return Forgotten(live, live.cursor.gone(end))

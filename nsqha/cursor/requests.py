@@ -96,14 +96,21 @@ class ChannelRequests:
         self.queue.append(_SeekRequest(cursor, events.TARGET_END, drop_deferred=True))
         return seeks.plan(self._state, cursor, events.TARGET_END)
 
+    def plan_undo(self, name: str) -> seeks.SeekPlan:
+        """What `undo` would do now."""
+        cursor = self._cursor(name)
+        if cursor.committed.undo is None:
+            raise NotFound(f"channel {name} has no seek to undo")
+        return seeks.undo_plan(self._state, cursor, cursor.committed.undo)
+
     def undo(self, name: str) -> seeks.SeekPlan:
         """Go back to where the channel's last seek came from."""
+        plan = self.plan_undo(name)
         cursor = self._cursor(name)
         undo = cursor.committed.undo
-        if undo is None:
-            raise NotFound(f"channel {name} has no seek to undo")
+        assert undo is not None
         self.queue.append(_SeekRequest(cursor, undo.floor, undo=True))
-        return seeks.plan(self._state, cursor, undo.floor)
+        return plan
 
     def _cursor(self, name: str) -> ChannelCursor:
         channel = self._channels.get(name)

@@ -5,14 +5,15 @@ reader's to [log start, log end]), so a plan is a forecast; what was done is in 
 is safe: the second goes to the same place.
 
 `empty` is a seek to that end that also drops the deferred messages. `undo` goes back to where the last seek came from,
-with the finished ranges it had if they fitted into the event; dropped deferred messages stay dropped.
+with the finished ranges it had if they fitted into the event, and defers what `empty` dropped, up to a bound and as far
+as the log still has it. How many stay dropped is in the plan. An ephemeral channel's are forgotten.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nsqha.cursor.committed.state import PartitionState
+from nsqha.cursor.committed.state import PartitionState, Undo
 from nsqha.cursor.events import FRAME_BYTES_MAX, TARGET_END, Seek
 from nsqha.cursor.live.cursor import ChannelCursor
 
@@ -30,6 +31,8 @@ class SeekPlan:
     skipped: int  # messages that were not handed out yet and would not be
     exact: bool  # an undo would restore the finished ranges too
     clamped: bool  # the target asked for was outside of these bounds
+    deferred_again: int = 0  # dropped messages that an undo defers again
+    deferred_lost: int = 0  # dropped messages that an undo cannot bring back
 
 
 def plan(state: PartitionState, cursor: ChannelCursor, target: int) -> SeekPlan:
@@ -45,6 +48,13 @@ def plan(state: PartitionState, cursor: ChannelCursor, target: int) -> SeekPlan:
         exact=len(cursor.written.ranges) <= RANGES_MAX,
         clamped=target != goes_to and target != TARGET_END,
     )
+
+
+def undo_plan(state: PartitionState, cursor: ChannelCursor, undo: Undo) -> SeekPlan:
+    """What going back to before the last seek would do."""
+    returning = len(undo.returning(state.log_start))
+    lost = undo.lost + len(undo.deferred) - returning
+    return replace(plan(state, cursor, undo.floor), deferred_again=returning, deferred_lost=lost)
 
 
 def event(

@@ -21,6 +21,8 @@ are many records, none crosses a frame. The last frame ends with BLAKE2b-128 of 
     UNDO      5  u8, n u32, [first u64, end u64]*n
     LATER     6  u8, n u32, [offset u64, due_ns i64]*n          deliver-at times that the pump has not passed
     HOLDS     7  u8, n u32, [id u64, offset u64, until_ns i64, since_ns i64]*n
+    DROPPED   8  u8, n u32, rows as in DEFERRED                 what the last seek dropped
+    LOST      9  u8, 1 u32, [count u64]                         dropped messages that an undo cannot bring back
 
 The records of equal states are equal bytes: `encode` and `digest` are how states are compared.
 """
@@ -30,6 +32,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from nsqha.cursor import events
@@ -62,9 +65,11 @@ _DEFERRED = struct.Struct(">QqHQ")
 _RUN = struct.Struct(">QQH")
 _LATER = struct.Struct(">Qq")
 _HOLD = struct.Struct(">QQqq")
+_COUNT = struct.Struct(">Q")
 (
-    _KIND_HEAD, _KIND_CHANNEL, _KIND_RANGES, _KIND_DEFERRED, _KIND_ATTEMPTS, _KIND_UNDO, _KIND_LATER, _KIND_HOLDS
-) = range(8)  # fmt: skip
+    _KIND_HEAD, _KIND_CHANNEL, _KIND_RANGES, _KIND_DEFERRED, _KIND_ATTEMPTS, _KIND_UNDO, _KIND_LATER, _KIND_HOLDS,
+    _KIND_DROPPED, _KIND_LOST
+) = range(10)  # fmt: skip
 _NO_UNDO, _UNDO_FLOOR, _UNDO_RANGES = range(3)
 
 
@@ -118,6 +123,9 @@ def _channel_records(channel: ChannelState) -> Iterator[bytes]:
     yield from _lists(_KIND_ATTEMPTS, _RUN, channel.attempts)
     if undo is not None and undo.ranges:
         yield from _lists(_KIND_UNDO, _RANGE, undo.ranges)
+    if undo is not None:
+        yield from _lists(_KIND_DROPPED, _DEFERRED, undo.deferred)
+        yield from _lists(_KIND_LOST, _COUNT, [(undo.lost,)] if undo.lost else [])
 
 
 def _lists(kind: int, layout: struct.Struct, rows: Iterable[tuple[int, ...]]) -> Iterator[bytes]:
@@ -293,7 +301,14 @@ def _decode(reader: Reader, state: PartitionState) -> None:
         elif kind == _KIND_UNDO:
             undo = channel.undo
             assert undo is not None and undo.ranges is not None
-            channel.undo = Undo(undo.floor, undo.ranges + reader.ranges(count))
+            channel.undo = replace(undo, ranges=undo.ranges + reader.ranges(count))
+        elif kind == _KIND_DROPPED:
+            assert channel.undo is not None
+            dropped = tuple(Deferred(*row) for row in reader.rows(_DEFERRED, count))
+            channel.undo = replace(channel.undo, deferred=channel.undo.deferred + dropped)
+        elif kind == _KIND_LOST:
+            assert channel.undo is not None
+            channel.undo = replace(channel.undo, lost=sum(lost for (lost,) in reader.rows(_COUNT, count)))
         else:
             raise ValueError(f"no record of kind {kind}")
 

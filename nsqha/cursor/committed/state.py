@@ -11,7 +11,7 @@ What a channel is, here:
     attempts   deliveries of unfinished messages, known after a clean stop only
     seek       log_id of the last seek. Progress whose writer had not applied it is stale: the offsets it speaks of were
                forgotten by the seek. Only what it says of messages that are deferred here still holds.
-    undo       where the last seek came from
+    undo       where the last seek came from, and the deferred messages that it dropped
 
 The **pump** is the end of what the topic has handed to its channels. It is the end of the log, except that it stands
 still while the topic is paused or has no channel of consumers; unpause and first create move it to that event's own
@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from nsqha import frames, hot
@@ -50,6 +51,10 @@ from nsqha.cursor.deferred.later import LaterMessages
 from nsqha.errors import LogCorrupt
 from nsqha.ids import is_ephemeral
 from nsqha.ranges import RangeSet
+
+# How many dropped messages a channel remembers for an undo. They are in each checkpoint, and written to the cache with
+# every change of the channel: 26 bytes each, so 52 KB.
+UNDO_DEFERRED_MAX = 2000
 
 NEEDS_LOOK = frames.HAS_EVENTS | frames.HAS_ATTRIBUTES | frames.HAS_CHECKPOINT | frames.HAS_CARRY
 
@@ -89,10 +94,19 @@ class AppliedEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Undo:
-    """Where a seek came from; `ranges` None: they did not fit into the event, so finished messages come again."""
+    """Where a seek came from; `ranges` None: they did not fit into the event, so finished messages come again.
+
+    `deferred` are messages that the seek dropped and an undo defers again; `lost` counts those above the bound."""
 
     floor: int
     ranges: tuple[events.Range, ...] | None
+    deferred: tuple[Deferred, ...] = ()
+    lost: int = 0
+
+    def returning(self, log_start: tuple[int, int]) -> list[Deferred]:
+        """Those that an undo would defer again: what the seek dropped, as far as the log still has it."""
+        offset, position = log_start
+        return [ref for ref in self.deferred if (ref.position >= position if ref.position else ref.offset >= offset)]
 
 
 @dataclass(frozen=True)
@@ -178,11 +192,12 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Sought:
-    """The channel's cursor was moved to `floor`. `dropped`: its deferred set was emptied too."""
+    """The channel's cursor was moved to `floor`. `dropped`: its deferred set was emptied too; `returned` came back."""
 
     channel: ChannelState
     floor: int
     dropped: bool
+    returned: tuple[Deferred, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -460,7 +475,9 @@ class PartitionState:
         if event.forward and self.clamp(channel, event.target) <= channel.floor:
             return
         back = channel.undo
-        channel.undo = Undo(event.old_floor, event.old_ranges)
+        dropped = len(channel.deferred) if event.drop_deferred else 0
+        kept = tuple(islice(channel.deferred.items(), min(dropped, UNDO_DEFERRED_MAX)))
+        channel.undo = Undo(event.old_floor, event.old_ranges, kept, dropped - len(kept))
         channel.seek = log_id
         channel.ranges = RangeSet()
         channel.attempts.clear()
@@ -470,7 +487,10 @@ class PartitionState:
             channel.raise_floor(channel.floor)
         if event.drop_deferred:
             channel.deferred.clear()
-        effects.append(Sought(channel, channel.floor, event.drop_deferred))
+        returned = back.returning(self.log_start) if event.undo and back else []
+        for ref in returned:
+            channel.deferred.put(ref)
+        effects.append(Sought(channel, channel.floor, event.drop_deferred, tuple(returned)))
 
     # ---- what the log may forget
 

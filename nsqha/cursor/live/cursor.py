@@ -18,6 +18,8 @@ deferred messages, a seek, an emptied topic, messages that a policy gave up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nsqha.cursor.committed.state import ChannelState, PartitionState
 from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.deferred.overlay import DeferredChange, DeferredOverlay
@@ -156,8 +158,10 @@ class ChannelCursor:
         self._counted_from += end - first
         self.unread.look()
 
-    def sought(self, *, dropped: bool) -> dict[int, int]:
-        """The cursor was moved (`dropped`: and the deferred set emptied); owner -> deliveries that were forgotten."""
+    def sought(self, *, dropped: bool, returned: Sequence[Deferred] = ()) -> dict[int, int]:
+        """The cursor was moved; owner -> deliveries that were forgotten.
+
+        `dropped`: the deferred set was emptied. `returned`: these were put back into it."""
         committed = self.committed
         if dropped:
             if self.ephemeral:
@@ -165,6 +169,8 @@ class ChannelCursor:
             self.deferred_overlay.reload()
         else:
             self.deferred_overlay.keep_committed()
+        for ref in returned:
+            self.deferred_overlay.arrived(ref)
         counts = self.flight.forget(committed.floor, keep=self._deferred_in_flight())
         self.waiting = Waiting(self.ring)
         self.unread.moved_back(self.deferred_overlay.finished(committed.floor))

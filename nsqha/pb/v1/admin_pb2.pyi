@@ -1269,6 +1269,8 @@ class SeekPartition(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TO_TIMESTAMP_NS_FIELD_NUMBER: _builtins.int
     NOT_LED_FIELD_NUMBER: _builtins.int
+    DEFERRED_AGAIN_FIELD_NUMBER: _builtins.int
+    DEFERRED_LOST_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     from_offset: _builtins.int
     """the floor before"""
@@ -1287,6 +1289,10 @@ class SeekPartition(_message.Message):
     """publish time of the message at to_offset; 0: there is none yet"""
     not_led: _builtins.bool
     """with error, in answer to a request with `here`: another node leads it"""
+    deferred_again: _builtins.int
+    """of an undo: messages dropped by the last empty that are deferred again"""
+    deferred_lost: _builtins.int
+    """of an undo: messages dropped by the last empty that do not come back"""
     def __init__(
         self,
         *,
@@ -1300,10 +1306,12 @@ class SeekPartition(_message.Message):
         error: _builtins.str = ...,
         to_timestamp_ns: _builtins.int = ...,
         not_led: _builtins.bool = ...,
+        deferred_again: _builtins.int = ...,
+        deferred_lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "clamped", b"clamped", "error", b"error", "from_offset", b"from_offset", "messages", b"messages", "not_led", b"not_led", "partition", b"partition", "to_offset", b"to_offset", "to_timestamp_ns", b"to_timestamp_ns", "undo_repeats", b"undo_repeats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "clamped", b"clamped", "deferred_again", b"deferred_again", "deferred_lost", b"deferred_lost", "error", b"error", "from_offset", b"from_offset", "messages", b"messages", "not_led", b"not_led", "partition", b"partition", "to_offset", b"to_offset", "to_timestamp_ns", b"to_timestamp_ns", "undo_repeats", b"undo_repeats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

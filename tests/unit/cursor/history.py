@@ -13,6 +13,8 @@ that lag, files go as soon as they may. At the end everything is drained. Judged
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.committed.loading import first_checkpoint_end, load
 from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, ChannelsEvent
@@ -223,9 +225,18 @@ class History(Life):
             goal = went_back.floor if went_back is not None else target
             goal = min(max(goal, leader.cursors.state.log_start[0]), self.model.pump)
             if went_back is not None:
-                went_back = Snapshot(goal, went_back.finished, went_back.maybe)
+                went_back = replace(went_back, floor=goal)
             model.sought(goal, self.model.pump, held, drop=drop, undo=went_back)
+            if went_back is not None and not model.ephemeral:
+                there = {ref.offset: ref.due_ns for ref in committed.deferred.items()}
+                back_again = went_back.dropped & there.keys()
+                # Below it only copies of messages are left, carried there, if the log still has them.
+                gone = {o for o in went_back.dropped - back_again if o >= leader.cursors.state.log_start[0]}
+                check(not gone, f"the undo did not defer {gone} again")
+                model.returned({offset: there[offset] for offset in back_again})
             model.undo = back[0]
+            if drop and not model.ephemeral:
+                model.undo.dropped = {offset for offset in held if offset < goal}
             leader.max_floor[committed.uid] = 0
 
         self._request(sought)

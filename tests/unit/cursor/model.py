@@ -42,6 +42,7 @@ class Snapshot:
     floor: int
     finished: set[int]
     maybe: set[int]
+    dropped: set[int] = field(default_factory=set)  # deferred messages that the seek dropped
 
 
 @dataclass
@@ -163,6 +164,13 @@ class ChannelModel:
             self.due.pop(offset, None)
             if offset in self.in_flight:
                 self.forgotten[self.in_flight.pop(offset), offset] += 1
+
+    def returned(self, due_ns: dict[int, int]) -> None:
+        """An undo deferred these again, each until its time."""
+        for offset, at_ns in due_ns.items():
+            self.status[offset] = PENDING
+            self.deliveries[offset] = None
+            self.due[offset] = Due(at_ns, long=True, written=0, certain=True)
 
     def crashed(self, deferred: set[int]) -> None:
         """What was not committed is open; `deferred` are the messages that the log says are deferred."""

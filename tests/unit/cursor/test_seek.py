@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nsqha.cursor.committed import checkpoint, state
 from nsqha.cursor.committed.state import Sought
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.limits import ChannelLimits
@@ -161,7 +162,7 @@ def test_too_many_ranges_are_left_out_and_the_plan_says_so():
     assert len(leader.log.batches[-1][1]) < 100, "the seek's batch"
 
 
-def test_empty_drops_everything_and_its_undo_does_not_bring_deferred_back():
+def test_empty_drops_everything_and_its_undo_brings_it_back():
     leader, channel = leader_with(5)
     leader.deliver(channel, 4)
     channel.req(0, 1, 60_000, leader.now)
@@ -171,11 +172,51 @@ def test_empty_drops_everything_and_its_undo_does_not_bring_deferred_back():
     leader.cursors.requests.empty("c")
     leader.flush()
     assert (channel.in_flight, channel.cursor.depth(5), channel.cursor.deferred_count) == (0, 0, 0)
-    leader.clock.advance(60)
     assert leader.redeliver(channel) == []
-    leader.cursors.requests.undo("c")
+    plan = leader.cursors.requests.undo("c")
+    assert (plan.deferred_again, plan.deferred_lost) == (1, 0)
     leader.flush()
     assert leader.deliver(channel) == [1, 3, 4]
+    assert leader.redeliver(channel) == [], "it is not due"
+    again = leader.restart()
+    for one, live in ((leader, channel), (again, again.cursors.channels["c"])):
+        one.clock.advance(60)
+        assert [(found.offset, found.attempts) for found in one.redeliver(live)][:1] == [(0, 2)]
+
+
+def test_what_empty_dropped_comes_back_behind_the_floor_and_through_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(state, "UNDO_DEFERRED_MAX", 4)
+    leader, channel = leader_with(6)
+    for offset in leader.deliver(channel):
+        assert channel.req(offset, 1, 60_000, leader.now) is None
+    leader.flush()
+    assert channel.committed.floor == 6
+    leader.cursors.requests.empty("c")
+    leader.flush()
+    read = checkpoint.decode(checkpoint.encode(leader.cursors.state))
+    assert read.channels["c"].undo == channel.committed.undo
+    plan = leader.cursors.requests.plan_undo("c")
+    assert (plan.deferred_again, plan.deferred_lost) == (4, 2)
+    leader.cursors.requests.undo("c")
+    leader.flush()
+    assert channel.cursor.deferred_count == 4
+    leader.clock.advance(61)
+    assert [found.offset for found in leader.redeliver(channel)] == [0, 1, 2, 3]
+
+
+def test_an_undo_says_what_the_log_no_longer_has():
+    leader, channel = leader_with(3)
+    for offset in leader.deliver(channel):
+        assert channel.req(offset, 1, 60_000, leader.now) is None
+    leader.flush()
+    leader.cursors.requests.empty("c")
+    leader.flush()
+    leader.cursors.start_at(2, leader.cursors.state.log_start[1])
+    plan = leader.cursors.requests.plan_undo("c")
+    assert (plan.deferred_again, plan.deferred_lost) == (1, 2)
+    leader.cursors.requests.undo("c")
+    leader.flush()
+    assert [ref.offset for ref in channel.committed.deferred.items()] == [2]
 
 
 def test_empty_drops_deferred_messages_in_flight_too():
