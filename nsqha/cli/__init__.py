@@ -17,6 +17,7 @@ Downwards:
     dev           a broker, or a whole cluster, on this machine
     cluster       the verbs that talk to etcd
     spark         jobs that read the log in parallel
+    imports       what another broker has on disk, taken over
     topic         list, show, create, change, pause, empty and delete topics
     channel       the same for channels
     broker        one node of a cluster

@@ -17,13 +17,16 @@ VERBS = {
     "tail": "print what is published from now on",
     "stats": "show the node, its topics and its channels",
     "spark": "jobs that read the log in parallel: archive, backfill, verify and compact a lake, replay, lag",
+    "import": "take over topics, channels and queued messages of an nsqd",
     "log": "dump and verify log files, offline; let channels continue behind damage",
     "completion": "print a script that completes words in a shell",
 }
 
-_PACKAGES = ("dev", "cluster", "spark")
+_PACKAGES = ("dev", "cluster", "spark", "imports")
 
 
 def module_of(verb: str) -> str:
     """The module that has `add_parser` of the verb."""
+    if verb == "import":  # a word of the language cannot name a package
+        verb = "imports"
     return f"nsqha.cli.{verb}.command" if verb in _PACKAGES else f"nsqha.cli.{verb}"

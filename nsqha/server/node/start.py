@@ -109,6 +109,13 @@ def make_data_folder(path: str) -> None:
     logger.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
 
 
+def warn_of_nsqd_data(path: str) -> None:
+    """Say that nsqd's queues are not read: a broker that starts on them looks like one that lost everything."""
+    if os.path.exists(os.path.join(path, "nsqd.dat")):
+        text = "DATA: %s has data of nsqd, which this broker does not read; `nsqha import nsqd %s` takes it over"
+        logger.warning("nsqd_data_ignored", text, path, path)
+
+
 class GrpcListener(Protocol):
     """Where a node listens for gRPC: administration, segments, and the calls of other nodes."""
 
@@ -171,6 +178,7 @@ class Node:
         clock = SystemClock()
         rng = random.Random()
         self._make_data_path()
+        warn_of_nsqd_data(options.data_path)
         journal = self._open_journal(rng)
         disk = DiskRounds(loop, clock, self._fail)
         cluster = None

@@ -1,0 +1,154 @@
+"""Taking over nsqd's files: what is read, in which order it is published, what a kill costs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from nsqha.cli.imports import takeover
+from nsqha.cli.imports.layout import lay_out
+from nsqha.cli.imports.nsqd_folder import NsqdFolder
+from nsqha.cli.imports.takeover import ImportState, take_over
+from nsqha.cli.terminal import exits
+
+
+def record(number: int) -> bytes:
+    data = struct.pack(">qH16s", number, 1, b"%016x" % number) + b"body-%d" % number
+    return struct.pack(">i", len(data)) + data
+
+
+def write_queue(folder: Path, queue: str, numbers: list[int], *, read: int = 0) -> Path:
+    data = b"".join(map(record, numbers))
+    path = folder / f"{queue}.diskqueue.000000.dat"
+    path.write_bytes(data)
+    position = sum(len(record(number)) for number in numbers[:read])
+    meta = f"{len(numbers) - read}\n0,{position}\n0,{len(data)}\n"
+    (folder / f"{queue}.diskqueue.meta.dat").write_text(meta)
+    return path
+
+
+def nsqd_data(folder: Path, *, channels: dict[str, bool], topic_paused: bool = False) -> None:
+    listed = [{"name": name, "paused": paused} for name, paused in channels.items()]
+    topics = [{"name": "t", "paused": topic_paused, "channels": listed}]
+    (folder / "nsqd.dat").write_text(json.dumps({"version": "1.3.0", "topics": topics}))
+
+
+class FakeTarget:
+    """A broker where a channel begins at the end of what was published, but for the first of a topic."""
+
+    def __init__(self) -> None:
+        self.log: list[bytes] = []
+        self.channels: dict[str, int] = {}
+        self.paused: list[str] = []
+        self.runs_left = 1 << 30
+
+    def create_topic(self, topic: str) -> None: ...
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        self.channels.setdefault(channel, len(self.log) if self.channels else 0)
+
+    def pause_topic(self, topic: str) -> None:
+        self.paused.append(f"{topic} at {len(self.log)}")
+
+    def pause_channel(self, topic: str, channel: str) -> None:
+        self.paused.append(channel)
+
+    def publish(self, topic: str, bodies: list[bytes]) -> None:
+        self.log += bodies
+        self.runs_left -= 1
+        if self.runs_left == 0:
+            raise KeyboardInterrupt  # stored, and the answer never came
+
+    def got(self, channel: str) -> list[int]:
+        return sorted(int(body[5:]) for body in self.log[self.channels[channel] :])
+
+
+def imported(source: Path, target: FakeTarget, state: Path) -> dict[str, int]:
+    with NsqdFolder(str(source)) as folder:
+        layout = lay_out(folder, folder.topics["t"])
+        take_over(folder, layout, target, ImportState(str(state), folder, "x:1"), lambda count: None)  # type: ignore[arg-type]
+        return layout.repeats
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "nsqd"
+    folder.mkdir()
+    return folder
+
+
+def test_channels_that_lag_behind_each_other_get_exactly_their_own(source, tmp_path):
+    nsqd_data(source, channels={"fast": False, "slow": True, "idle": False}, topic_paused=True)
+    write_queue(source, "t:slow", [1, 2, 3, 4])
+    write_queue(source, "t:fast", [1, 2, 3, 4], read=2)
+    write_queue(source, "t", [5])
+    target = FakeTarget()
+    assert imported(source, target, tmp_path / "state") == {"fast": 0, "slow": 0, "idle": 0}
+    assert {name: target.got(name) for name in target.channels} == {
+        "slow": [1, 2, 3, 4, 5],
+        "fast": [3, 4, 5],
+        "idle": [5],
+    }
+    assert target.paused == ["slow", "t at 4"]
+    assert len(target.log) == 5, "each message once"
+
+
+def test_channels_that_overlap_miss_nothing_and_the_plan_counts_repeats(source, tmp_path):
+    nsqd_data(source, channels={"a": False, "b": False})
+    write_queue(source, "t:a", [1, 2, 3])
+    write_queue(source, "t:b", [3, 4])
+    target = FakeTarget()
+    assert imported(source, target, tmp_path / "state") == {"a": 1, "b": 0}
+    assert (target.got("a"), target.got("b")) == ([1, 2, 3, 4], [3, 4])
+
+
+def test_after_a_kill_the_same_command_goes_on_and_then_does_nothing(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(takeover, "RUN_MESSAGES", 2)
+    nsqd_data(source, channels={"c": False})
+    write_queue(source, "t:c", list(range(9)))
+    target = FakeTarget()
+    target.runs_left = 3
+    with pytest.raises(KeyboardInterrupt):
+        imported(source, target, tmp_path / "state")
+    imported(source, target, tmp_path / "state")
+    assert target.got("c") == [0, 1, 2, 3, 4, 4, 5, 5, 6, 7, 8], "the run without an answer comes twice"
+    imported(source, target, tmp_path / "state")
+    assert len(target.log) == 11
+    write_queue(source, "t:c", [1])
+    with pytest.raises(exits.Exit, match="nsqd has written to the folder since"):
+        imported(source, target, tmp_path / "state")
+
+
+def test_damage_is_reported_and_the_next_file_is_read(source):
+    nsqd_data(source, channels={"c": False})
+    path = write_queue(source, "t:c", [1, 2])
+    path.write_bytes(path.read_bytes()[:-3])
+    (source / "t:c.diskqueue.000002.dat").write_bytes(record(3))
+    (source / "t:c.diskqueue.000000.dat.bad").write_bytes(b"12345")
+    with NsqdFolder(str(source)) as folder:
+        layout = lay_out(folder, folder.topics["t"])
+        assert sorted(layout.level_of) == [b"%016x" % 1, b"%016x" % 3]
+    assert [(d.file, d.position, d.size) for d in layout.damage] == [
+        ("t:c.diskqueue.000001.dat", 0, 0),
+        ("t:c.diskqueue.000000.dat", len(record(1)), len(record(2)) - 3),
+        ("t:c.diskqueue.000000.dat.bad", 0, 5),
+    ]
+
+
+def test_a_folder_in_use_is_refused_and_nothing_in_it_is_changed(source):
+    nsqd_data(source, channels={"c": False})
+    write_queue(source, "t:c", [1])
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in source.iterdir()}
+    running = os.open(source, os.O_RDONLY)
+    fcntl.flock(running, fcntl.LOCK_EX)
+    with pytest.raises(exits.Exit, match="stop it first with SIGTERM"):
+        NsqdFolder(str(source))
+    os.close(running)
+    with NsqdFolder(str(source)) as folder:
+        lay_out(folder, folder.topics["t"])
+    assert before == {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in source.iterdir()}
