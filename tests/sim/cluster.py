@@ -301,6 +301,11 @@ class SimCluster:
             )
         )
 
+    def set_clock(self, machine: SimNode | SimController, offset_seconds: float) -> None:
+        """The wall clock of a machine is off by so much from now on; 0: it is right again."""
+        machine.skew_ns = round(offset_seconds * 1e9)
+        self.note(f"the clock of {machine.name} is {offset_seconds:+.1f} s off")
+
     def heal(self) -> None:
         """No more misfortune: everybody comes up and reaches everybody."""
         self.note("healed")

@@ -235,7 +235,7 @@ class Misfortune:
 
     def clock(self) -> str | None:
         node = self._node()
-        node.skew_ns = round(self._rng.uniform(-20, 20) * 1e9)
+        self.cluster.set_clock(node, self._rng.uniform(-20, 20))
         return f"{node.name} is {node.skew_ns / 1e9:.1f} s off"
 
     def journal_damage(self) -> str | None:
