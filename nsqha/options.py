@@ -204,6 +204,11 @@ class Options:
     host: str = _flag(STRING, "", "label: replicas of a partition are never on the same host (default: each its own)")
     lease_ttl_ns: int = _flag(DURATION, 3 * SECOND, "a node that is silent for this long counts as gone; at least 2s")
     isr_timeout_ns: int = _flag(DURATION, 2 * SECOND, "a replica that lags for this long leaves the in-sync replicas")
+    max_clock_skew_ns: int = _flag(
+        DURATION,
+        10 * SECOND,
+        "a node whose clock is further off does not lead; stamps are at most this far off; 0: off",
+    )
     topic_replicas: int = _flag(INT, 0, "replicas of a new topic's partitions; 0: three, or as many as there are nodes")
     cluster_tls_cert: str = _flag(
         STRING,
@@ -401,7 +406,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "mem_queue_size", "max_req_timeout_ns", "max_channel_consumers", "segment_bytes", "tail_cache_bytes",
     "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port", "scrub_bytes_per_second",
-    "topic_replicas", "catch_up_bytes_per_second", "max_topic_channels",
+    "topic_replicas", "catch_up_bytes_per_second", "max_topic_channels", "max_clock_skew_ns",
 )  # fmt: skip
 
 

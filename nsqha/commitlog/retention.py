@@ -12,12 +12,13 @@ only if at most a quarter of its bytes has to be carried.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nsqha.commitlog.entry import Place
 from nsqha.commitlog.reading.lookup import PairInfo
 
 CARRY_SHARE = 4  # a pair goes if at most 1 / CARRY_SHARE of its bytes must be carried
+FUTURE_NS = 60 * 10**9  # timestamps further ahead than this are those of a wrong clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,29 @@ class Retention:
 
     keep_ns: int | None
     keep_bytes: int | None
+
+
+class PairAges:
+    """When the pairs of one log were written, also those with timestamps in the future: a clock was wrong.
+
+    Time in a log never goes back, so such a stamp may be that of all batches for years. What has one counts as written
+    when it was first seen as long as it is."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}  # position -> (end log id, when it was first seen to end there)
+
+    def sane(self, pairs: Sequence[PairInfo], now_ns: int) -> list[PairInfo]:
+        """The pairs, none newer than now and FUTURE_NS."""
+        before, self._seen = self._seen, {}
+        return [
+            pair if pair.newest_ns <= now_ns + FUTURE_NS else self._first_seen(pair, now_ns, before) for pair in pairs
+        ]
+
+    def _first_seen(self, pair: PairInfo, now_ns: int, before: dict[int, tuple[int, int]]) -> PairInfo:
+        end, at = before.get(pair.first.position, (-1, now_ns))
+        at = min(at, now_ns) if end == pair.end.log_id else now_ns
+        self._seen[pair.first.position] = pair.end.log_id, at
+        return replace(pair, newest_ns=at)
 
 
 def expired(pair: PairInfo, retention: Retention, now_ns: int) -> bool:

@@ -228,7 +228,8 @@ class NodeInfo(StoredRecord):
     feature_level: int = FEATURE_LEVEL
     version: str = ""
     poisoned: str = ""  # why its data directory is closed; empty: it is not
-    leaving: bool = False  # it shuts down, or its disk hangs: its leaderships must move
+    leaving: bool = False  # it shuts down, its disk hangs or its clock is wrong: its leaderships must move
+    leaving_why: str = ""  # of a node that does not shut down
     declines: str = ""  # why it should lead only where no other can: its disk refuses writes; empty: it need not
 
 

@@ -7,5 +7,6 @@ Downwards:
     followers   what a leader knows of its followers
     leader      the progress of the replicas, and the commit point
     acceptance  what a follower answers to a leader, and the reverse: decided on entries alone
+    clocks      which time it is, when clocks of nodes disagree or one is set
     divergence  where a follower's log diverges from the leader's, found by epochs
 """

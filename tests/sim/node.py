@@ -19,6 +19,7 @@ from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import NodeInfo
 from nsqha.errors import ConfigError, NsqhaError
 from nsqha.options import Options
+from nsqha.replication.clocks import BoundedClock
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.cluster.folder_life import FolderLife
 from nsqha.server.node.cluster.membership import Membership
@@ -173,7 +174,7 @@ class SimNode(Machine):
 
     async def _run(self, loop: NodeLoop) -> None:
         rng = random.Random(self.rng.getrandbits(64))
-        clock = SimClock(self.scheduler, lambda: self.skew_ns)
+        clock = BoundedClock(SimClock(self.scheduler, lambda: self.skew_ns), self.options.max_clock_skew_ns)
         journal = NodeJournal.open(self.storage, DATA, rng, page_cache=f"{self.name}-{self.boots}")
         self.journal = journal
         handle = self.metadata.handle(loop)

@@ -168,7 +168,7 @@ def node_state(uid: int, picture: Picture) -> str:
     if node.poisoned:
         return f"poisoned: {node.poisoned}"
     if node.leaving:
-        return "leaving"
+        return f"leaving: {node.leaving_why}" if node.leaving_why else "leaving"
     if node.declines:
         return f"declines to lead: {node.declines}"
     return "decommissioned" if uid in picture.intents.decommissions else OK

@@ -437,7 +437,10 @@ class StatusRequest(_message.Message):
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    CLOCK_ONLY_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
+    clock_only: _builtins.bool
+    """only who answers, and its clock"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionKey]:
         """none: all that the node has"""
@@ -447,10 +450,11 @@ class StatusRequest(_message.Message):
         *,
         cluster_id: _builtins.int = ...,
         keys: _abc.Iterable[Global___PartitionKey] | None = ...,
+        clock_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "keys", b"keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_only", b"clock_only", "cluster_id", b"cluster_id", "keys", b"keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -464,9 +468,12 @@ class StatusReply(_message.Message):
     REGISTRATION_FIELD_NUMBER: _builtins.int
     POISONED_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    WALL_NS_FIELD_NUMBER: _builtins.int
     node_uid: _builtins.int
     registration: _builtins.int
     poisoned: _builtins.str
+    wall_ns: _builtins.int
+    """the wall clock of the node as it is, nanoseconds since 1970"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
     def __init__(
@@ -476,10 +483,11 @@ class StatusReply(_message.Message):
         registration: _builtins.int = ...,
         poisoned: _builtins.str = ...,
         replicas: _abc.Iterable[Global___ReplicaStatus] | None = ...,
+        wall_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_uid", b"node_uid", "poisoned", b"poisoned", "registration", b"registration", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_uid", b"node_uid", "poisoned", b"poisoned", "registration", b"registration", "replicas", b"replicas", "wall_ns", b"wall_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

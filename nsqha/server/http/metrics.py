@@ -262,6 +262,12 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
         _FOLLOWER,
         [(labels, lag.bytes) for labels, lag in lags],
     )
+    yield _gauges(
+        "clock_offset_seconds",
+        "What the wall clock of another node is ahead of the one here.",
+        ("peer",),
+        [((offset.name or f"{offset.node:016x}",), offset.seconds) for offset in cluster.clock_offsets],
+    )
 
 
 def _channels(stats: BrokerStats) -> Iterator[Metric]:

@@ -170,6 +170,15 @@ class PushLag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """What the wall clock of another node is ahead of the one here."""
+
+    node: int  # uid
+    name: str  # empty: the node is not registered
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStats:
     """This node as a member of its cluster."""
 
@@ -182,6 +191,7 @@ class ClusterStats:
     under_replicated: int = 0  # partitions led here with fewer in-sync replicas than the topic is to have
     below_min_isr: int = 0  # partitions led here that acknowledge nothing
     push_lag: tuple[PushLag, ...] = ()
+    clock_offsets: tuple[ClockOffset, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,10 +438,13 @@ def _extra_json(stats: BrokerStats, topics: Sequence[TopicStats]) -> dict[str, A
 
 def _cluster_json(cluster: ClusterStats) -> dict[str, Any]:
     lags = [_fields(lag) | {"node": f"{lag.node:016x}"} for lag in cluster.push_lag]
-    return _fields(cluster) | {"node": f"{cluster.node:016x}", "push_lag": lags}
+    offsets = [_fields(offset) | {"node": f"{offset.node:016x}"} for offset in cluster.clock_offsets]
+    return _fields(cluster) | {"node": f"{cluster.node:016x}", "push_lag": lags, "clock_offsets": offsets}
 
 
-def _fields(record: PartitionStats | CursorStats | DamagedRangeStats | ClusterStats | PushLag) -> dict[str, Any]:
+def _fields(
+    record: PartitionStats | CursorStats | DamagedRangeStats | ClusterStats | PushLag | ClockOffset,
+) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nsqha.nsqlog import Logger
+from nsqha.replication.clocks import STEP_SECONDS
 from nsqha.server.clients.publish import SingleNodePublishRoutes
 from nsqha.server.clients.subscribe import SingleNodeConsumerRoutes
 from nsqha.server.node.parts import ClientRoutes
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from nsqha.server.segments.log_source import LogSource
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
+
+
+logger = Logger("clock")
 
 
 class ClusterSide(Protocol):
@@ -47,6 +52,9 @@ class ClusterSide(Protocol):
 
     def fail(self, why: str) -> None:
         """The data directory failed."""
+
+    def look_at_clock(self) -> None:
+        """Once a second, before anything is decided by the wall clock."""
 
     def keep_house(self) -> None:
         """Once a second."""
@@ -81,6 +89,7 @@ class NoCluster:
         self.log_source: LogSource = log_source
         self._topics = topics
         self._opener = parts.opener
+        self._clock = parts.clock
         self._store = parts.store
         topics.placement = SingleNodePlacement(topics, topic_context)
 
@@ -109,6 +118,16 @@ class NoCluster:
 
     def fail(self, why: str) -> None:
         """What is led here is all there is."""
+
+    def look_at_clock(self) -> None:
+        """Only a step of the own clock can be noticed."""
+        before = self._clock.trusted
+        self._clock.look()
+        if before and not self._clock.trusted:
+            text = "the wall clock was set: nothing goes because it is old until that has lasted %d s, or a restart"
+            logger.warning("clock_set", text, STEP_SECONDS)
+        elif self._clock.trusted and not before:
+            logger.warning("clock_trusted", "the wall clock is believed: what is old is removed again")
 
     def keep_house(self) -> None:
         """What is led here is all there is."""

@@ -64,6 +64,7 @@ class Housekeeping:
 
     def look(self) -> None:
         """Do what is due."""
+        self._side.look_at_clock()
         now = read(self._parts.clock)
         if self._availability.look_at_disk():
             self._forget_targets()

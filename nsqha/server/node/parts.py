@@ -12,10 +12,11 @@ from nsqha.server.http.broker_api import BoundPorts
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from nsqha.clock import Clock, Now
+    from nsqha.clock import Now
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.store import MetadataStore
     from nsqha.options import Options
+    from nsqha.replication.clocks import BoundedClock
     from nsqha.server.clients.publish import PublishRoutes
     from nsqha.server.clients.subscribe import ConsumerRoutes
     from nsqha.server.node.availability import Availability
@@ -33,7 +34,7 @@ class NodeParts:
     """The parts that a start opens and that a stop closes last."""
 
     loop: asyncio.AbstractEventLoop
-    clock: Clock
+    clock: BoundedClock
     rng: random.Random
     journal: NodeJournal
     store: MetadataStore

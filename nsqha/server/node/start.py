@@ -20,13 +20,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nsqha import hot
-from nsqha.clock import SystemClock
+from nsqha.clock import Clock, SystemClock
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.errors import ConfigError, StaleMetadata
 from nsqha.nsqlog import Logger
 from nsqha.options import Options, version_line
+from nsqha.replication.clocks import BoundedClock
 from nsqha.server.clients.auth import AuthClient
 from nsqha.server.clients.connection import Connection
 from nsqha.server.http.broker_api import BoundPorts
@@ -175,7 +176,7 @@ class Node:
             self._tasks.spawn(certificates.watch([self._certificates]))
         # Sockets first: a port that is taken should not cost a recovery.
         sockets = self._listen()
-        clock = SystemClock()
+        clock = BoundedClock(SystemClock(), options.max_clock_skew_ns)
         rng = random.Random()
         self._make_data_path()
         warn_of_nsqd_data(options.data_path)
@@ -217,7 +218,7 @@ class Node:
     async def _open_cluster(
         self,
         sockets: dict[str, socket.socket],
-        clock: SystemClock,
+        clock: Clock,
         rng: random.Random,
         journal: NodeJournal,
         disk: DiskRounds,
@@ -265,7 +266,7 @@ class Node:
     def _opener(
         self,
         loop: asyncio.AbstractEventLoop,
-        clock: SystemClock,
+        clock: Clock,
         disk: DiskRounds,
         journal: NodeJournal,
         rng: random.Random,

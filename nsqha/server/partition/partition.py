@@ -216,7 +216,7 @@ class Partition:
         self.batches.outstanding.answer_overdue(now.mono - self._runtime.written_seconds_max)
         self.deliveries.watch_clock(now)
         if self.serving:
-            self.retention.step(self, now)
+            self.retention.step(self, now, by_age=self._runtime.clock.trusted)
         if self.local_repair is not None:
             self.local_repair.step()
 

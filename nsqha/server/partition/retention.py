@@ -11,6 +11,8 @@ too old, or who hold back too many bytes. What such a channel loses is named in 
 hold or a reader's channel keeps anyway it does not lose, and a reader's channel never counts as abandoned. Holds are
 judged by the timestamp that a batch would have now, so that nothing is proposed which they would cap.
 
+Nothing goes because of its age while clocks disagree (`replication.clocks`); what is too much still goes.
+
 A batch that can not be read and has to be, because a deferred message is in it, is reported for repair; the files stay
 until then.
 """
@@ -18,13 +20,13 @@ until then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.clock import Now
 from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.reading.lookup import PairInfo
-from nsqha.commitlog.retention import CARRY_SHARE, Retention, log_start, roll_due
+from nsqha.commitlog.retention import CARRY_SHARE, PairAges, Retention, log_start, roll_due
 from nsqha.cursor.events import Abandoned
 from nsqha.nsqlog import Logger
 
@@ -70,14 +72,17 @@ class RetentionRunner:
     def __init__(self, retention: Retention, abandoned: AbandonedPolicy) -> None:
         self.retention = retention
         self.abandoned = abandoned
+        self._ages = PairAges()
+        self._by_age = True  # clocks are trusted
         self._asked = -1  # the log start event that was applied when another one was asked for
         self._worthwhile = 0  # position of the log start whose deferred messages are being carried
         self._carried = (-1, 0)  # offset and position of the reference whose carrying was asked for last
         self._refused = (0, 0.0)  # position of the log start that is not worth it, and until when not to look again
         self._damaged = -1  # the batch that was reported last
 
-    def step(self, partition: RetainedLog, now: Now) -> None:
-        """Take the next step, if one is due."""
+    def step(self, partition: RetainedLog, now: Now, *, by_age: bool = True) -> None:
+        """Take the next step, if one is due; not `by_age`: nothing goes because it is old."""
+        self._by_age = by_age
         try:
             self._step(partition, now)
         except BatchCorrupt as error:
@@ -87,21 +92,26 @@ class RetentionRunner:
             partition.on_damage(error.first.log_id, error.end.log_id)
 
     def _step(self, partition: RetainedLog, now: Now) -> None:
-        pairs = partition.log.pairs
+        pairs, retention = self._ages.sane(partition.log.pairs, now.wall_ns), self._retention_now()
         if partition.log.forgotten_files:
             partition.files.drop(None)
         if len(pairs) == 1:
-            if roll_due(pairs[0], self.retention, now.wall_ns) and self._all_read(partition, pairs[0], now):
+            if roll_due(pairs[0], retention, now.wall_ns) and self._all_read(partition, pairs[0], now):
                 partition.files.roll()
             return
         self._unlink(partition, pairs)
         given_up = self._give_up(partition, pairs, now)
         limit = max([self._limit(partition, now), *(a.end for a in given_up)])
-        start = log_start(pairs, self.retention, now.wall_ns, limit_offset=limit)
+        start = log_start(pairs, retention, now.wall_ns, limit_offset=limit)
         state = partition.cursors.state
         moves = start.offset > state.log_start[0] or start.position > state.log_start[1]
         if moves and self._asked != state.log_start_log_id:
             self._propose(partition, pairs, start, given_up, now)
+
+    def _retention_now(self) -> Retention:
+        """That of the settings, without ages while clocks are not trusted; what is kept for no time is not old."""
+        retention = self.retention
+        return retention if self._by_age or not retention.keep_ns else replace(retention, keep_ns=None)
 
     def _limit(self, partition: RetainedLog, now: Now) -> int:
         return partition.cursors.retention.log_start_limit(partition.log.next_timestamp(now.wall_ns))
@@ -177,7 +187,7 @@ class RetentionRunner:
         if policy.after_ns is None and policy.over_bytes is None:
             return []
         kept_from = partition.cursors.retention.kept_from(partition.log.next_timestamp(now.wall_ns))
-        wanted = log_start(pairs, self.retention, now.wall_ns, limit_offset=kept_from)
+        wanted = log_start(pairs, self._retention_now(), now.wall_ns, limit_offset=kept_from)
         found = []
         for name, channel in partition.cursors.channels.items():
             delivery = partition.deliveries.get(name)
@@ -186,7 +196,7 @@ class RetentionRunner:
             entry = partition.log.entry_for_offset(max(channel.committed.floor, partition.log.start.offset))
             if entry is None:
                 continue
-            old = policy.after_ns is not None and entry.timestamp_ns < now.wall_ns - policy.after_ns
+            old = self._by_age and policy.after_ns is not None and entry.timestamp_ns < now.wall_ns - policy.after_ns
             much = policy.over_bytes is not None and partition.log.end.position - entry.position > policy.over_bytes
             if old or much:
                 found.append(Abandoned(channel.uid, channel.committed.floor, wanted.offset))

@@ -40,6 +40,7 @@ class ReplicaAnswers:
         self._disk = runtime.disk
         self._node = runtime.node
         self._cluster_id = runtime.cluster_id
+        self._clock = runtime.clock
 
     def register(self, server: PeerServer) -> None:
         """Be asked."""
@@ -52,6 +53,9 @@ class ReplicaAnswers:
         self._check_cluster(request.cluster_id)
         table, journal = self._table, self._journal
         reply = pb.StatusReply(node_uid=self._node, registration=table.registration, poisoned=journal.node.poisoned)
+        reply.wall_ns = self._clock.raw_wall_ns()
+        if request.clock_only:
+            return reply
         keys = [(key.topic_uid, key.partition) for key in request.keys] or [*table.leading, *table.followers]
         for key in keys:
             if (leadership := table.leading.get(key)) is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from nsqha.commitlog.entry import Place
 from nsqha.commitlog.reading.lookup import PairInfo
-from nsqha.commitlog.retention import Retention, log_start, roll_due, wanted_start
+from nsqha.commitlog.retention import FUTURE_NS, PairAges, Retention, log_start, roll_due, wanted_start
 
 # Three full pairs of 100 messages and 1000 bytes that end at 10, 20 and 30 ns, and one that is being written.
 BORDERS = [Place(1 + 10 * n, 100 * n, 1000 * n) for n in range(5)]
@@ -66,3 +66,18 @@ def test_a_silent_topic_writes_no_more_once_its_messages_are_gone() -> None:
     """The log start and the checkpoint that let a pair go are in the next one, and need none after it."""
     events_only = PairInfo(BORDERS[3], Place(34, BORDERS[3].offset, BORDERS[3].position + 214), 214, 30)
     assert not roll_due(events_only, Retention(5, None), 10**18)
+
+
+def test_stamps_from_the_future_age_from_when_a_pair_was_first_seen_as_it_is() -> None:
+    now, future = 10**18, 10**19
+    ages, full = PairAges(), PairInfo(BORDERS[0], BORDERS[1], 1000, future)
+    growing, grown = (PairInfo(BORDERS[1], BORDERS[n], 1000, future) for n in (2, 3))
+    assert [pair.newest_ns for pair in ages.sane([full, growing], now)] == [now, now]
+    assert [pair.newest_ns for pair in ages.sane([full, grown], now + 50)] == [now, now + 50]
+    assert [pair.newest_ns for pair in ages.sane([full, grown], now + 90)] == [now, now + 50]
+
+
+def test_stamps_of_the_past_and_a_little_ahead_are_believed() -> None:
+    ages, now = PairAges(), 10**18
+    pairs = [PairInfo(BORDERS[0], BORDERS[1], 1000, 5), PairInfo(BORDERS[1], BORDERS[2], 1000, now + FUTURE_NS)]
+    assert ages.sane(pairs, now) == pairs

@@ -17,6 +17,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.options import Options
+from nsqha.replication.clocks import BoundedClock
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.parts import NodeParts
 from nsqha.server.opening.opener import PartitionOpener
@@ -66,7 +67,7 @@ class Gate:
 async def start(folder: Path, **options: Any) -> Broker:
     """A broker that has opened its topics."""
     opts = Options(data_path=str(folder), disk_low_bytes=0, **options)
-    loop, clock, rng = asyncio.get_running_loop(), SystemClock(), random.Random(1)
+    loop, clock, rng = asyncio.get_running_loop(), BoundedClock(SystemClock(), 0), random.Random(1)
     journal = NodeJournal.open(OsStorage(), str(folder), rng)
     store = EmbeddedStore(OsStorage(), f"{folder}/metadata", rng, cluster_id=journal.identity.cluster_id)
     journal.node.join(store.records.cluster().record.cluster_id)

@@ -14,5 +14,6 @@ Downwards:
     suspects      leaders whose streams ended; controllers hear of them
     leaders       who leads what
     routing       what a member does for clients of partitions led elsewhere, put together
+    clock_watch   clocks are compared; a node whose clock is wrong lets others lead
     disk_watch    a node whose disk hangs, is slow or refuses writes lets others lead
 """

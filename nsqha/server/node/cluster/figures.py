@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nsqha.election.health import below_min_isr, under_replicated
-from nsqha.server.http.stats import ClusterStats, PushLag
+from nsqha.server.http.stats import ClockOffset, ClusterStats, PushLag
 
 if TYPE_CHECKING:
+    from nsqha.replication.clocks import BoundedClock
     from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.leading.leadership import Leadership
 
 
-def cluster_stats(cluster: Membership) -> ClusterStats:
+def cluster_stats(cluster: Membership, clock: BoundedClock) -> ClusterStats:
     replicas, nodes = cluster.replicas, cluster.nodes()
     lags: dict[int, list[tuple[int, int]]] = {}
     under = below = 0
@@ -40,6 +41,10 @@ def cluster_stats(cluster: Membership) -> ClusterStats:
                 bytes=sum(size for _, size in found),
             )
             for node, found in sorted(lags.items())
+        ),
+        clock_offsets=tuple(
+            ClockOffset(node=node, name=nodes[node].name if node in nodes else "", seconds=offset / 1e9)
+            for node, offset in sorted(clock.offsets().items())
         ),
     )
 

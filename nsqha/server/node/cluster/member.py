@@ -15,6 +15,7 @@ from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Logger
 from nsqha.replication.followers import IsrLimits
 from nsqha.server.http.broker_api import Check
+from nsqha.server.node.cluster.clock_watch import ClockWatch
 from nsqha.server.node.cluster.disk_watch import DiskWatch
 from nsqha.server.node.cluster.figures import cluster_stats, replication
 from nsqha.server.node.cluster.logs import ClusterLogs
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from nsqha.server.topics.topics import Topics
 
 SHOWN_MAX = 5  # replicas that /readyz names
+DISK_HANGS, CLOCK_WRONG = "its disk hangs", "its clock is wrong"
 
 logger = Logger("broker")
 
@@ -63,13 +65,23 @@ class ClusterMember:
         `refuses`: why nothing can be stored on this node."""
         self.log_source: LogSource = ClusterLogs(here, cluster)
         self._cluster = cluster
+        self._clock = parts.clock
         self._spawn = spawn
         self._disk_watch = DiskWatch(
             lambda: (parts.disk.running, parts.disk.signs.journalling),
             DiskRefusals(parts.disk.signs, refuses).since_last_look,
-            cluster.disk_in_trouble,
+            self._disk_in_trouble,
             cluster.spawn,
             slow_seconds=topic_context.options.isr_timeout_ns / 1e9,
+        )
+        self._clock_watch = ClockWatch(
+            parts.clock,
+            cluster.peers,
+            node=cluster.node,
+            cluster_id=cluster.cluster_id,
+            nodes=cluster.nodes,
+            announce=lambda wrong: cluster.unfit(CLOCK_WRONG, wrong),
+            spawn=cluster.spawn,
         )
         cluster.topics = topics
         cluster.replicas = _replicas(cluster, parts, topics, topic_context, fail)
@@ -100,6 +112,12 @@ class ClusterMember:
         self._cluster.replicas.abandon(f"the disk failed: {why}")
         self._spawn(self._announce_failure(why))
 
+    async def _disk_in_trouble(self, hangs: bool, declines: str) -> bool:
+        """Others are to lead as the disk hangs, or for the reason given, or need not any more. As `unfit`."""
+        possible = await self._cluster.unfit(DISK_HANGS, hangs)
+        await self._cluster.registration.update(declines=declines)
+        return possible
+
     async def _announce_failure(self, why: str) -> None:
         try:
             await self._cluster.registration.announce_failure(why)
@@ -107,6 +125,9 @@ class ClusterMember:
             logger.info(
                 "not_announced", "other nodes could not be informed that the data directory is closed: %s", error
             )
+
+    def look_at_clock(self) -> None:
+        self._clock_watch.look()
 
     def keep_house(self) -> None:
         self._cluster.replicas.keep_house()
@@ -124,7 +145,7 @@ class ClusterMember:
         return self._cluster.replicas.followed()
 
     def stats(self) -> ClusterStats:
-        return cluster_stats(self._cluster)
+        return cluster_stats(self._cluster, self._clock)
 
     def replication(self, topic: Topic, number: int) -> dict[str, Any]:
         return replication(self._cluster, topic, number)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = Logger("cluster")
 
 TICK_SECONDS = 0.1
+SHUTS_DOWN = "it shuts down"  # for good
 
 
 class Membership:
@@ -78,7 +79,7 @@ class Membership:
         self.news = RecordNews(self, store.watch, loop)
         self._loop = loop
         self._unwatch: Callable[[], None] = lambda: None
-        self._leaving = False  # for good
+        self._leaving: set[str] = set()  # why others are to lead
         self._closing = False
         self._tick_at: asyncio.TimerHandle | None = None
 
@@ -144,7 +145,7 @@ class Membership:
         replicas = self.replicas
         if not (replicas.leading or replicas.followers) or not self.registration.is_open or len(self.nodes()) < 2:
             return
-        self._leaving = True
+        self._leaving.add(SHUTS_DOWN)
         try:
             await self.registration.update(leaving=True)
         except NsqhaError as error:
@@ -155,15 +156,16 @@ class Membership:
         while self._loop.time() < deadline and self._needed():
             await asyncio.sleep(0.01)
 
-    async def disk_in_trouble(self, hangs: bool, declines: str) -> bool:
-        """Others are to lead as its disk hangs, or for the reason given; or they need not any more. False: that it
-        hangs is not announced, as no other node would be left that could lead. Unavailable, OutcomeUnknown."""
+    async def unfit(self, why: str, unfit: bool) -> bool:
+        """Others are to lead for this reason, or need not for it any more. False: it is not announced, as no other node
+        would be left that could lead. Unavailable, OutcomeUnknown."""
         if not self.registration.is_open:
             raise Unavailable("this node is not registered")
         others = [info for uid, info in self.nodes().items() if uid != self.node]
-        possible = not hangs or any(not (info.leaving or info.poisoned) for info in others)
-        if not self._leaving:
-            await self.registration.update(leaving=hangs and possible, declines=declines)
+        possible = not unfit or any(not (info.leaving or info.poisoned) for info in others)
+        reasons = self._leaving = self._leaving | {why} if unfit and possible else self._leaving - {why}
+        if SHUTS_DOWN not in reasons:
+            await self.registration.update(leaving=bool(reasons), leaving_why="; ".join(sorted(reasons)))
         return possible
 
     def _needed(self) -> bool:

@@ -15,6 +15,7 @@ from nsqha.server.http import metrics
 from nsqha.server.http.stats import (
     BrokerStats,
     ChannelStats,
+    ClockOffset,
     ClusterStats,
     CursorStats,
     NodeStats,
@@ -125,7 +126,15 @@ def test_too_many_cursors_become_one_per_channel(monkeypatch: pytest.MonkeyPatch
 def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     lags = (PushLag(node=2, name="n2", entries=3, bytes=300), PushLag(node=0xAB, name="", entries=9))
     cluster = ClusterStats(
-        node=1, registered=True, nodes=3, leaders=4, followers=5, under_replicated=3, below_min_isr=2, push_lag=lags
+        node=1,
+        registered=True,
+        nodes=3,
+        leaders=4,
+        followers=5,
+        under_replicated=3,
+        below_min_isr=2,
+        push_lag=lags,
+        clock_offsets=(ClockOffset(node=2, name="n2", seconds=-3.5),),
     )
     alone = stats()
     partition = replace(alone.topics[0].partitions[0], isr_size=2, replicas=3, min_isr=2, below_min_isr=True)
@@ -151,4 +160,5 @@ def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatc
         "nsqha_push_lag_entries{follower=n2}": 3,
         "nsqha_push_lag_bytes{follower=n2}": 300,
         "nsqha_push_lag_entries{follower=00000000000000ab}": 9,
+        "nsqha_clock_offset_seconds{peer=n2}": -3.5,
     }.items() <= found.items()

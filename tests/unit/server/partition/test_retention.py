@@ -8,6 +8,7 @@ import random
 import pytest
 
 from nsqha.commitlog.log import LogLimits
+from nsqha.commitlog.retention import Retention
 from nsqha.server.partition import retention as trimming
 from nsqha.server.partition.file_jobs import REMOVAL_RETRY_SECONDS
 from nsqha.server.partition.retention import AbandonedPolicy
@@ -233,3 +234,17 @@ def test_a_log_start_that_a_channel_held_back_is_asked_for_again() -> None:
         rig.fin(consumer, consumer.wire.messages[-1][0])
     pass_seconds(5)
     assert rig.log.start.offset == 2
+
+
+def test_nothing_goes_because_of_its_age_while_clocks_are_not_trusted() -> None:
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300))
+    rig.partition.retention.retention = Retention(keep_ns=10**9, keep_bytes=None)
+    rig.partition.retention.abandoned = AbandonedPolicy(after_ns=10**9)
+    fill(rig)
+    rig.clock.trusted = False
+    rig.clock.advance(3600)
+    keep_house(rig, 8)
+    assert rig.log.start.log_id == 1
+    rig.clock.trusted = True
+    keep_house(rig, 8)
+    assert rig.log.start.log_id > 1, "the channel is abandoned, and what it had not read is old"

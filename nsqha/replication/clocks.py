@@ -1,0 +1,142 @@
+"""Which time it is, when the wall clocks of nodes, or one of them, can not be believed.
+
+    own clock, PeerClocks --look--> what most nodes agree on --> anchor --> wall_ns: within `bound_ns` of the anchor
+
+A wall clock is compared as what it is ahead of this process's monotonic clock, so that a step of the own one changes
+nothing of what is known of the others. The anchor is such a difference too, and goes on by the monotonic clock between
+two looks: all that takes its time from a `BoundedClock` (stamps of batches, due times, retention, the policy for
+abandoned channels) sees a step of any size as one of `bound_ns` at most.
+
+    most nodes agree      the anchor follows them, at once the first time; a step of all of them only after STEP_SECONDS
+    alone                 they are this node: a step counts when it has lasted STEP_SECONDS, or after a restart
+    no majority agrees    the anchor follows only small changes of the own clock
+
+`trusted` says whether files may go by time. What is not detected: most nodes that are wrong in the same way from their
+start, and a node alone that starts with a wrong clock. A process that stood still with its monotonic clock (a virtual
+machine that was suspended) sees a step, and lags for STEP_SECONDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from nsqha.clock import Clock
+
+FRESH_SECONDS = 20.0  # what was heard of a peer counts for so long
+STEP_SECONDS = 600.0  # a step of the time that most agree on is believed when it has lasted for so long
+BEYOND_LOOKS = 5  # that find the own clock beyond the bound, about a second apart, until others are to lead
+CALM_LOOKS = 10  # that do not, until this node may lead again
+
+
+def agreed(aheads: Sequence[int], members: int, bound_ns: int) -> int | None:
+    """What more than half of `members` nodes agree on within the bound; None: there is no such time.
+
+    The values in the middle are looked at: what a majority agrees on lies around one of them."""
+    ordered = sorted(aheads)
+    for middle in {ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]} if ordered else ():
+        if 2 * sum(abs(ahead - middle) <= bound_ns for ahead in ordered) > members:
+            return middle
+    return None
+
+
+class PeerClocks:
+    """What the wall clocks of other nodes were ahead of this node's monotonic clock."""
+
+    def __init__(self, bound_ns: int) -> None:
+        self._bound = bound_ns
+        self._heard: dict[int, tuple[float, int]] = {}  # node -> (when, ahead)
+
+    def heard(self, node: int, wall_ns: int, *, asked: float, answered: float) -> None:
+        """A peer's wall clock, read somewhere between two moments of ours: half way, as NTP takes it.
+
+        An answer that took too long says less than the bound asks for, and is left out."""
+        if (answered - asked) * 1e9 <= self._bound:
+            self._heard[node] = answered, wall_ns - round((asked + answered) / 2 * 1e9)
+
+    def keep(self, nodes: Collection[int]) -> None:
+        """The others are gone."""
+        self._heard = {node: heard for node, heard in self._heard.items() if node in nodes}
+
+    def aheads(self, mono: float) -> dict[int, int]:
+        """Those that are not too old."""
+        return {node: ahead for node, (at, ahead) in self._heard.items() if mono - at <= FRESH_SECONDS}
+
+
+class BoundedClock:
+    """The clock of one node: its wall clock as far as it is not beyond the bound; a bound of 0 checks nothing."""
+
+    def __init__(self, clock: Clock, bound_ns: int) -> None:
+        self.monotonic: Callable[[], float] = clock.monotonic
+        self.raw_wall_ns: Callable[[], int] = clock.wall_ns
+        self.wall_ns: Callable[[], int] = self._bounded if bound_ns else clock.wall_ns
+        self.peers = PeerClocks(bound_ns)
+        self.trusted = True
+        self.off_ns: int | None = 0  # what the own clock is ahead of most nodes; None: no majority agrees
+        self.bound_ns = bound_ns
+        self._anchor = self.own_ahead()
+        self._compared = False  # most nodes have agreed once
+        self._step: tuple[float, int] | None = None  # since when they agree on what
+        self._since = clock.monotonic()
+
+    def own_ahead(self) -> int:
+        """What the own wall clock, as it is, is ahead of the monotonic one."""
+        return self.raw_wall_ns() - round(self.monotonic() * 1e9)
+
+    def offsets(self) -> dict[int, int]:
+        """What the clocks of peers are ahead of the own one, as it is."""
+        own = self.own_ahead()
+        return {node: ahead - own for node, ahead in self.peers.aheads(self.monotonic()).items()}
+
+    def _bounded(self) -> int:
+        wall, bound = self.raw_wall_ns(), self.bound_ns
+        off = wall - round(self.monotonic() * 1e9) - self._anchor
+        if -bound <= off <= bound:
+            return wall
+        return wall - off + (bound if off > 0 else -bound)
+
+    def look(self, members: int = 1) -> None:
+        """About once a second. `members`: nodes of the cluster that are alive, this one included."""
+        if not self.bound_ns:
+            return
+        now, own = self.monotonic(), self.own_ahead()
+        others = self.peers.aheads(now).values()
+        most = agreed([own, *others], members, self.bound_ns)
+        self.off_ns = None if most is None else own - most
+        if most is None:
+            if self._near(own, self._anchor):
+                self._anchor = own
+            self._step = None
+            known = self._compared or now - self._since >= STEP_SECONDS
+            self.trusted = known and all(self._near(own, other) for other in others)
+            return
+        self._follow(most, now, at_once=members > 1 and not self._compared)
+        self._compared |= members > 1
+        self.trusted = self._step is None
+
+    def _follow(self, most: int, now: float, *, at_once: bool) -> None:
+        if at_once or self._near(most, self._anchor):
+            self._anchor, self._step = most, None
+        elif self._step is None or not self._near(most, self._step[1]):
+            self._step = now, most
+        elif now - self._step[0] >= STEP_SECONDS:
+            self._anchor, self._step = most, None
+
+    def _near(self, one: int, other: int) -> bool:
+        return abs(one - other) <= self.bound_ns
+
+
+class SkewDecision:
+    """Whether a node lets others lead because its clock is beyond the bound, with hysteresis."""
+
+    def __init__(self) -> None:
+        self.declines = False
+        self._looks = 0  # in a row that speak against the present state
+
+    def look(self, off_ns: int | None, bound_ns: int) -> bool:
+        """One look; whether the decision changed. None, no majority agrees, is no reason to decline."""
+        beyond = off_ns is not None and abs(off_ns) > bound_ns > 0
+        self._looks = self._looks + 1 if beyond is not self.declines else 0
+        if self._looks < (CALM_LOOKS if self.declines else BEYOND_LOOKS):
+            return False
+        self.declines, self._looks = beyond, 0
+        return True
