@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from nsqha.election import moves, rules
-from nsqha.election.model import ChannelList, TopicSettings
+from nsqha.election.model import ChannelList, PartitionMeta, TopicSettings
 from nsqha.election.placement import Move, PartitionName
 from nsqha.election.store import Intent, MetadataIntents, MetadataRecords
 from nsqha.errors import Conflict, NotFound, too_many_changes
-from nsqha.ids import new_uid
+from nsqha.ids import is_ephemeral, new_uid
 
 RETRIES = 100
 """Attempts of a compare-and-set that lost against another change of the same record."""
@@ -128,12 +128,40 @@ class MetadataChanges:
         return True
 
     def decommission(self, node: int) -> None:
-        """Move all replicas away from a node, and place no more there."""
-        self.put_intent(moves.decommission_name(node), {"node": node})
+        """Move all replicas away from a node, and place no more there. A request that is there already is kept: it
+        remembers what the node held at first."""
+        name = moves.decommission_name(node)
+        if name not in self._intents.all():
+            self.put_intent(name, moves.decommission_intent(node, self._metas()))
 
     def recommission(self, node: int) -> bool:
-        """Allow replicas on a node again; False if it was not being decommissioned."""
-        return self.remove_intent(moves.decommission_name(node))
+        """Allow replicas on a node again and, if it is alive, bring back what it held; False if it was not being
+        decommissioned."""
+        back = self.brought_back(node)
+        if not self.remove_intent(moves.decommission_name(node)):
+            return False
+        self.move(back)
+        return True
+
+    def brought_back(self, node: int) -> dict[PartitionName, tuple[int, ...]]:
+        """The moves that `recommission` asks for."""
+        intents = {name: intent.record for name, intent in self._intents.all().items()}
+        intent = intents.get(moves.decommission_name(node), {})
+        under_way = moves.read_intents(intents).moves
+        return moves.brought_back(node, intent, self._metas(), under_way, self._records.nodes())
+
+    def forget(self, node: int) -> None:
+        """Wait for a node that is away no more: the controller takes its replicas out of all records."""
+        self.remove_intent(moves.decommission_name(node))
+        self.put_intent(moves.forget_name(node), {"node": node})
+
+    def _metas(self) -> dict[PartitionName, PartitionMeta]:
+        return {
+            PartitionName(name, topic.record.uid, number): meta
+            for name, topic in self._records.topics().items()
+            if not is_ephemeral(name)
+            for number, meta in topic.record.partitions.items()
+        }
 
     def hide(self, topic_uid: int, node: int, wall_ns: int) -> None:
         """Say that a lookup daemon hid the node for this topic now."""

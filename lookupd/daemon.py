@@ -27,6 +27,8 @@ from lookupd.standby import gone
 from lookupd.tcp import TcpServer, identity
 from nsqha import nsqlog
 from nsqha.clock import Clock, SystemClock
+from nsqha.election.controller.planner import PlanLimits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
 from nsqha.nsqlog import Logger
@@ -68,7 +70,9 @@ class Lookupd:
         if store is not None:
             assert peers is not None, "a controller needs a way to reach nodes"
             name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
-            self.controller = ControllerShell(store, peers, clock, name=name, gate=gate, gone=gone)
+            self.controller = ControllerShell(
+                store, peers, clock, name=name, limits=_limits(options), gate=gate, gone=gone
+            )
             changes = MetadataChanges(store.records, store.intents, random.SystemRandom())
             self._cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
         self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
@@ -121,6 +125,10 @@ class Lookupd:
             http_port=bound_port(http),
             tcp_port=bound_port(tcp),
         )
+
+
+def _limits(options: LookupdOptions) -> ControllerLimits:
+    return ControllerLimits(plan=PlanLimits().replacing_after(options.replace_after_ns / SECOND))
 
 
 def serve(loaded: LoadedOptions[LookupdOptions]) -> int:

@@ -278,6 +278,9 @@ class LookupdOptions:
     cluster_tls_cert: str = _flag(STRING, "", "this daemon's certificate, for nodes that require one")
     cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
     cluster_tls_ca: str = _flag(STRING, "", "path to a certificate authority that is only for this cluster")
+    replace_after_ns: int = _flag(
+        DURATION, 10 * MINUTE, "a node that is away for this long is replaced on other hosts; 0: never"
+    )
 
 
 T = TypeVar("T", Options, LookupdOptions)
@@ -332,6 +335,7 @@ def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOp
     options = loaded.options
     _not_empty(options, "tcp_address", "http_address")
     _at_least(options, 1, "inactive_producer_timeout_ns", "tombstone_lifetime_ns")
+    _at_least(options, 0, "replace_after_ns")
     _check_cluster(options, (*_ETCD_ACCESS, "cluster_tls_cert"))
     return replace(loaded, options=replace(options, broadcast_address=options.broadcast_address or host_name()))
 

@@ -9,25 +9,28 @@ alone, so a new controller continues where the old one stopped:
 Until the last step no old member of the ISR is removed. Intents are JSON objects in the metadata store:
 
     moves/<topic uid>.<partition>   {"topic": "t", "uid": 7, "partition": 0, "replicas": [1, 2, 3], "why": "operator"}
-    decommissions/<node uid>        {"node": 7}
+    decommissions/<node uid>        {"node": 7, "held": {"<topic uid>.<partition>": [7, 1, 2]}}
+    forgotten/<node uid>            {"node": 7}
     settings/balance                {"paused": true}
     names/<node uid>                {"node": 7, "name": "node-7"}
     hidden/<topic uid>.<node uid>   {"uid": 7, "node": 7, "at_ms": 1700000000000}
 
-uids in names are 16 hex digits. A decommission stays until an operator removes it: the node gets no new replicas. A
-name is not a request: it is the last name of a node that has replicas, kept for when it is away. A node is hidden for
-a topic by a tombstone at a lookup daemon, which removes that intent after HIDDEN_SECONDS: meanwhile a /topic/delete at
+uids in names are 16 hex digits. A decommission stays until an operator removes it: the node gets no new replicas; it
+remembers the replicas of each partition that the node held, so that they can be brought back. A forgotten node is one
+that is away and is not waited for; the controller removes that intent when no record names the node any more. A name
+is not a request: it is the last name of a node that has replicas, kept for when it is away. A node is hidden for a
+topic by a tombstone at a lookup daemon, which removes that intent after HIDDEN_SECONDS: meanwhile a /topic/delete at
 that node means that node alone, as nsqadmin sends it after each tombstone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nsqha.election.model import MOVED_FROM_MAX, PartitionMeta, TopicSettings, Versioned
-from nsqha.election.placement import Move, PartitionName, min_isr_of
+from nsqha.election.model import MOVED_FROM_MAX, NodeInfo, PartitionMeta, TopicSettings, Versioned
+from nsqha.election.placement import Move, PartitionName, fits, min_isr_of
 
 BALANCE = "settings/balance"
 HIDDEN_SECONDS = 60.0
@@ -90,6 +93,7 @@ class Intents:
     decommissions: frozenset[int]
     balance_paused: bool = False
     names: Mapping[int, str] = field(default_factory=dict)  # last names of nodes that have replicas
+    forgotten: frozenset[int] = frozenset()
 
 
 def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
@@ -97,6 +101,7 @@ def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
     moves: dict[PartitionName, tuple[int, ...]] = {}
     nodes: set[int] = set()
     names: dict[int, str] = {}
+    forgotten: set[int] = set()
     for name, intent in intents.items():
         kind = name.partition("/")[0]
         try:
@@ -107,13 +112,15 @@ def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
                 nodes.add(int(intent["node"]))
             elif kind == "names":
                 names[int(intent["node"])] = str(intent["name"])
+            elif kind == "forgotten":
+                forgotten.add(int(intent["node"]))
         except (KeyError, TypeError, ValueError):
             continue
-    return Intents(moves, frozenset(nodes), bool(intents.get(BALANCE, {}).get("paused")), names)
+    return Intents(moves, frozenset(nodes), bool(intents.get(BALANCE, {}).get("paused")), names, frozenset(forgotten))
 
 
 def move_name(name: PartitionName) -> str:
-    return f"moves/{name.uid:016x}.{name.number}"
+    return f"moves/{_place(name)}"
 
 
 def move_intent(move: Move, why: str) -> dict[str, Any]:
@@ -129,6 +136,58 @@ def move_intent(move: Move, why: str) -> dict[str, Any]:
 
 def decommission_name(node: int) -> str:
     return f"decommissions/{node:016x}"
+
+
+def decommission_intent(node: int, metas: Mapping[PartitionName, PartitionMeta]) -> dict[str, Any]:
+    """The request, with the replicas of each partition that the node holds now."""
+    held = {_place(name): list(meta.replicas) for name, meta in metas.items() if node in meta.replicas}
+    return {"node": node, "held": held}
+
+
+def brought_back(
+    node: int,
+    intent: Mapping[str, Any],
+    metas: Mapping[PartitionName, PartitionMeta],
+    wanted: Mapping[PartitionName, tuple[int, ...]],
+    nodes: Mapping[int, NodeInfo],
+) -> dict[PartitionName, tuple[int, ...]]:
+    """The moves that undo a decommission: the node gets its places back from the nodes that stand in for it.
+
+    `wanted`: moves that are under way. A partition that other requests have changed since keeps what they made."""
+    held = intent.get("held")
+    found = {}
+    for name, meta in metas.items():
+        before = held.get(_place(name)) if isinstance(held, dict) else None
+        now = wanted.get(name, meta.replicas)
+        if not isinstance(before, list) or node not in before or node in now or node not in nodes:
+            continue
+        stand_ins = [uid for uid in now if uid not in before]
+        if len(now) == len(before) and len(stand_ins) == 1:
+            back = tuple(before)
+        elif stand_ins:
+            back = tuple(node if uid == stand_ins[-1] else uid for uid in now)
+        else:
+            back = (*now, node) if len(now) < len(before) else now
+        if fits(back, nodes) and back != now:
+            found[name] = back
+    return found
+
+
+def successors(away: Iterable[int], nodes: Mapping[int, NodeInfo], names: Mapping[int, str]) -> dict[int, int]:
+    """node that is away -> the live node that has its name now, unless several have it."""
+    live: dict[str, list[int]] = {}
+    for uid, node in nodes.items():
+        live.setdefault(node.name, []).append(uid)
+    found = {uid: live.get(names.get(uid, ""), []) for uid in away if names.get(uid)}
+    return {uid: same[0] for uid, same in found.items() if len(same) == 1}
+
+
+def forget_name(node: int) -> str:
+    return f"forgotten/{node:016x}"
+
+
+def _place(name: PartitionName) -> str:
+    return f"{name.uid:016x}.{name.number}"
 
 
 def node_name(node: int) -> str:

@@ -188,7 +188,7 @@ def _lighter(
                 if name in taken or source not in replicas or target in replicas:
                     continue
                 new = tuple(target if uid == source else uid for uid in replicas)
-                if _fits(new, nodes) and _zones(new, nodes) >= _zones(replicas, nodes):
+                if fits(new, nodes) and _zones(new, nodes) >= _zones(replicas, nodes):
                     return Move(name, new)
     return None
 
@@ -211,7 +211,8 @@ def _reordered(
     return None
 
 
-def _fits(replicas: Sequence[int], nodes: Mapping[int, NodeInfo]) -> bool:
+def fits(replicas: Sequence[int], nodes: Mapping[int, NodeInfo]) -> bool:
+    """Whether no two of the replicas are on one host."""
     hosts = [host_of(nodes[uid]) for uid in replicas if uid in nodes]
     return len(set(hosts)) == len(hosts)
 

@@ -7,7 +7,8 @@ would stop acknowledging after one more loss gets a new replica sooner.
     no replicas yet                      -> placed
     a move is asked for (intent)         -> its next step
     a node is being emptied (intent)     -> moves off it
-    a node stays away                    -> moves that replace it, after `replace_after_s`
+    a node is back with an empty disk    -> moves to it of what its predecessor of the same name has, at once
+    a node stays away                    -> moves that replace it, after `replace_after_s`, or at once if forgotten
     fewer replicas than the topic wants  -> moves that add some, once the nodes have been the same for `settle_s`
     more replicas than its settings say  -> moves that take some away, likewise
     leader is not the first replica      -> transfer, after `settle_s`
@@ -15,12 +16,14 @@ would stop acknowledging after one more loss gets a new replica sooner.
 A partition whose leader is being elected gets no more replicas: they could not copy from any leader, and a single
 replica, which can be elected without an operator while it is the only one, would then need one.
 
-It also keeps the names of the nodes that have replicas, so that a node that is away can be shown by its name.
+It also keeps the names of the nodes that have replicas, so that a node that is away can be shown by its name, and so
+that its successor is known: an empty disk has another uid, and the node that starts with it has the same name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +38,7 @@ from nsqha.election.placement import (
     able,
     balance,
     fill,
+    host_of,
     min_isr_of,
     place,
     replicas_due,
@@ -50,8 +54,16 @@ class PlanLimits:
     replace_after_s: float = 600.0  # a node that is away for this long does not come back soon
     emergency_after_s: float = 30.0  # the same for a partition with fewer live members than min_isr
     moves_max: int = 4  # under way at once
+    replacements_max: int = 16  # the same while the successor of a node is filled: nothing else can do its work
     transfers_max: int = 4  # of leaderships back to their first replica, in one round
     transfers_every_s: float = 2.0
+
+    def replacing_after(self, seconds: float) -> PlanLimits:
+        """The same limits with another wait for nodes that are away; 0: they are never replaced."""
+        wait = seconds or math.inf
+        return replace(
+            self, replace_after_s=wait, emergency_after_s=min(self.emergency_after_s, wait) if seconds else wait
+        )
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,8 @@ class Planner:
         self.moves: Mapping[PartitionName, tuple[int, ...]] = {}
         self.decommissions: frozenset[int] = frozenset()
         self.balance_paused = False
+        self._forgotten: frozenset[int] = frozenset()
+        self._successors: Mapping[int, int] = {}
         self._names: Mapping[int, str] = {}  # of nodes, as they are kept
         self._versions: dict[str, int] = {}
         self._asked: set[str] = set()  # intents that are being written
@@ -109,7 +123,7 @@ class Planner:
         """Note that the metadata changed."""
         read = moves.read_intents(intents)
         self.moves, self.decommissions, self.balance_paused = read.moves, read.decommissions, read.balance_paused
-        self._names = read.names
+        self._names, self._forgotten = read.names, read.forgotten
         self._versions = dict(versions)
         lives = {uid: node.registration for uid, node in world.nodes.items()}
         if lives != self._known:
@@ -117,6 +131,7 @@ class Planner:
         named = {uid for meta in world.metas.values() for uid in meta.replicas}
         named.update(uid for wanted in self.moves.values() for uid in wanted)
         self._away = {uid: self._away.get(uid, now) for uid in named if uid not in world.nodes}
+        self._successors = moves.successors(self._away, world.nodes, read.names)
         self._ready = True
 
     def intent_done(self, name: str) -> None:
@@ -148,6 +163,7 @@ class Planner:
             self._begin_moves(world, steps, now)
             self._balance(world, steps, now)
             self._keep_names(world, steps)
+            self._end_forgetting(world, steps)
         return steps
 
     def _continue_moves(self, world: World, steps: Steps) -> None:
@@ -173,6 +189,7 @@ class Planner:
 
     def _begin_moves(self, world: World, steps: Steps, now: float) -> None:
         room = self.limits.moves_max - len(self.moves)
+        replacing = self.limits.replacements_max - len(self.moves)  # room for moves to successors
         nodes = able(world.nodes, self.decommissions | world.unreachable)
         # Most partitions need nothing, and this runs all the time: only the others are examined.
         suspects = self.decommissions | self._away.keys()
@@ -181,7 +198,12 @@ class Planner:
             name
             for name, meta in world.metas.items()
             if meta.leader
-            and (room > 0 or name in self.moves)  # a move with a new target needs no room
+            # A move with a new target needs no room.
+            and (
+                room > 0
+                or name in self.moves
+                or (replacing > 0 and not self._successors.keys().isdisjoint(meta.replicas))
+            )
             and (
                 name in self.moves
                 or len(meta.replicas) < (world.settings[name].replicas or default)
@@ -193,13 +215,34 @@ class Planner:
             return
         load = world.load()
         for name in closer:
-            if room <= 0 and name not in self.moves:
-                continue
-            meta = world.metas[name]
-            found = self._better(name, meta, world, nodes, load, now)
+            meta, under_way = world.metas[name], name in self.moves
+            found = None
+            if under_way or replacing > 0:
+                found = self._succeeded(name, meta, world, nodes)
+            if found is None and (under_way or room > 0):
+                found = self._better(name, meta, world, nodes, load, now)
             if found is not None and self._put(name, *found, steps):
                 load.add([uid for uid in found[0] if uid not in meta.replicas])
-                room -= name not in self.moves
+                room -= not under_way
+                replacing -= not under_way
+
+    def _succeeded(
+        self, name: PartitionName, meta: PartitionMeta, world: World, nodes: Mapping[int, NodeInfo]
+    ) -> tuple[tuple[int, ...], str] | None:
+        """The replicas with successors in the places of nodes that are away; None if there are none to put there.
+
+        Without a live member of the ISR there is no log to copy, and a move that waits takes the room of others."""
+        replicas = list(self.moves.get(name, meta.replicas))
+        if not any(uid in world.nodes for uid in meta.isr):
+            return None
+        changed = False
+        for at, uid in enumerate(replicas):
+            successor = self._successors.get(uid, 0)
+            if successor in nodes and successor not in replicas:
+                hosts = {host_of(nodes[other]) for other in replicas if other in nodes}
+                if host_of(nodes[successor]) not in hosts:
+                    replicas[at], changed = successor, True
+        return (tuple(replicas), "node_replaced") if changed else None
 
     def _better(
         self,
@@ -224,6 +267,8 @@ class Planner:
         filled = fill(keep, count, nodes, load)
         if gone and len(filled) >= min(len(wanted or meta.replicas), count):
             return filled, "node_decommissioned" if emptied else "node_away"
+        if wanted is None and away & self._forgotten and (left := without(meta, away & self._forgotten, world.nodes)):
+            return left, "node_forgotten"
         if not gone and settled and len(filled) > len(meta.replicas) and name not in world.unled:
             return filled, "more_replicas"
         if not gone and settled and wanted is None and settings.replicas and len(meta.replicas) > settings.replicas:
@@ -233,6 +278,8 @@ class Planner:
     def _stays_away(self, uid: int, meta: PartitionMeta, world: World, now: float) -> bool:
         if uid in world.nodes:
             return False
+        if uid in self._forgotten:
+            return True
         alive = [member for member in meta.isr if member in world.nodes]
         emergency = len(alive) < meta.min_isr
         limit = self.limits.emergency_after_s if emergency else self.limits.replace_after_s
@@ -257,6 +304,12 @@ class Planner:
                 steps.intents.append(PutIntent(key, {"node": uid, "name": name}, self._versions.get(key, 0)))
         for uid in sorted(self._names.keys() - named - world.nodes.keys()):
             self._remove(moves.node_name(uid), steps)
+
+    def _end_forgetting(self, world: World, steps: Steps) -> None:
+        """End requests to forget a node that no record names any more, or that is back."""
+        for uid in sorted(self._forgotten):
+            if uid in world.nodes or uid not in self._away:
+                self._remove(moves.forget_name(uid), steps)
 
     def _put(self, name: PartitionName, replicas: tuple[int, ...], why: str, steps: Steps) -> bool:
         intent = moves.move_name(name)
@@ -283,3 +336,10 @@ def fewer(meta: PartitionMeta, count: int, nodes: Mapping[int, NodeInfo]) -> tup
     fit = [uid for uid in meta.replicas if uid in meta.isr and uid in nodes]
     kept = sorted(fit, key=lambda uid: uid != meta.leader)[:count]
     return (tuple(uid for uid in fit if uid in kept), "fewer_replicas") if len(kept) == count else None
+
+
+def without(meta: PartitionMeta, gone: Iterable[int], alive: Container[int]) -> tuple[int, ...]:
+    """The replicas without some that are gone; empty if too few are in sync to acknowledge without them."""
+    left = tuple(uid for uid in meta.replicas if uid not in set(gone))
+    fit = [uid for uid in left if uid in meta.isr and uid in alive]
+    return left if len(fit) >= max(meta.min_isr, 1) else ()

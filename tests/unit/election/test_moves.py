@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqha.election.controller.events import PutIntent
+from nsqha.election.controller.events import PutIntent, RemoveIntent
 from nsqha.election.controller.planner import PlanLimits, Planner, World
 from nsqha.election.model import MOVED_FROM_MAX, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.election.moves import (
@@ -16,7 +16,10 @@ from nsqha.election.moves import (
     HandOver,
     Joining,
     Put,
+    brought_back,
+    decommission_intent,
     decommission_name,
+    forget_name,
     move_intent,
     move_name,
     next_step,
@@ -139,3 +142,113 @@ def test_a_move_to_a_node_that_stays_away_goes_elsewhere_though_no_other_may_beg
         steps = planner.plan(world, now)
         puts = [step for step in steps.intents if isinstance(step, PutIntent) and step.name == move_name(name)]
         assert [put.intent["replicas"] for put in puts] == ([[1, 2, 5]] if now > 20 else [])
+
+
+ORDERS = PartitionName("t", 7, 0)
+
+
+def asked(
+    meta: PartitionMeta, nodes: dict[int, NodeInfo], intents: dict[str, dict[str, object]], *, at: float = 0.0,
+    limits: PlanLimits | None = None,
+) -> list[object]:  # fmt: skip
+    """The replicas that a planner asks for, which saw this first at 0."""
+    world = World({ORDERS: meta}, {ORDERS: TopicSettings(replicas=3)}, nodes)
+    planner = Planner(0.0, limits or PlanLimits())
+    for now in sorted({0.0, at}):
+        planner.metadata(world, intents, dict.fromkeys(intents, 1), now)
+        steps = planner.plan(world, now).intents
+    return [step.intent["replicas"] for step in steps if isinstance(step, PutIntent) and step.name.startswith("moves/")]
+
+
+def live(*uids: int, **names: str) -> dict[int, NodeInfo]:
+    found = {uid: NodeInfo(uid, f"n{uid}", host=f"h{uid}", registration=uid) for uid in uids}
+    return found | {int(key[1:]): replace(found[int(key[1:])], name=name) for key, name in names.items()}
+
+
+KEPT = {node_name(3): {"node": 3, "name": "n3"}}
+
+
+def test_a_node_of_the_same_name_takes_the_place_of_its_predecessor_at_once() -> None:
+    assert asked(START, live(1, 2, 9, u9="n3"), KEPT) == [[1, 2, 9]]
+    first = replace(START, replicas=(3, 1, 2))
+    assert asked(first, live(1, 2, 9, u9="n3"), KEPT) == [[9, 1, 2]], "in its place: it is to lead again"
+
+
+def test_a_node_that_may_be_another_one_takes_no_place() -> None:
+    assert asked(START, live(1, 2, 9), KEPT) == [], "another name"
+    assert asked(START, live(1, 2, 8, 9, u8="n3", u9="n3"), KEPT) == [], "two have the name"
+    assert asked(START, live(1, 2, 3, 9, u9="n3"), KEPT) == [], "the first one is alive"
+    assert asked(START, live(1, 2, 9, u9="n3"), {}) == [], "the name is not known"
+    on_one_host = live(1, 2, 9, u9="n3")
+    assert asked(START, on_one_host | {9: replace(on_one_host[9], host="h1")}, KEPT) == []
+    alone = replace(START, isr={3: 30}, leader=3, min_isr=1)
+    assert asked(alone, live(1, 2, 9, u9="n3"), KEPT) == [], "there is no log that it could copy"
+
+
+def test_a_move_to_a_node_goes_to_its_successor() -> None:
+    moving = {
+        move_name(ORDERS): move_intent(Move(ORDERS, (1, 2, 4)), "operator"),
+        node_name(4): {"node": 4, "name": "n4"},
+    }
+    assert asked(START, live(1, 2, 3, 9, u9="n4"), moving) == [[1, 2, 9]]
+
+
+def test_how_long_a_node_is_waited_for_is_chosen() -> None:
+    away = live(1, 2, 9)
+    assert asked(START, away, {}, at=599.0) == [] and asked(START, away, {}, at=601.0) == [[1, 2, 9]]
+    assert asked(START, away, {}, at=61.0, limits=PlanLimits().replacing_after(60.0)) == [[1, 2, 9]]
+    never = PlanLimits().replacing_after(0.0)
+    assert asked(START, away, {}, at=1e9, limits=never) == []
+    assert asked(replace(START, isr={1: 10, 3: 30}), away, {}, at=1e9, limits=never) == []
+    assert PlanLimits().replacing_after(5.0).emergency_after_s == 5.0
+    assert asked(START, live(1, 2, 9, u9="n3"), KEPT, limits=never) == [[1, 2, 9]], "its successor is not a replacement"
+
+
+def test_a_forgotten_node_is_replaced_at_once_or_given_up() -> None:
+    forgotten = {forget_name(3): {"node": 3}}
+    assert asked(START, live(1, 2, 9), forgotten) == [[1, 2, 9]]
+    assert asked(START, live(1, 2), forgotten) == [[1, 2]], "no other host has room: one replica less"
+    assert asked(replace(START, isr={1: 10, 3: 30}), live(1, 2), forgotten) == [], "not below min_isr"
+    assert asked(START, live(1, 2, 3), forgotten) == [], "it is back"
+
+
+def test_a_request_to_forget_ends_when_no_record_names_the_node() -> None:
+    for meta, nodes, ends in (
+        (START, live(1, 2), False),
+        (START, live(1, 2, 3), True),
+        (replace(START, replicas=(1, 2), isr={1: 10, 2: 20}), live(1, 2), True),
+    ):
+        world = World({ORDERS: meta}, {ORDERS: TopicSettings(replicas=2)}, nodes)
+        planner = Planner(0.0, PlanLimits())
+        planner.metadata(world, {forget_name(3): {"node": 3}}, {forget_name(3): 5}, 0.0)
+        removed = [step for step in planner.plan(world, 0.0).intents if isinstance(step, RemoveIntent)]
+        assert (RemoveIntent(forget_name(3), 5) in removed) is ends
+
+
+def test_many_partitions_go_to_a_successor_at_once() -> None:
+    names = [PartitionName("t", 7, number) for number in range(40)]
+    world = World(dict.fromkeys(names, START), dict.fromkeys(names, SETTINGS), live(1, 2, 9, u9="n3"))
+    planner = Planner(0.0, PlanLimits(moves_max=4, replacements_max=10))
+    planner.metadata(world, KEPT, {}, 0.0)
+    begun = [step for step in planner.plan(world, 0.0).intents if isinstance(step, PutIntent)]
+    assert len([step for step in begun if step.name.startswith("moves/")]) == 10
+
+
+def test_a_decommission_remembers_what_is_to_be_brought_back() -> None:
+    nodes = live(1, 2, 3, 4, 5)
+    intent = decommission_intent(3, {ORDERS: START})
+    stood_in = replace(START, replicas=(1, 2, 4), isr={1: 10, 2: 20, 4: 40})
+
+    def back(meta: PartitionMeta, moving: tuple[int, ...] = (), alive: dict[int, NodeInfo] = nodes) -> object:
+        under_way = {ORDERS: moving} if moving else {}
+        return brought_back(3, intent, {ORDERS: meta}, under_way, alive).get(ORDERS)
+
+    assert back(stood_in) == (1, 2, 3)
+    assert back(START) is None, "nothing was moved yet"
+    assert back(START, moving=(1, 2, 4)) == (1, 2, 3), "the move that is under way is turned round"
+    assert back(replace(START, replicas=(5, 1, 4))) == (5, 1, 3), "an operator's move since then stays"
+    assert back(replace(START, replicas=(1, 2))) == (1, 2, 3)
+    assert back(stood_in, alive=live(1, 2, 4)) is None, "it is away"
+    assert back(stood_in, alive=nodes | {3: replace(nodes[3], host="h1")}) is None, "it is on a host with another one"
+    assert brought_back(3, {"node": 3}, {ORDERS: stood_in}, {}, nodes) == {}, "an older version did not remember"
+    assert brought_back(3, intent, {PartitionName("t", 8, 0): stood_in}, {}, nodes) == {}, "another life of the topic"
