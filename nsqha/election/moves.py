@@ -25,7 +25,7 @@ that node means that node alone, as nsqadmin sends it after each tombstone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -180,6 +180,13 @@ def successors(away: Iterable[int], nodes: Mapping[int, NodeInfo], names: Mappin
         live.setdefault(node.name, []).append(uid)
     found = {uid: live.get(names.get(uid, ""), []) for uid in away if names.get(uid)}
     return {uid: same[0] for uid, same in found.items() if len(same) == 1}
+
+
+def without(meta: PartitionMeta, gone: Iterable[int], alive: Container[int]) -> tuple[int, ...]:
+    """The replicas without some that are gone; empty if too few are in sync to acknowledge without them."""
+    left = tuple(uid for uid in meta.replicas if uid not in set(gone))
+    fit = [uid for uid in left if uid in meta.isr and uid in alive]
+    return left if len(fit) >= max(meta.min_isr, 1) else ()
 
 
 def forget_name(node: int) -> str:

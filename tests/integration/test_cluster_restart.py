@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from nsqha.cli.brokers.v2client import Message, Subscriber, V2Publisher
 from tests.integration.cluster import Cluster, UnderLoad, gone, posted
-from tests.integration.servers import wait_until
+from tests.integration.servers import BIN, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -75,6 +76,24 @@ def test_a_node_whose_disk_was_wiped_takes_the_place_of_its_predecessor(cluster:
         wait_until(lambda: cluster.uid(node) in cluster.wait_isr(topic, 3).isr, "the new node has all of it", 30)
         wait_until(lambda: lost not in cluster.wait_isr(topic, 3).replicas, "the lost one is named no more")
     assert before.leader == cluster.wait_isr(topic, 3).leader
+
+
+def test_a_node_that_is_forgotten_is_not_waited_for_and_may_come_back(cluster: Cluster, topic: str) -> None:
+    cluster.wait_isr(topic, 3)
+    node = cluster.followers(topic)[0]
+    uid = cluster.uid(node)
+    words = [str(BIN / "nsqha"), "cluster", "forget", f"{uid:016x}", "--etcd-endpoint", cluster.etcds.endpoints[0]]
+    refused = subprocess.run([*words, "--yes"], capture_output=True, text=True, timeout=30)
+    assert refused.returncode == 5 and "is alive" in refused.stderr
+    node.kill()
+    cluster.wait_registered(2)
+    asks = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    assert asks.returncode == 8 and "given up: no other host has room" in asks.stderr and f"{topic}/0" in asks.stderr
+    done = subprocess.run([*words, "--yes", "--wait"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert uid not in cluster.wait_isr(topic, 2).replicas
+    node.start()
+    wait_until(lambda: (meta := cluster.meta(topic)) is not None and uid in meta.isr, "it is in sync again", 60)
 
 
 def test_everybody_is_killed_at_once(cluster: Cluster, topic: str) -> None:

@@ -4,7 +4,7 @@ Downwards:
 
     command        the command line
     accept         makes an etcd that was restored to an older state follow the nodes
-    change         move, decommission, balance, elect
+    change         move, decommission, forget, balance, elect
     import_topics  a single node's topics become topics of a cluster
     show           what status, nodes and topics show
     access         how the verbs reach etcd and the nodes

@@ -1,4 +1,4 @@
-"""`nsqha cluster move`, `decommission`, `balance`, `elect`: they store a request and can show its progress."""
+"""`nsqha cluster move`, `decommission`, `forget`, `balance`, `elect`: they store a request and show its progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lookupd.changes import MetadataChanges
 from nsqha.cli.cluster import show
 from nsqha.cli.cluster.access import Picture, ask_nodes, look, opened
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.screen import confirm, print_json, say, show_count, table
+from nsqha.cli.terminal.screen import confirm, print_json, say, show_count, some, table
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta
 from nsqha.election.placement import PartitionName, balance, host_of, replicas_wanted, spread
@@ -72,9 +72,11 @@ def decommission(args: argparse.Namespace) -> int:
         uid = picture.node(args.node, alive=False)
         changes = _changes(store)
         if args.undo:
-            if not changes.recommission(uid):
-                raise exits.Exit(exits.NOT_FOUND, f"{picture.name(uid)} is not being decommissioned")
-        else:
+            back = _undo_decommission(uid, picture, changes, args)
+        elif uid not in picture.intents.decommissions:
+            planned = show.decommission(uid, picture)
+            _say_plan(planned)
+            confirm(f"empty {planned['node']}, and place no more on it?", yes=args.yes or not planned["replicas"])
             changes.decommission(uid)
             _warn(picture)
 
@@ -88,11 +90,11 @@ def decommission(args: argparse.Namespace) -> int:
         now = _wait(store, args, left) if args.wait and not args.undo else look(store, args)
         shown = show.decommission(uid, now)
     if args.undo:
-        shown["stuck"] = {}
+        shown |= {"stuck": {}, "moving": len(back)}
     if args.json:
         print_json(shown)
     elif args.undo:
-        print(f"{shown['node']} can get replicas again")
+        print(f"{shown['node']} can get replicas again{f'; {len(back):,} come back' if back else ''}")
     elif shown["replicas"]:
         left_there = show_count(shown["replicas"], "replica")
         print(f"{shown['node']} is being emptied, {left_there} left; see nsqha cluster status")
@@ -104,6 +106,73 @@ def decommission(args: argparse.Namespace) -> int:
         return exits.OK
     say("to continue: start a node on another host, or choose fewer replicas with nsqha topic set; or use --undo")
     return exits.PARTLY if args.wait else exits.OK
+
+
+def _say_plan(planned: dict[str, Any]) -> None:
+    """Say what emptying a node will do."""
+    held, led, stuck = planned["replicas"], planned["leaderships"], planned["stuck"]
+    say(f"{planned['node']} has {show_count(held, 'replica')}, {show_count(led, 'leadership')}")
+    if held:
+        say(f"{held - len(stuck):,} move to other nodes, {len(stuck):,} cannot be moved now")
+    for line in show.stuck_lines(stuck):
+        say(f"cannot be moved: {line}")
+
+
+def _undo_decommission(
+    uid: int, picture: Picture, changes: MetadataChanges, args: argparse.Namespace
+) -> dict[PartitionName, tuple[int, ...]]:
+    """Show what comes back to a node, ask, and bring it back."""
+    called = picture.name(uid)
+    if uid not in picture.intents.decommissions:
+        raise exits.Exit(exits.NOT_FOUND, f"{called} is not being decommissioned")
+    back = changes.brought_back(uid)
+    kept = sum(uid in picture.intents.moves.get(name, meta.replicas) for name, meta in picture.metas.items())
+    away = "" if uid in picture.nodes else "; it is away, so nothing comes back to it"
+    say(f"{called} keeps {show_count(kept, 'replica')}, and {len(back):,} that were moved away come back{away}")
+    if back:
+        confirm(f"bring {show_count(len(back), 'replica')} back to {called}?", yes=args.yes)
+    if not changes.recommission(uid):
+        raise exits.Exit(exits.NOT_FOUND, f"{called} is not being decommissioned")
+    return back
+
+
+def forget(args: argparse.Namespace) -> int:
+    with opened(args) as store:
+        picture = look(store, args)
+        uid = picture.node(args.node, alive=False)
+        called = picture.name(uid)
+        if uid in picture.nodes:
+            why = f"{called} is alive; empty it with nsqha cluster decommission, or stop it for good first"
+            raise exits.Exit(exits.NOT_ALLOWED, why)
+        plan = show.forgetting(uid, picture)
+        if only := plan["only"]:
+            why = f"no other in-sync replica of {some(only)} is alive: forgetting {called} would lose messages; "
+            raise exits.Exit(
+                exits.NOT_ALLOWED, f"{why}start it or another member, or use nsqha cluster elect --unclean"
+            )
+        for key, what in (
+            ("rebuilt", "created again on other nodes"),
+            ("dropped", "given up: no other host has room, and enough are in sync without them"),
+            ("waiting", "wait for a node on another host: without them too few would be in sync"),
+        ):
+            if plan[key]:
+                say(f"{show_count(len(plan[key]), 'replica')} {what}: {some(plan[key])}")
+        confirm(f"forget {called}? If it comes back, its copies of these are removed.", yes=args.yes)
+        _changes(store).forget(uid)
+        _warn(picture)
+        if args.wait:
+
+            def left(now: Picture) -> str:
+                held = show.forgetting(uid, now)
+                count = sum(map(len, held.values()))
+                return "" if count == len(held["waiting"]) else f"{show_count(count, 'replica')} left"
+
+            plan = show.forgetting(uid, _wait(store, args, left))
+    if args.json:
+        print_json({"node": called, **plan, "forgotten": True})
+    else:
+        print(f"{called} is forgotten; see nsqha cluster status")
+    return exits.PARTLY if args.wait and plan["waiting"] else exits.OK
 
 
 def balance_(args: argparse.Namespace) -> int:
@@ -349,6 +418,7 @@ def _wait(store: MetadataStore, args: argparse.Namespace, left: Callable[[Pictur
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "move": move,
     "decommission": decommission,
+    "forget": forget,
     "balance": balance_,
     "elect": elect,
 }

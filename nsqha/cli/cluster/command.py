@@ -105,16 +105,35 @@ def _add_moves(verbs: Any) -> None:
         help="move all replicas away from a node, and place no more there",
         description="Move all replicas away from a node; when it is empty it can be stopped for good. Partitions that "
         "no other node can take are named, with the reason. --wait also ends when only these are left, with exit "
-        "status 7.",
+        "status 7. Shows what it moves and asks first.\n\n"
+        "--undo allows replicas on it again and moves back those that it held when it was decommissioned, from the "
+        "nodes that stand in for it.",
         examples=(
-            "nsqha cluster decommission node-3",
-            "nsqha cluster decommission node-3 --undo",
+            "nsqha cluster decommission node-3 --yes",
+            "nsqha cluster decommission node-3 --undo --yes",
         ),
         shape=DECOMMISSION,
-        statuses=(*USUAL, exits.PARTLY),
+        statuses=(*USUAL, exits.PARTLY, exits.NOT_CONFIRMED),
     )
     verb.add_argument("node", metavar="NODE", help="name or uid")
-    verb.add_argument("--undo", action="store_true", help="allow replicas on it again")
+    verb.add_argument("--undo", action="store_true", help="allow replicas on it again, and bring back those it held")
+    add_yes(verb)
+    _finish(verb, wait=True)
+
+    verb = add_verb(
+        verbs,
+        "forget",
+        lambda args: _change(args, "forget"),
+        help="do not wait for a node that is away: replace its replicas now",
+        description="Do not wait for a node that is away and does not come back: its replicas are created again on "
+        "other nodes now, or given up where no other host has room and enough are in sync without them. Shows which "
+        "and asks first. Refused for a node that is alive, and where no other in-sync replica is alive.",
+        examples=("nsqha cluster forget node-3", "nsqha cluster forget node-3 --yes --wait"),
+        shape='{"node", "only", "rebuilt", "dropped", "waiting", "forgotten"}',
+        statuses=(*USUAL, exits.NOT_ALLOWED, exits.PARTLY, exits.NOT_CONFIRMED),
+    )
+    verb.add_argument("node", metavar="NODE", help="name or uid")
+    add_yes(verb)
     _finish(verb, wait=True)
 
     verb = add_verb(

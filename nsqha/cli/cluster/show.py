@@ -9,7 +9,8 @@ from nsqha.cli.cluster.access import Picture
 from nsqha.cli.terminal.screen import show_count, some, table
 from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, progress, state_of, stays
 from nsqha.election.model import NodeInfo
-from nsqha.election.placement import PartitionName
+from nsqha.election.moves import without
+from nsqha.election.placement import Load, PartitionName, fill, replicas_due
 from nsqha.ids import is_ephemeral
 
 
@@ -84,6 +85,25 @@ def stuck(uid: int, picture: Picture) -> dict[PartitionName, str]:
     settings = {name: picture.settings(name) for name in metas}
     able = {node: info for node, info in picture.able.items() if node != uid}
     return stays(uid, metas, settings, picture.nodes, able)
+
+
+def forgetting(uid: int, picture: Picture) -> dict[str, list[str]]:
+    """What becomes of the replicas of a node that is away when it is forgotten, by the rules of the planner."""
+    able = {node: info for node, info in picture.able.items() if node != uid}
+    found: dict[str, list[str]] = {"only": [], "rebuilt": [], "dropped": [], "waiting": []}
+    for name, meta in picture.metas.items():
+        if uid not in meta.replicas or is_ephemeral(name.topic):
+            continue
+        keep = [replica for replica in meta.replicas if replica != uid]
+        due = min(len(meta.replicas), replicas_due(meta, picture.settings(name), able))
+        if not any(member in picture.nodes for member in meta.isr):
+            kind = "only"
+        elif len(fill(keep, due, able, Load())) >= due:
+            kind = "rebuilt"
+        else:
+            kind = "dropped" if without(meta, [uid], picture.nodes) else "waiting"
+        found[kind].append(place(name))
+    return found
 
 
 def print_status(shown: dict[str, Any], etcd: str) -> None:

@@ -23,7 +23,7 @@ that its successor is known: an empty disk has another uid, and the node that st
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -267,7 +267,11 @@ class Planner:
         filled = fill(keep, count, nodes, load)
         if gone and len(filled) >= min(len(wanted or meta.replicas), count):
             return filled, "node_decommissioned" if emptied else "node_away"
-        if wanted is None and away & self._forgotten and (left := without(meta, away & self._forgotten, world.nodes)):
+        if (
+            wanted is None
+            and away & self._forgotten
+            and (left := moves.without(meta, away & self._forgotten, world.nodes))
+        ):
             return left, "node_forgotten"
         if not gone and settled and len(filled) > len(meta.replicas) and name not in world.unled:
             return filled, "more_replicas"
@@ -336,10 +340,3 @@ def fewer(meta: PartitionMeta, count: int, nodes: Mapping[int, NodeInfo]) -> tup
     fit = [uid for uid in meta.replicas if uid in meta.isr and uid in nodes]
     kept = sorted(fit, key=lambda uid: uid != meta.leader)[:count]
     return (tuple(uid for uid in fit if uid in kept), "fewer_replicas") if len(kept) == count else None
-
-
-def without(meta: PartitionMeta, gone: Iterable[int], alive: Container[int]) -> tuple[int, ...]:
-    """The replicas without some that are gone; empty if too few are in sync to acknowledge without them."""
-    left = tuple(uid for uid in meta.replicas if uid not in set(gone))
-    fit = [uid for uid in left if uid in meta.isr and uid in alive]
-    return left if len(fit) >= max(meta.min_isr, 1) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli import broker, build_parser, lookupd
-from nsqha.cli.cluster import show
+from nsqha.cli.cluster import change, show
 from nsqha.cli.cluster.access import Picture, look
 from nsqha.cli.cluster.change import cost
 from nsqha.cli.cluster.import_topics import partition as imported_partition
@@ -153,6 +154,42 @@ def test_replicas_that_no_node_was_found_for_are_shown() -> None:
     assert show.decommission(A, here) == {
         "node": "node-a", "replicas": 0, "leaderships": 0, "moving": 0, "stuck": {},
     }  # fmt: skip
+
+
+def test_what_becomes_of_a_forgotten_node_is_shown_as_the_planner_does_it() -> None:
+    def plan(record: PartitionMeta, *uids: int) -> list[str]:
+        shown = replace(picture(record), nodes={uid: NODES[uid] for uid in uids})
+        return [kind for kind, places in show.forgetting(GONE, shown).items() if places]
+
+    record = meta((A, B, GONE), replicas=(A, B, GONE))
+    assert plan(record, A, B, C) == ["rebuilt"]
+    assert plan(record, A, B) == ["dropped"]
+    assert plan(replace(record, isr={A: 1, GONE: 1}), A, B) == ["waiting"], "without it the ISR is below min_isr"
+    assert plan(meta((GONE,), leader=GONE, replicas=(GONE,)), A, B, C) == ["only"]
+    assert plan(meta((GONE, B), replicas=(A, B, GONE)), A, C) == ["only"], "A is not in sync"
+    assert plan(meta(), A, B) == [], "it holds nothing"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["forget", "node-a", "--yes"], exits.NOT_ALLOWED, "node-a is alive"),
+        (["forget", f"{GONE:016x}", "--yes"], exits.NOT_ALLOWED, "no other in-sync replica of orders/1 is alive"),
+        (["decommission", "node-a"], exits.NOT_CONFIRMED, "add --yes"),
+    ],
+)
+def test_a_change_that_may_cost_something_is_shown_and_not_made(
+    words: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = picture(meta((A, B, GONE), replicas=(A, B, GONE)), meta((GONE,), leader=GONE, replicas=(GONE,)))
+    monkeypatch.setattr(change, "opened", lambda args: contextlib.nullcontext())
+    monkeypatch.setattr(change, "look", lambda store, args: shown)
+    monkeypatch.setattr(change, "_changes", lambda store: None)  # it is not asked for anything
+    args = build_parser("cluster").parse_args(["cluster", *words, "--etcd-endpoint", "127.0.0.1:1"])
+    with pytest.raises(exits.Exit, match=said) as refused:
+        args.run(args)
+    assert refused.value.status == status
+    assert status != exits.NOT_CONFIRMED or "node-a has 1 replica, 1 leadership" in capsys.readouterr().err
 
 
 # ---- unclean election

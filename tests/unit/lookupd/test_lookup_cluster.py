@@ -322,6 +322,8 @@ def test_the_controller_shows_itself_and_takes_intents() -> None:
         assert await s.post("/cluster/decommission?node=n2") == 200
         (emptied,) = (await s.get("/controller"))["decommissions"]
         assert emptied["node"] == f"{2:016x}"
+        (request,) = [i.record for n, i in s.world.store.intents.all().items() if n.startswith("decommissions/")]
+        assert [2 in replicas for replicas in request["held"].values()] == [True], "what is to be brought back"
         assert await s.post("/cluster/recommission?node=n2") == 200
         assert await s.post("/cluster/recommission?node=n2") == 404
         assert await s.post("/cluster/decommission?node=nobody") == 404
