@@ -98,20 +98,22 @@ def _add_set(verbs: Any) -> None:
         "change settings of a topic",
         (
             "nsqha topic set orders --sync interval",
-            "nsqha topic set orders --retention 7d --retention-bytes 10GB",
+            "nsqha topic set orders --retention 7d --retention-bytes 10GB --yes",
             "nsqha topic set orders --retention forever --abandoned-after never",
             "nsqha topic set orders --partitions 8",
             "nsqha topic set orders --replicas 3 --min-isr 2",
         ),
         shape=SHAPE,
-        statuses=(*USUAL, exits.PARTLY),
+        statuses=(*USUAL, exits.PARTLY, exits.NOT_CONFIRMED),
         description="Change settings of a topic. With --partitions it returns when the new partitions acknowledge "
         "messages; exit status 7: --timeout ended before that, or there are too few nodes. Other changes take effect "
-        "after it has returned; the controller changes replicas.",
+        "after it has returned; the controller changes replicas. A retention that keeps less than before is shown with "
+        "what it concerns, and asked for.",
     )
     verb.add_argument("--no-wait", action="store_true", help="with --partitions: return as soon as it is stored")
     verb.add_argument("--partitions", type=count, metavar="N", help="add partitions until there are N")
     _add_settings(verb)
+    add_yes(verb)
     add_json(verb)
 
 
@@ -288,12 +290,46 @@ def run_set(args: argparse.Namespace) -> int:
         if args.partitions is not None:
             settings["partitions"] = args.partitions
             there = len(admin.call("DescribeTopic", topic=args.topic).topic.partitions)
+        if plan := _removed_by(admin, args):
+            confirm(f"{plan}. Change topic {args.topic}? This cannot be undone.", yes=args.yes)
         answer = admin.call("UpdateTopicSettings", topic=args.topic, **settings)
         waits = args.partitions is not None and not args.no_wait
         first = there if there < len(answer.topic.partitions) else 0  # asked for once more: what is left may be any
         topic = wait_served(args, admin, answer.topic, first=first) if waits else answer.topic
         _show_changed(args, admin, topic, answer.remarks)
     return _served(topic, f"{args.topic} has {len(topic.partitions)} partitions", first=first) if waits else exits.OK
+
+
+def _removed_by(admin: Admin, args: argparse.Namespace) -> str:
+    """What the new retention may remove, in a sentence or two; empty: it removes nothing that the old one keeps."""
+    if args.retention is None and args.retention_bytes is None and args.abandoned_after is None:
+        return ""
+    topic = admin.call("DescribeTopic", topic=args.topic).topic
+    old, node, said = topic.settings, admin.call("GetNode"), []
+    new = args.retention or (node.retention_ms if args.retention == 0 else None)
+    if new is not None and _shorter(new, old.retention_ms or node.retention_ms):
+        age = show_duration(new / 1e3)
+        edge = time.time_ns() - new * 10**6
+        firsts = [p.first_timestamp_ns for p in topic.partitions if 0 < p.first_timestamp_ns < edge]
+        reach = f"the oldest one is of {show_time(min(firsts))}" if firsts else "none is that old now"
+        said.append(f"finished messages are removed when they are older than {age} ({reach})")
+    new = args.retention_bytes or (node.retention_bytes if args.retention_bytes == 0 else None)
+    if new is not None and _shorter(new, old.retention_bytes or node.retention_bytes):
+        over = sum(max(p.bytes - new, 0) for p in topic.partitions)
+        most = show_bytes(new)
+        said.append(f"finished messages above {most} per partition are removed ({show_bytes(over)} now)")
+    if args.abandoned_after and _shorter(args.abandoned_after, old.abandoned_after_ms or -1):
+        age = show_duration(args.abandoned_after / 1e3)
+        counted = show_count(len(topic.channels), "channel")
+        said.append(f"a channel without consumers loses unread messages older than {age} (the topic has {counted})")
+    if not said:
+        return ""
+    return f"{'; '.join(said)}; the topic keeps {show_count(_kept(topic))}, {show_bytes(_bytes(topic))}"
+
+
+def _shorter(new: int, old: int) -> bool:
+    """Whether a bound of retention keeps less than before. -1: there is none."""
+    return new >= 0 and (old < 0 or new < old)
 
 
 def run_pause(args: argparse.Namespace) -> int:
@@ -304,8 +340,10 @@ def run_pause(args: argparse.Namespace) -> int:
 
 def run_empty(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        admin.call("DescribeTopic", topic=args.topic)
-        confirm(f"drop the messages of topic {args.topic} that are not in any channel yet?", yes=args.yes)
+        topic = admin.call("DescribeTopic", topic=args.topic).topic
+        waiting = sum(max(p.log_end_offset - p.pump_offset, 0) for p in topic.partitions)
+        what = f"drop {show_count(waiting)} of topic {args.topic} that are not in any channel yet?"
+        confirm(f"{what} This cannot be undone.", yes=args.yes or not waiting)
         admin.call("EmptyTopic", topic=args.topic)
     return done(args, {"topic": args.topic, "emptied": True}, "emptied")
 

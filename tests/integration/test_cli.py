@@ -244,6 +244,7 @@ def test_help_and_data_verbs_never_import_what_is_slow() -> None:
         (["pub", "orders", "x", "--timeout", "0s"], 2, "not above zero"),
         (["topic", "delete", "orders"], 8, "--yes"),
         (["channel", "empty", "orders", "billing"], 8, "--yes"),
+        (["topic", "set", "orders", "--retention", "1s"], 8, "--yes"),
         (["seek", "orders", "billing", "start"], 8, "--yes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -267,7 +268,7 @@ def test_json_is_all_there_is_on_stdout(node: DevNode) -> None:
         ("nsqha channel empty", ["orders", "billing", "--yes"]),
         ("nsqha topic empty", ["orders", "--yes"]),
         ("nsqha seek", ["orders", "billing", "end", "--yes"]),
-        ("nsqha topic set", ["orders", "--retention", "7d"]),
+        ("nsqha topic set", ["orders", "--retention", "7d", "--yes"]),
     ):
         done = node.run(*verb.split()[1:], *words, "--json")
         assert done.stderr == ""

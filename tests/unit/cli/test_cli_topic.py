@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,3 +147,61 @@ def change(monkeypatch: pytest.MonkeyPatch, broker: Broker, *flags: str) -> int:
     args = build_parser("topic").parse_args(["topic", "set", "orders", *flags])
     status: int = args.run(args)
     return status
+
+
+OLD = 1_700_000_000 * 10**9
+KEEPS = pb.PartitionState(high_watermark=500, log_start_offset=100, bytes=3_000_000, first_timestamp_ns=OLD)
+PLANS = [
+    (["--retention", "1h"], r"older than 1h00m \(the oldest one is of 2023-11-1.*keeps 400 messages, 3.0 MB"),
+    (["--retention-bytes", "1MB"], r"above 1.0 MB per partition are removed \(2.0 MB now\).*keeps 400 messages"),
+    (["--abandoned-after", "30d"], r"a channel without consumers .* older than 30d0h \(the topic has 1 channel\)"),
+    (["--retention", "default"], r"older than 1d0h"),
+    (["--retention", "forever"], ""),
+    (["--retention", "9d"], ""),
+    (["--retention-bytes", "unlimited"], ""),
+    (["--abandoned-after", "never"], ""),
+    (["--sync", "always"], ""),
+]
+
+
+@pytest.mark.parametrize(("flags", "plan"), PLANS)
+def test_a_retention_that_keeps_less_is_shown_with_what_it_removes(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], plan: str
+) -> None:
+    asked: list[str] = []
+    settings = pb.TopicSettings(retention_ms=7 * 86_400_000)
+    found = pb.Topic(name="orders", settings=settings, partitions=[KEEPS], channels=["billing"])
+    node = pb.GetNodeResponse(retention_ms=86_400_000, retention_bytes=1 << 30)
+
+    class Answers:
+        messages = pb
+
+        def call(self, rpc: str, **_: Any) -> Any:
+            return node if rpc == "GetNode" else SimpleNamespace(topic=found, remarks=[])
+
+    monkeypatch.setattr(topic, "confirm", lambda question, *, yes: asked.append(question))
+    monkeypatch.setattr(Admin, "of", lambda args: Entered(Answers()))  # type: ignore[arg-type]
+    args = build_parser("topic").parse_args(["topic", "set", "orders", *flags])
+    assert args.run(args) == exits.OK
+    assert bool(asked) is bool(plan) and re.search(plan, "".join(asked))
+
+
+def test_emptying_a_topic_says_how_many_messages_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+    states = [
+        pb.PartitionState(log_end_offset=500, pump_offset=100),
+        pb.PartitionState(log_end_offset=7, pump_offset=0),
+    ]
+
+    class Answers:
+        def call(self, rpc: str, **_: Any) -> Any:
+            return SimpleNamespace(topic=pb.Topic(name="orders", partitions=states))
+
+    monkeypatch.setattr(topic, "confirm", lambda question, *, yes: asked.append((question, yes)))
+    monkeypatch.setattr(Admin, "of", lambda args: Entered(Answers()))  # type: ignore[arg-type]
+    args = build_parser("topic").parse_args(["topic", "empty", "orders"])
+    assert args.run(args) == exits.OK
+    states[:] = [pb.PartitionState(log_end_offset=7, pump_offset=7)]
+    assert args.run(args) == exits.OK
+    (question, yes), (_, nothing) = asked
+    assert "drop 407 messages of topic orders" in question and not yes and nothing, "nothing is there to ask about"
