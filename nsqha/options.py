@@ -138,7 +138,7 @@ class Options:
     msg_timeout_ns: int = _flag(DURATION, MINUTE, "default time to answer a message before it is requeued")
     max_msg_timeout_ns: int = _flag(DURATION, 15 * MINUTE, "longest --msg-timeout that a client may ask for")
     max_msg_size: int = _flag(INT, MIB, "largest message in bytes")
-    max_req_timeout_ns: int = _flag(DURATION, HOUR, "longest delay of REQ and DPUB, up to 8760h")
+    max_req_timeout_ns: int = _flag(DURATION, DELAY_NS_MAX, "longest delay of REQ and DPUB, up to 8760h")
     max_body_size: int = _flag(INT, 5 * MIB, "largest command body in bytes")
 
     max_heartbeat_interval_ns: int = _flag(DURATION, MINUTE, "longest heartbeat interval that a client may ask for")

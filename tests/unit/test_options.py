@@ -109,7 +109,7 @@ def test_every_flag_is_read_by_somebody_or_says_that_it_has_no_effect() -> None:
             assert read != bool(item.metadata["inert"]) or item.name in ("config", "node_id"), item.name
 
 
-def test_defaults_are_nsqds() -> None:
+def test_defaults_are_nsqds_but_for_the_longest_delay() -> None:
     options = nsqd()
     assert (options.tcp_address, options.http_address, options.https_address) == (
         "0.0.0.0:4150",
@@ -119,7 +119,7 @@ def test_defaults_are_nsqds() -> None:
     assert (options.msg_timeout_ns, options.max_msg_timeout_ns, options.max_req_timeout_ns) == (
         MINUTE,
         15 * MINUTE,
-        HOUR,
+        8760 * HOUR,
     )
     assert (options.max_msg_size, options.max_body_size, options.mem_queue_size) == (1048576, 5242880, 10000)
     assert (options.sync, options.sync_every, options.sync_timeout_ns) == ("always", 2500, 2 * SECOND)

@@ -3,8 +3,7 @@
 They use NSQ's own ports, so that every NSQ tutorial works; a port in use is replaced by a free one, with a note. Data
 stays in the folder. With --json one line on stdout says where everything is, for scripts; remarks go to stderr.
 
-Two differences to a broker started as `nsqd`: delays may be a year long (--max-req-timeout), and everything listens on
-the loopback address only.
+One difference to a broker started as `nsqd`: everything listens on the loopback address only.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import uvloop
 
 from lookupd.daemon import Lookupd
 from nsqha import __version__, hot, nsqlog
-from nsqha.cli.dev.plan import LOOPBACK, MAX_DELAY, OK_MEANS, PORTS, command, is_free
+from nsqha.cli.dev.plan import LOOPBACK, OK_MEANS, PORTS, command, is_free
 from nsqha.cli.nsqd import open_grpc
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import GRPC_ADDRESS, TCP_ADDRESS
@@ -84,7 +83,6 @@ def options_of(args: argparse.Namespace, ports: dict[str, int], lookupd_tcp_addr
         f"--broadcast-address={LOOPBACK}",
         f"--lookupd-tcp-address={lookupd_tcp_address}",
         f"--data-path={os.path.abspath(args.data_dir)}",
-        f"--max-req-timeout={MAX_DELAY}",
         f"--sync={args.sync}",
     ]
     return load_nsqd(flags, {}).options

@@ -22,7 +22,6 @@ NODE_PORTS = ("tcp", "http", "grpc", "peer", "segments")
 ETCD_PORT = 2379
 STRIDE = 100
 SINGLE_NODE_FILES = ("journal", "metadata")
-MAX_DELAY = "8760h"
 
 OK_MEANS = {
     "always": "on disk: written and fdatasync'ed before OK (group commit)",
@@ -175,7 +174,7 @@ def _node(
     argv = (
         *nsqha, "broker", "--tcp-address", tcp, "--http-address", http, "--grpc-address", grpc,
         "--peer-address", peer, "--segments-address", segments, "--data-path", str(data), "--etcd-endpoint", endpoint,
-        "--node-name", name, "--broadcast-address", LOOPBACK, "--sync", sync, "--max-req-timeout", MAX_DELAY,
+        "--node-name", name, "--broadcast-address", LOOPBACK, "--sync", sync,
     )  # fmt: skip
     return NodePlan(name, tcp, http, grpc, peer, segments, data, argv)
 
