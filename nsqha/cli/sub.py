@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING, Any
 from nsqha.cli.peek import body_json
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_json, add_tcp, add_verb, count, duration, name
-from nsqha.cli.terminal.screen import print_json
+from nsqha.cli.terminal.screen import print_json, say
 from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:
-    from nsqha.cli.brokers.v2client import Message
+    from collections.abc import Callable
+
+    from nsqha.cli.brokers.v2client import Message, Subscriber
 
 WINDOW = 200
 WAIT_SECONDS = 1.0
 """The longest wait for messages. Ctrl-C in the moment before a wait begins is noticed only when that wait ends."""
 
+AGAIN_SECONDS = 60.0  # of trying to connect again, before a lost connection is an error
+AGAIN_PAUSE, AGAIN_PAUSE_MAX = 0.1, 3.0  # between two tries
+
 DESCRIPTION = """\
 Print the bodies of a channel's messages, one per line, and finish each after it was printed. The channel and the
-topic are created if they do not exist. Runs until Ctrl-C, -n messages, or --idle without a message.
+topic are created if they do not exist. Runs until Ctrl-C, -n messages, or --idle without a message. A connection that
+ends is opened again, for up to a minute; messages that were not finished then come again.
 
 --requeue gives every message back after printing, with a delay, instead of finishing it."""
 SHAPE = '{"id", "timestamp_ns", "attempts", "body"} per line; "body_base64" instead of "body" if it is not UTF-8'
@@ -67,28 +73,42 @@ def run(args: argparse.Namespace) -> int:
 def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int | None) -> int:
     """Print messages until a limit, an idle time or an interrupt ends it. A message is answered only after its line
     has left this process."""
-    from nsqha.cli.brokers.v2client import Subscriber
+    from nsqha.cli.brokers.v2client import RefusedByServer, Subscriber
     from nsqha.cli.brokers.v2security import Security
 
     wanted: int | None = args.count
-    window = WINDOW if wanted is None else min(WINDOW, wanted)
-    subscriber = Subscriber(
-        args.nsqd_tcp_address, args.timeout / 1e9, topic, channel, window=window, security=Security.of(args)
-    )
     idle_s = None if args.idle is None else args.idle / 1e9
+    security = Security.of(args)
+
+    def connected() -> Subscriber:
+        window = WINDOW if wanted is None else min(WINDOW, wanted)
+        address, timeout_s = args.nsqd_tcp_address, args.timeout / 1e9
+        return Subscriber(address, timeout_s, topic, channel, window=window, security=security)
+
+    subscriber = connected()
     last = time.monotonic()
     try:
         while wanted != 0:
             # A heartbeat, or half a message, ends a wait early.
             left = WAIT_SECONDS if idle_s is None else last + idle_s - time.monotonic()
-            subscriber.wait_at_most(min(max(left, 0.001), WAIT_SECONDS))
-            messages = subscriber.messages()[:wanted]
-            if messages:
-                last = time.monotonic()
-                _print(messages, args.json)
-                wanted = None if wanted is None else wanted - len(messages)
-                subscriber.answer(messages, requeue_ms, wanted)
-            elif idle_s is not None and time.monotonic() - last >= idle_s:
+            try:
+                subscriber.wait_at_most(min(max(left, 0.001), WAIT_SECONDS))
+                messages = subscriber.messages()[:wanted]
+                if messages:
+                    last = time.monotonic()
+                    _print(messages, args.json)
+                    wanted = None if wanted is None else wanted - len(messages)
+                    subscriber.answer(messages, requeue_ms, wanted)
+            except RefusedByServer:
+                raise
+            except exits.Exit as error:
+                if error.status != exits.UNREACHABLE or wanted == 0:
+                    raise
+                subscriber.close()
+                say(f"{args.parser.prog}: {error}; connecting again, messages that were not finished come again")
+                subscriber = _again(connected, error, None if idle_s is None else last + idle_s)
+                continue
+            if not messages and idle_s is not None and time.monotonic() - last >= idle_s:
                 break
         subscriber.wait_at_most(args.timeout / 1e9)
         subscriber.leave()
@@ -98,6 +118,21 @@ def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int 
         missing = f"{args.count - wanted} of {args.count} messages came"
         raise exits.Exit(exits.UNREACHABLE, f"{missing} before {idle_s:g} s without one")
     return exits.OK
+
+
+def _again(connected: Callable[[], Subscriber], lost: exits.Exit, until: float | None) -> Subscriber:
+    """Connect again. Raises `lost` if that fails until `until`, if given, and for AGAIN_SECONDS."""
+    ends = time.monotonic() + AGAIN_SECONDS
+    pause = AGAIN_PAUSE
+    while (now := time.monotonic()) < min(ends, until or ends):
+        time.sleep(min(pause, max(min(ends, until or ends) - now, 0.0)))
+        pause = min(2 * pause, AGAIN_PAUSE_MAX)
+        try:
+            return connected()
+        except exits.Exit as error:
+            if error.status != exits.UNREACHABLE:
+                raise
+    raise lost
 
 
 def _print(messages: list[Message], as_json: bool) -> None:
