@@ -20,7 +20,7 @@ from nsqha.cli.terminal.parser import did_you_mean
 from nsqha.clock import SystemClock
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
-from nsqha.election.moves import Intents, read_intents
+from nsqha.election.moves import Intents, read_intents, successors
 from nsqha.election.placement import PartitionName, able
 from nsqha.election.session import called
 from nsqha.election.store import MetadataStore
@@ -77,6 +77,11 @@ class Picture:
         """Nodes that records name but that are not alive."""
         named = {uid for meta in self.metas.values() for uid in (*meta.replicas, *meta.isr)}
         return sorted((named | self.intents.decommissions) - set(self.nodes))
+
+    @cached_property
+    def replaced(self) -> dict[int, int]:
+        """Nodes that are away and whose name another node has now, which gets their replicas -> that node."""
+        return successors(self.away, self.nodes, self.intents.names)
 
     @cached_property
     def able(self) -> dict[int, NodeInfo]:

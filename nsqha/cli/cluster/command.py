@@ -50,7 +50,7 @@ def _add_looks(verbs: Any) -> None:
         examples=("nsqha cluster status", "nsqha cluster status --json"),
         shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
         '"partitions", "leaderless", "below_min_isr", "under_replicated", "owed": {"topic/partition": replicas}, '
-        '"moves", "decommissions", "balance_paused", "doubt", "unreadable", "healthy"}',
+        '"replacements", "moves", "decommissions", "balance_paused", "doubt", "unreadable", "healthy"}',
         statuses=USUAL,
     )
     _finish(verb)

@@ -36,6 +36,7 @@ def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
         "below_min_isr": states[BELOW],
         "under_replicated": states[UNDER],
         "owed": without_node,
+        "replacements": [replacement(uid, by, picture) for uid, by in sorted(picture.replaced.items())],
         "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())],
         "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)],
         "balance_paused": intents.balance_paused,
@@ -65,6 +66,17 @@ def move(name: PartitionName, wanted: Sequence[int], picture: Picture) -> dict[s
         "replicas": picture.names(meta.replicas if meta else ()),
         "wanted": picture.names(wanted),
         "joining": picture.names(uid for uid in wanted if meta is None or uid not in meta.isr),
+    }
+
+
+def replacement(uid: int, by: int, picture: Picture) -> dict[str, Any]:
+    """The progress of filling a node that has the name of one that is away."""
+    metas = picture.metas.values()
+    return {
+        "uid": f"{uid:016x}",
+        "by": picture.name(by),
+        "left": sum(uid in meta.replicas for meta in metas),
+        "rebuilt": sum(by in meta.isr for meta in metas),
     }
 
 
@@ -118,6 +130,9 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
     for why in shown["unreadable"]:
         print(f"unreadable  {why}")
     print(f"partitions  {shown['partitions']:,}{_troubles(shown)}")
+    for found in shown["replacements"]:
+        left = f"{show_count(found['left'], 'replica')} left, {show_count(found['rebuilt'], 'replica')} in sync"
+        print(f"replacing   {found['uid']} by {found['by']}: {left}")
     for found in shown["moves"]:
         joining = f", joining: {', '.join(found['joining'])}" if found["joining"] else ""
         print(f"moving      {found['topic']}/{found['partition']} to {', '.join(found['wanted'])}{joining}")
@@ -184,7 +199,9 @@ def nodes(picture: Picture) -> list[dict[str, Any]]:
 def node_state(uid: int, picture: Picture) -> str:
     node = picture.nodes.get(uid)
     if node is None:
-        return "away"
+        if uid in picture.replaced:
+            return f"away, replaced by {picture.replaced[uid]:016x}"
+        return "away, forgotten" if uid in picture.intents.forgotten else "away"
     if node.poisoned:
         return f"poisoned: {node.poisoned}"
     if node.leaving:

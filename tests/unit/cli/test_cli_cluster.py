@@ -128,6 +128,12 @@ def test_a_node_that_is_away_keeps_its_last_name() -> None:
     taken = replace(shown, intents=Intents({}, frozenset(), names={GONE: "node-b"}))
     assert taken.name(GONE) == f"{GONE:016x}", "another node has the name now"
     assert taken.node("node-b") == B
+    assert show.status(shown)["replacements"] == [] and show.node_state(GONE, shown) == "away"
+    assert show.node_state(GONE, taken) == f"away, replaced by {B:016x}"
+    (filled,) = show.status(taken)["replacements"]
+    assert filled == {"uid": f"{GONE:016x}", "by": "node-b", "left": 1, "rebuilt": 1}
+    forgotten = replace(shown, intents=Intents({}, frozenset(), forgotten=frozenset({GONE})))
+    assert show.node_state(GONE, forgotten) == "away, forgotten"
 
 
 def test_what_no_other_host_can_take_is_said_with_the_reason() -> None:
