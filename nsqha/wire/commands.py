@@ -90,12 +90,19 @@ def _body_end(unread: UnreadBytes, texts: _Sized, size_max: int, data: bytes, st
     return NOT_DONE
 
 
-def _check_partition(handler: PublishHandler | ConsumeHandler, words: list[bytes], first: int, topic: str) -> None:
-    """Refuse a partition in words[first], which only the Youzan fork's commands have, where it would be ignored and
-    meant something: messages of one key would land in two partitions. nsqd ignores further words."""
-    if len(words) > first and words[first] and not handler.takes_partition(topic):
-        text = b"E_BAD_PARTITION %b topic partition is not valid: %b has several, and commands name none"
-        raise BadCommand(text % (words[0], topic.encode()))
+def _partition(handler: PublishHandler | ConsumeHandler, words: list[bytes], first: int, topic: str) -> int | None:
+    """The partition that words[first] names, as commands of the Youzan fork's clients do; None if it names none, which
+    -1 does there too, or if partitions are not named here: nsqd ignores further words."""
+    if len(words) <= first or not (word := words[first]) or word == b"-1":
+        return None
+    partitions = handler.named_partitions(topic)
+    if not partitions:
+        return None
+    number = int(word) if word.isdigit() and len(word) < 5 else partitions
+    if number >= partitions:
+        text = b"E_BAD_PARTITION %b topic partition %b is not valid: %b has the partitions 0 to %d"
+        raise BadCommand(text % (words[0], quote(word), topic.encode(), partitions - 1))
+    return number
 
 
 def _wrong_state(command: bytes) -> BadCommand:
@@ -105,13 +112,24 @@ def _wrong_state(command: bytes) -> BadCommand:
 class PublishCommands:
     """PUB, MPUB and DPUB of one session."""
 
-    __slots__ = ("_flow", "_limits", "_msg_bytes_max", "_unread", "checks", "handler", "mpub_open", "topics")
+    __slots__ = (
+        "_flow",
+        "_limits",
+        "_mpub_partition",
+        "_msg_bytes_max",
+        "_unread",
+        "checks",
+        "handler",
+        "mpub_open",
+        "topics",
+    )
 
     def __init__(self, limits: ProtocolLimits, handler: PublishHandler, flow: FlowHandler, unread: UnreadBytes) -> None:
         self.checks = True
         """Ask the handler before each publish; the shell clears it where every client may publish."""
-        self.topics: dict[bytes, str] = {}  # valid "PUB topic\n" lines
+        self.topics: dict[bytes, tuple[str, int | None]] = {}  # valid "PUB topic [partition]\n" lines
         self.mpub_open = False  # the MPUB at the front has passed its checks and made its topic
+        self._mpub_partition: int | None = None  # that it names
         self._limits = limits
         self._msg_bytes_max = limits.msg_bytes_max
         self.handler = handler
@@ -122,30 +140,27 @@ class PublishCommands:
         """Whether the client may publish. If not, the handler has refused it, or is blocked until it knows."""
         return not self.checks or self.handler.check_publish(command, topic)
 
-    def _topic(self, line: bytes, word: bytes) -> str | None:
-        """The topic that `word` of a "PUB topic\\n" line names, or None; from now on such lines are known, and are not
-        looked at again."""
-        topic = self.topics.get(line)
-        if topic is None:
-            topic = name(word)
-            if topic is not None and line.count(b" ") == 1:  # another word may be a partition: checked each time
-                if len(self.topics) == _TOPICS_MAX:
-                    self.topics.clear()
-                self.topics[line] = topic
-        return topic
+    def _know(self, line: bytes, topic: str, partition: int | None) -> None:
+        """From now on such a "PUB topic [partition]\\n" line is not looked at again; the shell does when the topic
+        has changed. A line with a word that was ignored is looked at: it may name a partition later."""
+        if partition is not None or line.count(b" ") == 1:
+            if len(self.topics) == _TOPICS_MAX:
+                self.topics.clear()
+            self.topics[line] = topic, partition
 
     def pub(self, words: list[bytes], data: bytes, start: int, pos: int) -> int:
         """The first PUB to a topic, or one that is incomplete or wrong; the session takes all others in runs."""
         if len(words) < 2:
             raise BadCommand(b"E_INVALID PUB insufficient number of parameters")
-        topic = self._topic(data[start:pos], words[1])
+        topic = name(words[1])
         if topic is None:
             raise BadCommand(b"E_BAD_TOPIC PUB topic name %b is not valid" % quote(words[1]))
-        _check_partition(self.handler, words, 2, topic)
+        partition = _partition(self.handler, words, 2, topic)
+        self._know(data[start:pos], topic, partition)
         end = _body_end(self._unread, _PUB, self._msg_bytes_max, data, start, pos)
         if end == NOT_DONE or not self.may("PUB", topic):
             return NOT_DONE
-        self.handler.publish(topic, hot.frame(data[pos + 4 : end]), 1, "PUB")
+        self.handler.publish(topic, hot.frame(data[pos + 4 : end]), 1, "PUB", partition)
         return end
 
     def dpub(self, words: list[bytes], data: bytes, start: int, pos: int) -> int:
@@ -160,11 +175,11 @@ class PublishCommands:
         delay_ms_max = self._limits.req_timeout_ms_max
         if delay_ms > delay_ms_max:
             raise BadCommand(b"E_INVALID DPUB timeout %d out of range 0-%d" % (delay_ms, delay_ms_max))
-        _check_partition(self.handler, words, 3, topic)
+        partition = _partition(self.handler, words, 3, topic)
         end = _body_end(self._unread, _DPUB, self._msg_bytes_max, data, start, pos)
         if end == NOT_DONE or not self.may("DPUB", topic):
             return NOT_DONE
-        self.handler.publish_deferred(topic, hot.frame(data[pos + 4 : end]), delay_ms)
+        self.handler.publish_deferred(topic, hot.frame(data[pos + 4 : end]), delay_ms, partition)
         return end
 
     def mpub(self, words: list[bytes], data: bytes, start: int, pos: int) -> int:
@@ -172,11 +187,12 @@ class PublishCommands:
         if not self.mpub_open:
             if len(words) < 2:
                 raise BadCommand(b"E_INVALID MPUB insufficient number of parameters")
-            topic = self._topic(data[start + 1 : pos], words[1])
+            topic = name(words[1])
             if topic is None:
                 # nsqd says the code twice.
                 raise BadCommand(b"E_BAD_TOPIC E_BAD_TOPIC MPUB topic name %b is not valid" % quote(words[1]))
-            _check_partition(self.handler, words, 2, topic)
+            self._mpub_partition = _partition(self.handler, words, 2, topic)
+            self._know(data[start + 1 : pos], topic, self._mpub_partition)
             if not self.may("MPUB", topic) or not self._open_mpub(topic):
                 return NOT_DONE
         unread = self._unread
@@ -206,7 +222,7 @@ class PublishCommands:
         assert batch is not None, "the body was found to be whole"
         count, frames = batch
         self.mpub_open = False
-        self.handler.publish(words[1].decode(), frames, count, "MPUB")
+        self.handler.publish(words[1].decode(), frames, count, "MPUB", self._mpub_partition)
         # A frame is 34 bytes more than its message, a part of the body 4: so much has been taken.
         return pos + 8 + len(frames) - _PART_GROWS * count
 
@@ -216,7 +232,7 @@ class PublishCommands:
         self.handler.ensure_topic(topic)
         return not (self._flow.blocked or self._unread.dead)
 
-    def whole_mpub(self, topic: str, data: bytes, pos: int) -> int:
+    def whole_mpub(self, topic: str, partition: int | None, data: bytes, pos: int) -> int:
         """The ordinary MPUB: to a known topic, nothing wrong, all of it there. Where it ends; 0 for `mpub`'s cases."""
         body = pos + 4
         if len(data) < body:
@@ -231,12 +247,12 @@ class PublishCommands:
         handler = self.handler
         if self.checks and not handler.check_publish("MPUB", topic):
             return NOT_DONE
-        self.mpub_open = True
+        self.mpub_open, self._mpub_partition = True, partition
         handler.ensure_topic(topic)
         if self._flow.blocked or self._unread.dead:
             return NOT_DONE
         self.mpub_open = False
-        handler.publish(topic, batch[1], batch[0], "MPUB")
+        handler.publish(topic, batch[1], batch[0], "MPUB", partition)
         return end
 
 
@@ -264,9 +280,9 @@ class ConsumeCommands:
             raise BadCommand(b"E_BAD_TOPIC SUB topic name %b is not valid" % quote(words[1]))
         if channel is None:
             raise BadCommand(b"E_BAD_CHANNEL SUB channel name %b is not valid" % quote(words[2]))
-        _check_partition(self._handler, words, 3, topic)
+        partition = _partition(self._handler, words, 3, topic)
         self.state = SUBSCRIBED
-        self._handler.subscribe(topic, channel)
+        self._handler.subscribe(topic, channel, partition)
         return pos
 
     def rdy(self, words: list[bytes], data: bytes, start: int, pos: int) -> int:

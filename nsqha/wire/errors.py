@@ -32,5 +32,10 @@ def publish_failed(command: str, why: str) -> bytes:
     return error(f"E_{command}_FAILED {command} failed {why}".encode())
 
 
+def bad_partition(command: str, topic: str, partition: int) -> bytes:
+    """The topic has fewer partitions than when the client named this one first."""
+    return error(f"E_BAD_PARTITION {command} topic partition {partition} is not valid: {topic} has fewer".encode())
+
+
 def sub_failed(why: str) -> bytes:
     return error(f"E_SUB_FAILED SUB failed {why}".encode())

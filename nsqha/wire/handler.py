@@ -34,27 +34,31 @@ class PublishHandler(Protocol):
         """Whether the client may publish; asked while `PublishCommands.checks`. If not: the handler has refused it and
         ended the connection, or is `blocked` until it knows; then the command runs again, this check first."""
 
-    def takes_partition(self, topic: str) -> bool:
-        """Whether a command may name a partition of the topic, as clients of the Youzan fork do: it has only one."""
+    def named_partitions(self, topic: str) -> int:
+        """How many partitions of the topic a command may name, as clients of the Youzan fork do: 0 if such words are
+        ignored."""
 
     def ensure_topic(self, topic: str) -> None:
         """MPUB creates its topic before it looks at the body."""
 
-    def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
-        """Store `count` blank frames; answer OK `count` times for PUB, once for MPUB."""
+    def publish(self, topic: str, frames: bytes, count: int, command: str, partition: int | None) -> None:
+        """Store `count` blank frames, in any partition if none is named; answer OK `count` times for PUB, once for
+        MPUB."""
 
-    def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
+    def publish_deferred(self, topic: str, frame: bytes, delay_ms: int, partition: int | None) -> None:
         """Store one blank frame; answer OK."""
 
 
 class ConsumeHandler(Protocol):
     """SUB, RDY and CLS."""
 
-    def subscribe(self, topic: str, channel: str) -> None:
-        """Check authorization and limits, then answer OK or fail fatally. Sets `ConsumeCommands.acks` before the OK."""
+    def subscribe(self, topic: str, channel: str, partition: int | None) -> None:
+        """Deliver from one partition, or from all if none is named.
 
-    def takes_partition(self, topic: str) -> bool:
-        """As `PublishHandler.takes_partition`."""
+        Check authorization and limits, then answer OK or fail fatally. Sets `ConsumeCommands.acks` before the OK."""
+
+    def named_partitions(self, topic: str) -> int:
+        """As `PublishHandler.named_partitions`."""
 
     def ready(self, count: int) -> None:
         """RDY; no answer."""

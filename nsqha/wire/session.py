@@ -131,19 +131,19 @@ class Session:
             if not stop:
                 return self._unfinished_line(data, pos)
             line = data[pos:stop]
-            topic = topics.get(line)
-            if topic is not None:
+            known = topics.get(line)
+            if known is not None:
                 after, count, frames = hot.pub_run(data, pos, end, line, self._msg_bytes_max)
                 if count:
-                    if publishing.checks and not publishing.handler.check_publish("PUB", topic):
+                    if publishing.checks and not publishing.handler.check_publish("PUB", known[0]):
                         break
-                    publishing.handler.publish(topic, frames, count, "PUB")
+                    publishing.handler.publish(known[0], frames, count, "PUB", known[1])
                     pos = after
                     if flow.blocked or unread.dead:
                         break
                     continue
-            elif data[pos] == _M and (topic := topics.get(line[1:])) is not None and not publishing.mpub_open:
-                after = publishing.whole_mpub(topic, data, stop)
+            elif data[pos] == _M and (known := topics.get(line[1:])) is not None and not publishing.mpub_open:
+                after = publishing.whole_mpub(*known, data, stop)
                 if after == NOT_DONE:
                     break
                 if after:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.error
 from typing import Any
 
 import pytest
@@ -155,3 +156,37 @@ def test_a_leader_that_stops_hands_over_and_nobody_notices(cluster: Cluster, top
     cluster.wait_isr(topic, 3)
     reader.client.leave()
     publisher.close()
+
+
+def test_partitions_that_clients_name_are_honoured_at_any_node(cluster: Cluster) -> None:
+    """As clients of the Youzan fork name them. Nodes that do not lead the partition forward and relay."""
+    name = "named"
+    cluster.lookupd.request(f"/topic/create?topic={name}&partition_num=3&replicator=3", b"")
+    wait_until(lambda: posted(cluster.nodes[0], f"/channel/create?topic={name}&channel=steady"), "the channel is made")
+    for number in range(3):
+        cluster.wait_isr(name, 3, number=number)
+    readers = [Reader(cluster.nodes[0], name, f"steady {number}") for number in range(3)]
+    everything = Reader(cluster.nodes[1], name, "all")
+    for number in range(3):
+        wanted = [b"%d %d" % (number, n) for n in range(60)]
+        for node, first in zip(cluster.nodes, (0, 19, 38), strict=True):
+            publisher = V2Publisher(node.tcp, 20)
+            publisher.publish(f"{name} {number}", wanted[first : first + 19])
+            publisher.close()
+        answer = cluster.nodes[2].request(f"/pub?topic={name}&partition={number}", wanted[57])
+        assert answer == b"OK"
+        cluster.nodes[2].request(f"/mpub?topic={name}&partition={number}", b"\n".join(wanted[58:]))
+    for number, reader in enumerate(readers):
+        assert reader.read(60) == {b"%d %d" % (number, n) for n in range(60)}
+    assert len(everything.read(180)) == 180
+    for word in ("3", "abc"):
+        publisher = V2Publisher(cluster.nodes[0].tcp, 20)
+        with pytest.raises(RefusedByServer, match="E_BAD_PARTITION PUB topic partition"):
+            publisher.publish(f"{name} {word}", [b"x"])
+        publisher.close()
+        with pytest.raises(RefusedByServer, match="E_BAD_PARTITION SUB topic partition"):
+            Reader(cluster.nodes[0], name, f"steady {word}")
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            cluster.nodes[0].request(f"/pub?topic={name}&partition={word}", b"x")
+    for reader in [*readers, everything]:
+        reader.client.leave()

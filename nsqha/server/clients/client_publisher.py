@@ -58,12 +58,23 @@ class ClientPublisher:
         self._permissions = permissions
         self._budget = context.budget
         self._replies = flow.replies
-        self._targets: dict[str, tuple[Partition | PartitionPublisher, hot.Publisher | None]] = {}
+        # By topic, or by topic and partition where the client names one.
+        self._targets: dict[str | tuple[str, int], tuple[Partition | PartitionPublisher, hot.Publisher | None]] = {}
 
-    def publish(self, topic: str, frames: bytes, count: int, command: str, delay_ms: int | None = None) -> None:
-        known = self._targets.get(topic)
+    def publish(
+        self,
+        topic: str,
+        frames: bytes,
+        count: int,
+        command: str,
+        partition: int | None = None,
+        delay_ms: int | None = None,
+    ) -> None:
+        key = topic if partition is None else (topic, partition)
+        known = self._targets.get(key)
         if known is None or known[0].closed:
-            known = self._target(topic, partial(self.publish, topic, frames, count, command, delay_ms), command)
+            again = partial(self.publish, topic, frames, count, command, partition, delay_ms)
+            known = self._target(topic, partition, again, command)
             if known is None:
                 return
         target, self.quick = known
@@ -73,11 +84,11 @@ class ClientPublisher:
         if self._budget.full:
             self._wait_for_room()
 
-    def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
-        self.publish(topic, frame, 1, "DPUB", delay_ms)
+    def publish_deferred(self, topic: str, frame: bytes, delay_ms: int, partition: int | None) -> None:
+        self.publish(topic, frame, 1, "DPUB", partition, delay_ms)
 
-    def takes_partition(self, topic: str) -> bool:
-        return self._context.publishing.partitions(topic) == 1
+    def named_partitions(self, topic: str) -> int:
+        return self._context.publishing.named_partitions(topic)
 
     def ensure_topic(self, topic: str) -> None:
         topics = self._context.topics
@@ -100,7 +111,7 @@ class ClientPublisher:
     # ---- where to
 
     def _target(
-        self, topic: str, again: Callable[[], None], command: str
+        self, topic: str, partition: int | None, again: Callable[[], None], command: str
     ) -> tuple[Partition | PartitionPublisher, hot.Publisher | None] | None:
         """Where this connection publishes to; None while the topic is being created or if it can not be."""
         publishing, flow = self._context.publishing, self._flow
@@ -108,14 +119,18 @@ class ClientPublisher:
         if refusal is not None:
             flow.refuse(errors.publish_failed(command, refusal))
             return None
-        target = publishing.routes.publisher(topic, self._number)
+        if partition is not None and not partition < publishing.named_partitions(topic):
+            flow.refuse(errors.bad_partition(command, topic, partition))  # the topic was deleted, and made with fewer
+            return None
+        target = publishing.routes.publisher(topic, self._number, partition)
         if target is not None:
             if self._budget.full:
                 # A client that has published before is not read then. Memory must not grow in a stall with each client
                 # that connects again either.
                 flow.wait_for(self._room(again, command))
                 return None
-            known = self._targets[topic] = target, self._publisher_to(topic, target)
+            known = target, self._publisher_to(topic, partition, target)
+            self._targets[topic if partition is None else (topic, partition)] = known
             return known
 
         async def create() -> Callable[[], None]:
@@ -129,12 +144,14 @@ class ClientPublisher:
         flow.wait_for(create())
         return None
 
-    def _publisher_to(self, topic: str, target: Partition | PartitionPublisher) -> hot.Publisher | None:
+    def _publisher_to(
+        self, topic: str, partition: int | None, target: Partition | PartitionPublisher
+    ) -> hot.Publisher | None:
         """What takes the PUBs of a client that has passed every check, and sends nothing else."""
         queue = target.queue
         if queue is None or self._transport.codec is not None or self._permissions.needed:
             return None
-        line = b"PUB %b\n" % topic.encode()
+        line = b"PUB %b\n" % (topic if partition is None else f"{topic} {partition}").encode()
         size_max = self._context.limits.msg_bytes_max
         time = self._context.loop.time
         return hot.Publisher(line, topic, size_max, queue, self._replies, self.counts, time, self._wait_for_room)

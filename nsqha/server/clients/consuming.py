@@ -41,15 +41,15 @@ class ClientConsuming:
         self._permissions = permissions
         self._agreed = agreed
 
-    def subscribe(self, topic: str, channel: str) -> None:
-        self._flow.after_replies(lambda: self._flow.wait_for(self._subscribe(topic, channel)))
+    def subscribe(self, topic: str, channel: str, partition: int | None) -> None:
+        self._flow.after_replies(lambda: self._flow.wait_for(self._subscribe(topic, channel, partition)))
 
-    async def _subscribe(self, topic: str, channel: str) -> Callable[[], None] | None:
+    async def _subscribe(self, topic: str, channel: str, partition: int | None) -> Callable[[], None] | None:
         flow, subscriptions = self._flow, self._context.subscriptions
         refusal = await self._refusal(topic, channel)
         if refusal is not None:
             return lambda: flow.refuse(refusal)
-        consumer = self._new_consumer(topic, channel)
+        consumer = self._new_consumer(topic, channel, partition)
         try:
             await subscriptions.subscribe(consumer)
         except NsqhaError as error:
@@ -72,19 +72,20 @@ class ClientConsuming:
         denial = permissions.denial("SUB", topic, channel)
         return None if denial is None else encoder.error(denial)
 
-    def _new_consumer(self, topic: str, channel: str) -> Consumer:
+    def _new_consumer(self, topic: str, channel: str, partition: int | None) -> Consumer:
         agreed = self._agreed()
         timeout_ms = agreed.msg_timeout_ms if agreed else self._context.limits.msg_timeout_default_ms
         return Consumer(
             self._wire,
             topic=topic,
             channel=channel,
+            only=partition,
             msg_timeout=timeout_ms / 1000,
             sample_rate=agreed.sample_rate if agreed else 0,
         )
 
-    def takes_partition(self, topic: str) -> bool:
-        return self._context.publishing.partitions(topic) == 1
+    def named_partitions(self, topic: str) -> int:
+        return self._context.publishing.named_partitions(topic)
 
     def ready(self, count: int) -> None:
         consumer = self.consumer

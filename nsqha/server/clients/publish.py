@@ -24,19 +24,26 @@ from nsqha.server.topics.topics import Topics
 class PublishRoutes(Protocol):
     """Chooses where a source (a connection, or one publish over HTTP or gRPC) publishes to."""
 
-    def publisher(self, topic: str, source: int) -> Partition | PartitionPublisher | None:
-        """Where this source publishes to the topic; None if there is no such topic yet."""
+    clustered: bool
+    """Whether partitions may be led elsewhere. Then a partition that a client names counts, even where there is one."""
+
+    def publisher(self, topic: str, source: int, number: int | None = None) -> Partition | PartitionPublisher | None:
+        """Where this source publishes to the topic, or to that partition of it; None if there is no such topic yet."""
 
 
 class SingleNodePublishRoutes:
     """The `PublishRoutes` of a single node: every partition is led here."""
 
+    clustered = False
+
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
 
-    def publisher(self, topic: str, source: int) -> Partition | None:
+    def publisher(self, topic: str, source: int, number: int | None = None) -> Partition | None:
         found = self._topics.get(topic)
-        return found.partition_for(source) if found is not None and not found.deleting else None
+        if found is None or found.deleting:
+            return None
+        return found.partition_for(source) if number is None else found.leads(number)
 
 
 class PublishWaiter:
@@ -80,25 +87,33 @@ class Publishing:
         self._wait_seconds = options.publish_wait_ns / 1e9
         self._partitions_of_new = options.topic_partitions
 
-    def partitions(self, topic: str) -> int:
-        """How many the topic has, or would have if a client made it."""
+    def named_partitions(self, topic: str) -> int:
+        """How many partitions of the topic a client may name; 0: there is no choice, and nsqd's clients name none."""
         found = self._topics.get(topic)
-        return self._partitions_of_new if found is None else len(found.record.partitions)
+        partitions = self._partitions_of_new if found is None else len(found.record.partitions)
+        return partitions if partitions > 1 or self.routes.clustered else 0
 
     def patience(self) -> float:
         """Until when a publish that came just now waits for room; loop time."""
         return self._loop.time() + self._wait_seconds
 
     async def publish(
-        self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None, until: float | None = None
+        self,
+        topic: str,
+        frames: bytes,
+        *,
+        partition: int | None = None,
+        deliver_in_ms: int | None = None,
+        until: float | None = None,
     ) -> None:
-        """Store blank frames as one unit; returns when they are committed. `until`: as `room`."""
+        """Store blank frames as one unit; returns when they are committed. `partition`: one of `named_partitions`;
+        None: any. `until`: as `room`."""
         refusal = self.refusal()
         if refusal is not None:
             raise Unavailable(refusal)
         await self._topics.topic_for_client(topic)
         await self.room(until)  # the last wait: all who are woken look whether there still is room
-        target = self.routes.publisher(topic, self._next_number())
+        target = self.routes.publisher(topic, self._next_number(), partition)
         if target is None:
             raise Unavailable(f"topic {topic} is being deleted")
         waiter = PublishWaiter(self._loop.create_future())

@@ -44,12 +44,18 @@ class PublishingApi(Protocol):
         """Until when (loop time) a publish that arrives now may wait for those under way."""
 
     async def publish(
-        self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None, until: float | None = None
+        self,
+        topic: str,
+        frames: bytes,
+        *,
+        partition: int | None = None,
+        deliver_in_ms: int | None = None,
+        until: float | None = None,
     ) -> None:
         """Store blank frames (made by hot.frame or hot.mpub_body) as one unit; creates the topic."""
 
-    def partitions(self, topic: str) -> int:
-        """How many the topic has, or would have if a publish made it."""
+    def named_partitions(self, topic: str) -> int:
+        """How many partitions of the topic a publish may name; 0: there is no choice."""
 
     async def room(self, until: float | None = None) -> None:
         """Return when a publish would not have to wait for those under way."""

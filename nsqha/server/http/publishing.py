@@ -43,9 +43,10 @@ class HttpPublishRoutes:
             raise ApiError(400, "MSG_EMPTY")
         topic = request.query.require_name("topic", "INVALID_TOPIC")
         delay_ms = self._delay_ms(request)
-        self._refuse_partition(request, topic)
+        partition = self._partition(request, topic)
         self._refuse_unless_creatable(topic)
-        await done(self._broker.publishing.publish(topic, hot.frame(body), deliver_in_ms=delay_ms), self._broker)
+        publish = self._broker.publishing.publish(topic, hot.frame(body), partition=partition, deliver_in_ms=delay_ms)
+        await done(publish, self._broker)
         return "OK"
 
     async def mpub(self, request: HttpRequest) -> object:
@@ -55,7 +56,7 @@ class HttpPublishRoutes:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
         binary = request.query.flag("binary", False)
         delay_ms = self._delay_ms(request)
-        self._refuse_partition(request, topic)
+        partition = self._partition(request, topic)
         self._refuse_unless_creatable(topic)
         if topic not in self._broker.topics:
             await done(self._broker.topics.create_topic(topic), self._broker)
@@ -68,7 +69,9 @@ class HttpPublishRoutes:
         else:
             frames = await done(self._frames_in_turn(body, binary, until), self._broker)
         if frames:
-            publish = self._broker.publishing.publish(topic, frames, deliver_in_ms=delay_ms, until=until)
+            publish = self._broker.publishing.publish(
+                topic, frames, partition=partition, deliver_in_ms=delay_ms, until=until
+            )
             await done(publish, self._broker)
         return "OK"
 
@@ -108,11 +111,16 @@ class HttpPublishRoutes:
             raise ApiError(400, "INVALID_DEFER")
         return int(text) or None
 
-    def _refuse_partition(self, request: HttpRequest, topic: str) -> None:
-        """A partition that a client of the Youzan fork names is not chosen; with one partition there is no choice."""
-        if request.query.get("partition") and self._broker.publishing.partitions(topic) != 1:
-            why = "the topic has several partitions, and publishes name none"
+    def _partition(self, request: HttpRequest, topic: str) -> int | None:
+        """The partition that a client of the Youzan fork names; None: any, as with V2's commands."""
+        text = request.query.get("partition")
+        partitions = self._broker.publishing.named_partitions(topic) if text and text != "-1" else 0
+        if not text or not partitions:
+            return None
+        if not _INTEGER.fullmatch(text) or not 0 <= int(text) < partitions:
+            why = f"topic {topic} has the partitions 0 to {partitions - 1}"
             raise ApiError(400, "INVALID_ARG_TOPIC_PARTITION", detail=why)
+        return int(text)
 
     def _refuse_unless_creatable(self, topic: str) -> None:
         if self._broker.exiting:

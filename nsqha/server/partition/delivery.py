@@ -94,9 +94,21 @@ class Consumer:
     (`relay_client`).
     """
 
-    only: int | None = None  # the partition it reads; None: all
+    relayed = False  # its client is connected to another node
+    direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
 
-    def __init__(self, wire: Wire, *, topic: str, channel: str, msg_timeout: float, sample_rate: int) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        *,
+        topic: str,
+        channel: str,
+        msg_timeout: float,
+        sample_rate: int,
+        only: int | None = None,
+    ) -> None:
+        """`only`: the partition it reads; None: all."""
+        self.only = only
         self.wire = wire
         self.topic = topic
         self.channel = channel
@@ -110,12 +122,15 @@ class Consumer:
         self.subscriptions: dict[int, Subscription] = {}
         self.lent_credit = 0  # parts of the window, at leaders on other nodes
         self.remote: Remote = NO_REMOTE  # its subscriptions to partitions that other nodes lead
-        self.direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
         self._turn = 0
 
     @property
     def room(self) -> int:
         return self.rdy - self.in_flight - self.lent_credit if self.wire.writable else 0
+
+    def reads(self, partition: int) -> bool:
+        """Whether it reads this partition of its topic."""
+        return self.only is None or self.only == partition
 
     def ready(self, count: int) -> None:
         """RDY."""

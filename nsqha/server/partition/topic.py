@@ -34,7 +34,7 @@ NewDelivery = Callable[[Partition, Channel], Delivery]
 class TopicConsumers:
     """The consumers of one topic, whatever partitions they are served from.
 
-    Clients of other nodes (`relayed`) stand by while clients connected here read the channel.
+    Clients of other nodes (`relayed`) stand by while clients connected here read the channel in the same partition.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class TopicConsumers:
         return True
 
     def _group(self, consumer: Consumer) -> dict[str, list[Consumer]]:
-        return self.here if consumer.only is None else self.relayed
+        return self.relayed if consumer.relayed else self.here
 
     def reads(self, channel: str) -> bool:
         """Whether a consumer reads the channel from here."""
@@ -64,8 +64,9 @@ class TopicConsumers:
 
     def set_standby(self, channel: str) -> None:
         """Say to relayed consumers of the channel whether they stand by now."""
+        here = {consumer.only for consumer in self.here.get(channel, ())}
         for consumer in self.relayed.get(channel, ()):
-            consumer.set_standby(channel in self.here)
+            consumer.set_standby(None in here or consumer.only in here)
 
     def all(self) -> list[Consumer]:
         return [c for group in (self.here, self.relayed) for consumers in group.values() for c in consumers]
@@ -271,7 +272,7 @@ class Topic:
 
     def _give_place(self, partition: Partition, consumer: Consumer) -> None:
         delivery = partition.deliveries.get(consumer.channel)
-        mine = consumer.only is None or consumer.only == partition.number
+        mine = consumer.reads(partition.number)
         stays = consumer.channel not in self.leaving
         if delivery is not None and delivery.channel.committed.reader:
             return
@@ -286,8 +287,12 @@ class Topic:
             delivery.wake()
 
     def places_missing(self, consumer: Consumer) -> list[int]:
-        """Partitions led here that do not serve this consumer yet."""
-        return [partition.number for partition in self.led if partition.number not in consumer.subscriptions]
+        """Partitions led here that it reads, and that do not serve it yet."""
+        return [
+            partition.number
+            for partition in self.led
+            if partition.number not in consumer.subscriptions and consumer.reads(partition.number)
+        ]
 
     # ---- the logs follow the record
 

@@ -280,6 +280,8 @@ class ForwardLink:
 class Forwarder:
     """The publishers of one node, and its links to others: a `Router`."""
 
+    clustered = True
+
     def __init__(
         self,
         topics: Mapping[str, Topic],
@@ -304,27 +306,38 @@ class Forwarder:
         self._answer_seconds = wait_seconds + outcome_seconds + ANSWER_SLACK_SECONDS
         # A publisher lives as long as a publisher remembers it or something of it is under way: asked for again
         # meanwhile, it must be the same one, or its publishes could overtake each other.
-        self._publishers: WeakValueDictionary[tuple[str, int], PartitionPublisher] = WeakValueDictionary()
+        self._publishers: WeakValueDictionary[tuple[str, int, int], PartitionPublisher] = WeakValueDictionary()
+        # Those of sources that name no partition.
+        self._chosen: WeakValueDictionary[tuple[str, int], PartitionPublisher] = WeakValueDictionary()
         self._by_topic: dict[str, WeakKeyDictionary[PartitionPublisher, None]] = {}  # in the order in which they came
         self._links: dict[int, ForwardLink] = {}
         self._closed = False
         self._forget = leaders.when_changed(self._changed)
         self._housekeeping = loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
 
-    def publisher(self, topic: str, source: int) -> PartitionPublisher | None:
-        """Where this source publishes to the topic; None: there is no such topic."""
+    def publisher(self, topic: str, source: int, number: int | None = None) -> PartitionPublisher | None:
+        """Where this source publishes to the topic, or to that partition of it; None: there is no such topic."""
         found = self._topics.get(topic)
         led = found.led if found is not None and not found.deleting else ()
         partitions = self._leaders.partitions(topic)
         if not partitions and not led:
             return None
-        publisher = self._publishers.get((topic, source))
-        if publisher is None or publisher.number >= max(partitions, 1 + max((p.number for p in led), default=0)):
-            number = led[source % len(led)].number if led else source % partitions
+        if number is None:
+            chosen = self._chosen.get((topic, source))
+            if chosen is not None and chosen.number < max(partitions, 1 + max((p.number for p in led), default=0)):
+                return chosen
+            publisher = self._publisher(topic, source, led[source % len(led)].number if led else source % partitions)
+            self._chosen[topic, source] = publisher
+            return publisher
+        return self._publisher(topic, source, number)
+
+    def _publisher(self, topic: str, source: int, number: int) -> PartitionPublisher:
+        publisher = self._publishers.get((topic, source, number))
+        if publisher is None:
             publisher = PartitionPublisher(
                 topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds
             )
-            self._publishers[topic, source] = publisher
+            self._publishers[topic, source, number] = publisher
             self._by_topic.setdefault(topic, WeakKeyDictionary())[publisher] = None
         return publisher
 

@@ -321,7 +321,7 @@ class RemoteSubscriptions:
         for number in [n for n in self.subscriptions if n in led or n >= partitions]:
             self.subscriptions.pop(number).end()
         for number in range(partitions):
-            if number not in led:
+            if number not in led and self.consumer.reads(number):
                 subscription = self.subscriptions.get(number)
                 if subscription is None:
                     subscription = self.subscriptions[number] = RemoteSubscription(self, number)

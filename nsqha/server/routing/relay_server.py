@@ -85,17 +85,18 @@ class RelayedConsumer(Consumer):
     """A client of another node, at one partition led here."""
 
     wire: RelayWire
+    relayed = True
 
     def __init__(self, stream: RelayStream, number: int, subscribe: routing_pb2.RelaySubscribe) -> None:
         super().__init__(
             RelayWire(stream, number),
             topic=subscribe.topic,
             channel=subscribe.channel,
+            only=subscribe.key.partition,
             msg_timeout=subscribe.msg_timeout_ms / 1000,
             sample_rate=subscribe.sample_rate,
         )
         self.key = (subscribe.key.topic_uid, subscribe.key.partition)
-        self.only = subscribe.key.partition
         self.number = number
         self.standby = False
         self.window = 0

@@ -98,24 +98,32 @@ class FakeChannels:
 class FakePublishing:
     def __init__(self, topics: FakeTopics) -> None:
         self.delays: list[int | None] = []
+        self.chosen: list[int | None] = []
         self.partitions_of: dict[str, int] = {}
         self.crowded = False
         self._topics = topics
 
-    def partitions(self, topic: str) -> int:
-        return self.partitions_of.get(topic, 1)
+    def named_partitions(self, topic: str) -> int:
+        return self.partitions_of.get(topic, 0)
 
     def patience(self) -> float:
         return float("inf")
 
     async def publish(
-        self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None, until: float | None = None
+        self,
+        topic: str,
+        frames: bytes,
+        *,
+        partition: int | None = None,
+        deliver_in_ms: int | None = None,
+        until: float | None = None,
     ) -> None:
         self._topics.maybe_refuse()
         bodies = bodies_of(frames)
         assert bodies
         self._topics.setdefault(topic, BrokerTopic()).bodies += bodies
         self.delays.append(deliver_in_ms)
+        self.chosen.append(partition)
 
     async def room(self, until: float | None = None) -> None:
         if self.crowded:

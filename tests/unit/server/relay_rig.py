@@ -225,9 +225,9 @@ class RelayNode:
 
     # ---- clients
 
-    def subscribe(self, channel: str = "c", *, rdy: int = 0, timeout: float = 60.0) -> Client:
+    def subscribe(self, channel: str = "c", *, rdy: int = 0, timeout: float = 60.0, only: int | None = None) -> Client:
         def consumer_of(wire: Any) -> Consumer:
-            return Consumer(wire, topic="t", channel=channel, msg_timeout=timeout, sample_rate=0)
+            return Consumer(wire, topic="t", channel=channel, msg_timeout=timeout, sample_rate=0, only=only)
 
         client = Client(self, consumer_of)
         client.consumer.direct = bool(self.topic.led)

@@ -45,7 +45,7 @@ class Recorder:
         self.blocked = False
         self.block_on: set[str] = set()  # names of calls after which the handler is blocked
         self.refuse_publish = False
-        self.one_partition = True
+        self.partitions = 10  # of the topic `several`
 
     def _call(self, name: str, *arguments: object) -> None:
         self._run(name, [(name, *arguments)])
@@ -82,13 +82,15 @@ class Recorder:
             self._call("check", command, topic)
         return True
 
-    def takes_partition(self, topic: str) -> bool:
-        return self.one_partition and topic != "several"
+    def named_partitions(self, topic: str) -> int:
+        return self.partitions if topic == "several" else 0
 
     def ensure_topic(self, topic: str) -> None:
         self._call("ensure_topic", topic)
 
-    def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
+    def publish(self, topic: str, frames: bytes, count: int, command: str, partition: int | None) -> None:
+        if partition is not None:
+            topic = f"{topic}/{partition}"
         bodies = bodies_of(frames)
         assert len(bodies) == count > 0
         if command == "PUB":
@@ -96,11 +98,15 @@ class Recorder:
         else:
             self._call("mpub", topic, bodies)
 
-    def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
+    def publish_deferred(self, topic: str, frame: bytes, delay_ms: int, partition: int | None) -> None:
+        if partition is not None:
+            topic = f"{topic}/{partition}"
         (body,) = bodies_of(frame)
         self._call("dpub", topic, body, delay_ms)
 
-    def subscribe(self, topic: str, channel: str) -> None:
+    def subscribe(self, topic: str, channel: str, partition: int | None) -> None:
+        if partition is not None:
+            topic = f"{topic}/{partition}"
         assert self.session is not None
         self.session.consuming.acks = self
         self._call("sub", topic, channel)

@@ -268,7 +268,7 @@ def test_a_run_to_one_topic_is_one_call_and_topics_alternate() -> None:
     runs: list[tuple[str, int]] = []
 
     class Counter(Recorder):
-        def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
+        def publish(self, topic: str, frames: bytes, count: int, command: str, partition: int | None) -> None:
             runs.append((topic, count))
 
     session = session_of(Counter())
@@ -284,26 +284,51 @@ def test_hundreds_of_topics_on_one_connection() -> None:
     assert calls(b"".join(sent)) == expected
 
 
-@pytest.mark.parametrize("line", [b"PUB %b 9", b"MPUB %b 0", b"DPUB %b 5 abc", b"SUB %b c 1"])
-def test_a_partition_that_a_command_names_is_refused_where_the_topic_has_several(line: bytes) -> None:
-    """Ignored, it would put the messages of one key into two partitions."""
+@pytest.mark.parametrize("word", [b"10", b"abc", b"-2", b"1e1", b"18446744073709551617"])
+@pytest.mark.parametrize("line", [b"PUB %b %b", b"MPUB %b %b", b"DPUB %b 5 %b", b"SUB %b c %b"])
+def test_a_partition_that_the_topic_does_not_have_is_refused(line: bytes, word: bytes) -> None:
     command = line.split(b" ")[0]
-    body = sized(b"x") if command in (b"PUB", b"DPUB") else b"" if command == b"SUB" else sized(i32(1) + sized(b"x"))
     known = b"PUB several\n" + sized(b"x")
-    *_, last = calls(known + line % b"several" + b"\n" + body)
-    assert last == fatal(
-        b"E_BAD_PARTITION %b topic partition is not valid: several has several, and commands name none" % command
-    )
-    *_, last = calls(known + line % b"one" + b"\n" + body)
-    assert last[0] == command.decode().lower(), "there is only one: nsqd ignores the word, too"
+    *_, last = calls(known + line % (b"several", word) + b"\n" + body_of(command))
+    text = b'E_BAD_PARTITION %b topic partition "%b" is not valid: several has the partitions 0 to 9'
+    assert last == fatal(text % (command, word))
+    *_, last = calls(known + line % (b"one", word) + b"\n" + body_of(command))
+    assert last[:2] == (command.decode().lower(), "one"), "there is only one: nsqd ignores the word, too"
 
 
-def test_each_publish_that_names_a_partition_is_looked_at() -> None:
-    """The topic may have got more of them since."""
+@pytest.mark.parametrize(
+    ("word", "target"), [(b"9", "several/9"), (b"0", "several/0"), (b"-1", "several"), (b"", "several")]
+)
+@pytest.mark.parametrize("line", [b"PUB %b %b", b"MPUB %b %b", b"DPUB %b 5 %b", b"SUB %b c %b"])
+def test_a_partition_that_a_command_names_is_the_one(line: bytes, word: bytes, target: str) -> None:
+    command = line.split(b" ")[0]
+    *_, last = calls(line % (b"several", word) + b"\n" + body_of(command))
+    assert last[:2] == (command.decode().lower(), target)
+
+
+def body_of(command: bytes) -> bytes:
+    """What follows the line of a command."""
+    if command == b"SUB":
+        return b""
+    return sized(b"x") if command in (b"PUB", b"DPUB") else sized(i32(1) + sized(b"x"))
+
+
+def test_publishes_to_two_partitions_go_where_they_say_in_runs_too() -> None:
+    sent = [b"PUB several %d\n" % n + sized(b"%d" % n) for n in (1, 1, 2, 2, 1)] + [b"PUB several\n" + sized(b"any")]
+    mpub = b"MPUB several 2\n" + sized(i32(1) + sized(b"m"))
+    expected = [("pub", f"several/{n}", b"%d" % n) for n in (1, 1, 2, 2, 1)] + [("pub", "several", b"any")]
+    found = calls(b"".join(sent) + mpub + mpub)
+    assert found[:6] == expected
+    assert [call for call in found[6:] if call[0] == "mpub"] == [("mpub", "several/2", [b"m"])] * 2
+
+
+def test_a_word_that_was_ignored_is_looked_at_again() -> None:
+    """The topic may have got more partitions since."""
     session, handler = start()
-    sent = b"PUB t 0\n" + sized(b"x")
+    sent = b"PUB several 9\n" + sized(b"x")
+    handler.partitions = 0
     session.receive(sent)
-    handler.one_partition = False
+    handler.partitions = 2
     session.receive(sent)
-    assert handler.calls[0] == ("pub", "t", b"x")
+    assert handler.calls[0] == ("pub", "several", b"x")
     assert b"E_BAD_PARTITION" in handler.calls[1][1] and len(handler.calls) == 2

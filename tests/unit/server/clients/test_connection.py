@@ -122,7 +122,7 @@ class Bench:
             "reading": ReadingBudget(self.loop, 64 << 20, 5 << 20),
             "tls_context": None,
             "measures": SimpleNamespace(publish_errors=Counter()),
-            "publishing": always(lambda topic, source: self.partition),
+            "publishing": always(lambda topic, source, number: self.partition),
             "topics": AllTopics(),
             "subscriptions": SimpleNamespace(subscribe=subscribe, unsubscribe=lambda consumer: None),
         }
@@ -168,7 +168,7 @@ def test_replies_leave_in_the_order_of_the_commands():
 
 def test_what_one_batch_answers_leaves_in_one_write():
     rig = PartitionRig(sync="interval")
-    bench = Bench(publishing=always(lambda topic, source: rig.partition))
+    bench = Bench(publishing=always(lambda topic, source, number: rig.partition))
     bench.send((b"MPUB t\n" + struct.pack(">III", 9, 1, 1) + b"x") * 5)
     assert bench.frames == []
     rig.turn()
@@ -238,7 +238,7 @@ def test_after_a_close_no_command_is_run():
     bench.partition.publish = lambda frames, reply, delay_ms: reply.failed("not stored: gone")  # type: ignore[method-assign]
     later: list[str] = []
     bench.connection.context.publishing.routes.publisher = (  # type: ignore[method-assign]
-        lambda topic, source: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
+        lambda topic, source, number: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
     )
     bench.send(pub("a") + pub("b") + pub("c"))
     assert later == ["a"] and len(bench.frames) == 1

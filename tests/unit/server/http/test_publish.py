@@ -380,32 +380,37 @@ def test_a_connection_serves_many_requests() -> None:
     assert len(broker.topics["t"].bodies) == 20
 
 
-def test_a_partition_is_refused_where_the_topic_has_several() -> None:
+def test_a_partition_that_is_named_is_the_one_or_refused() -> None:
     broker = FakeBroker()
     broker.publishing.partitions_of = {"several": 2}
     assert (
         refusals(
             broker,
-            ("POST", "/pub?topic=several&partition=1", b"x"),
+            ("POST", "/pub?topic=several&partition=2", b"x"),
             ("POST", "/mpub?topic=several&partition=abc", b"x"),
         )
         == [(400, "INVALID_ARG_TOPIC_PARTITION")] * 2
     )
     assert "several" not in broker.topics
-    for target in ("/pub?topic=t&partition=1", "/mpub?topic=t&partition=0", "/pub?topic=several"):
+    targets = "/pub?topic=t&partition=1", "/mpub?topic=t&partition=0", "/pub?topic=several"
+    named = "/pub?topic=several&partition=1", "/mpub?topic=several&partition=0", "/pub?topic=several&partition=-1"
+    for target in [*targets, *named]:
         assert ask(broker, "POST", target, b"x").status == 200
+    assert broker.publishing.chosen == [None, None, None, 1, 0, None]
 
 
-def test_a_topic_has_as_many_partitions_as_its_record() -> None:
-    topic = SimpleNamespace(record=SimpleNamespace(partitions={0: None, 1: None}))
+@pytest.mark.parametrize("clustered", [False, True])
+def test_partitions_are_named_where_there_is_a_choice_and_always_in_a_cluster(clustered: bool) -> None:
+    two, one = [SimpleNamespace(record=SimpleNamespace(partitions=dict.fromkeys(range(n)))) for n in (2, 1)]
     nothing: Any = None
     publishing = Publishing(
-        {"t": topic},  # type: ignore[arg-type]
+        {"two": two, "one": one},  # type: ignore[dict-item]
         Options(topic_partitions=3),
         loop=nothing,
         budget=nothing,
-        routes=nothing,
+        routes=SimpleNamespace(clustered=clustered),  # type: ignore[arg-type]
         refusal=nothing,
         next_number=nothing,
     )
-    assert (publishing.partitions("t"), publishing.partitions("new")) == (2, 3)
+    found = [publishing.named_partitions(name) for name in ("two", "new", "one")]
+    assert found == [2, 3, 1 if clustered else 0]

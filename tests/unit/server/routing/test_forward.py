@@ -54,6 +54,26 @@ def test_partitions_led_here_come_first_and_a_publisher_keeps_to_one():
     Nodes().run(story)
 
 
+def test_a_partition_that_is_named_is_the_one():
+    async def story(nodes: Any) -> None:
+        nodes.appoint("t", 0, 2)
+        nodes.appoint("t", 1, 1)
+        nodes[1].lead("t", 1, nodes[1].log)
+        nodes[2].lead("t", 0, nodes[2].log)
+        forwarder = nodes[1].forwarder
+        named = forwarder.publisher("t", 9, 0)
+        chosen = forwarder.publisher("t", 9)
+        assert named is not chosen and (named.number, chosen.number) == (0, 1)
+        assert forwarder.publisher("t", 9, 0) is named, "or its publishes could overtake each other"
+        assert forwarder.publisher("t", 9, 1) is forwarder.publisher("t", 9) is chosen
+        outcome = Outcome()
+        named.publish(hot.frame(b"x"), outcome)
+        await answered(outcome)
+        assert (nodes[1].log, nodes[2].log) == ([], [b"x"])
+
+    Nodes().run(story)
+
+
 def test_an_unknown_topic_has_no_lane():
     async def story(nodes: Any) -> None:
         assert nodes[1].forwarder.publisher("t", 1) is None

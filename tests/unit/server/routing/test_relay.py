@@ -388,3 +388,33 @@ def test_counters_do_not_go_back_when_a_partition_moves():
         await until(lambda: counted(1)[:2] == (4, 6))
 
     RelayNodes(partitions=2).run(story)
+
+
+def test_a_consumer_that_names_a_partition_gets_that_one_alone_wherever_it_is_led():
+    async def story(nodes: Any) -> None:
+        for number, leader in enumerate((1, 2, 2)):
+            nodes.elect(leader, number)
+        here, there = nodes[1].subscribe(rdy=9, only=0), nodes[1].subscribe(rdy=9, only=2)
+        await until(lambda: nodes[2].topic.consumers.relayed and there.consumer.lent_credit == 9)
+        for number, leader in enumerate((1, 2, 2)):
+            nodes[leader].publish(b"%d" % number, number=number)
+        await until(lambda: here.bodies and there.bodies)
+        await asyncio.sleep(1)
+        assert (here.bodies, there.bodies) == ([b"0"], [b"2"])
+
+    RelayNodes(partitions=3).run(story)
+
+
+def test_a_consumer_of_another_node_stands_by_for_those_of_its_partition_alone():
+    async def story(nodes: Any) -> None:
+        nodes.elect(2, 0)
+        nodes.elect(2, 1)
+        relayed, direct = nodes[1].subscribe(rdy=9), nodes[2].subscribe(rdy=9, only=0)
+        await until(lambda: len(nodes[2].topic.consumers.relayed.get("c", ())) == 2 and relayed.consumer.lent_credit)
+        for number in (0, 1):
+            nodes[2].publish(b"%d" % number, number=number)
+        await until(lambda: relayed.bodies and direct.bodies)
+        await asyncio.sleep(1)
+        assert (direct.bodies, relayed.bodies) == ([b"0"], [b"1"])
+
+    RelayNodes(partitions=2).run(story)
