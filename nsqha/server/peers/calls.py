@@ -67,6 +67,8 @@ from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster
 
 UNUSED_SECONDS = 600.0  # that a connection is kept for
 UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
+SILENT_MAX = 256  # streams that have named a method and said nothing yet; the one that waits longest goes first
+SILENT_OF_ADDRESS_MAX = 64  # of these, from one host
 HANDSHAKE_SECONDS = 10  # until a connection for calls has said that it speaks HTTP/2
 STOPPING = "this node is stopping"
 SERVICES = (
@@ -282,7 +284,9 @@ class GrpcPeerServer:
         self._answers: dict[str, Answer] = {}
         self._streams: set[Http2Stream] = set()
         self._unnamed: dict[Http2Stream, None] = {}  # those that have named no method yet; the first came first
+        self._silent: dict[Http2Stream, str] = {}  # those that have, and have not greeted -> host; the first came first
         self._refused = RareWarnings(logger, "peer_refused")
+        self._never_began = RareWarnings(logger, "peer_stream_silent")
         self._closed = False
 
     @property
@@ -306,7 +310,10 @@ class GrpcPeerServer:
 
     def connection(self, address: str) -> Http2Stream:
         """The protocol of a connection from `address`, which is for one stream."""
-        stream = ServerStream(address, self._serve, tls=self._identities).stream
+        def greeted() -> None:
+            self._silent.pop(stream, None)
+
+        stream = ServerStream(address, self._serve, tls=self._identities, greeted=greeted).stream
         self._streams.add(stream)
         if len(self._unnamed) >= UNNAMED_MAX:
             oldest = next(iter(self._unnamed))
@@ -321,6 +328,18 @@ class GrpcPeerServer:
     def _gone(self, stream: Http2Stream) -> None:
         self._streams.discard(stream)
         self._unnamed.pop(stream, None)
+        if self._silent.pop(stream, None) is not None and not self._closed:
+            self._never_began.warning("a stream from %s ended before it began: no greeting came", stream.peer)
+
+    def _await_greeting(self, stream: Http2Stream) -> None:
+        """If too many others are silent as well, the one that waits longest makes room."""
+        host = stream.peer.address.rpartition(":")[0]
+        same = [other for other, of in self._silent.items() if of == host]
+        if len(same) >= SILENT_OF_ADDRESS_MAX:
+            same[0].close("too many streams from this host that say nothing")
+        elif len(self._silent) >= SILENT_MAX:
+            next(iter(self._silent)).close("too many streams that say nothing")
+        self._silent[stream] = host
 
     def close(self) -> None:
         """End all streams and refuse new calls; the server itself is its owner's."""
@@ -342,6 +361,8 @@ class GrpcPeerServer:
         except Exception as error:
             self._log_bug(error, method, address)
             raise
+        if not stream.ended:
+            self._await_greeting(stream)
         return handler
 
     def _rpc(self, method: Method) -> Any:

@@ -10,8 +10,8 @@ is read on the loop. On the wire it is what any gRPC client and server say.
 An `Http2Stream` is what both have in common, and the `PeerStream` that others see; its `Side` is the client or the
 server, which decide when it begins and what is said at the end.
 
-Each stream has a connection of its own, so the windows of connection and stream are one thing. Whatever arrives is
-handled at once.
+Each stream has a connection of its own, so the windows of connection and stream are one thing. What arrives is handled
+at once, up to TURN_FRAMES, TURN_BYTES and TURN_MESSAGES; then the connection is not read until all others had a turn.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from nsqha.server.peers.http2 import (
 )
 from nsqha.server.peers.keepalive import Keepalive
 from nsqha.server.peers.send_queue import SendQueue
-from nsqha.server.peers.stream import CLOSED_HERE, ENDED_THERE, StreamMessages
+from nsqha.server.peers.stream import CLOSED_HERE, ENDED_THERE, TURN_MESSAGES, StreamMessages
 
 OUR_WINDOW_BYTES = 16 << 20  # that may be sent to us
 ANSWERS_MAX = 1000  # to pings and settings, and refusals, for a peer that does not read them
@@ -65,6 +65,9 @@ HEADER_BYTE_COST = 2
 CREDIT_COST = 1  # of a WINDOW_UPDATE, which a client sends for what it reads
 COST_MAX = 60_000  # at once
 COST_PER_SECOND = 10_000  # later
+# Read in one turn of the loop, or in the same millisecond of its clock. (Messages: `stream.TURN_MESSAGES`.)
+TURN_FRAMES = 64
+TURN_BYTES = 1 << 20
 
 
 class FrameBudget:
@@ -138,6 +141,10 @@ class Http2Stream(asyncio.Protocol):
         self._answers = 0  # that the socket did not take
         self._budget = FrameBudget(self._loop)
         self._error = NO_ERROR  # of HTTP/2, for which the connection ends
+        self._frames_left = TURN_FRAMES  # in this turn
+        self._bytes_left = TURN_BYTES
+        self._resting = False  # others have their turn: nothing is read
+        self._is_last = False  # the other side sends nothing behind what is kept
 
     # ---- the stream, as others see it (`PeerStream`)
 
@@ -221,7 +228,11 @@ class Http2Stream(asyncio.Protocol):
         self.out.resume()
 
     def data_received(self, data: bytes) -> None:
-        self.keepalive.heard = self._loop.time()
+        now = self._loop.time()
+        if now != self.keepalive.heard:
+            self.keepalive.heard = now
+            if not self._resting:
+                self._begin_turn()
         if self._preface:
             came = self._preface[: len(data)]
             if not data.startswith(came):
@@ -229,12 +240,24 @@ class Http2Stream(asyncio.Protocol):
                 return
             self._preface = self._preface[len(came) :]
             data = data[len(came) :]
+        self._bytes_left -= len(data)
         if self._rest:
             data = self._rest + data
+        if self._resting:
+            self._rest = data
+        else:
+            self._read(data)
+
+    def _begin_turn(self) -> None:
+        self._frames_left, self._bytes_left, self.messages.left = TURN_FRAMES, TURN_BYTES, TURN_MESSAGES
+
+    def _read(self, data: bytes) -> None:
+        """Handle the frames in `data`, as many as this turn may have."""
         at, end = 0, len(data)
+        frames = self._frames_left
         messages = self.messages
         try:
-            while end - at >= FRAME.size and not messages.ended:
+            while frames and end - at >= FRAME.size and messages.left and not messages.ended:
                 high, low, kind, flags, stream = FRAME.unpack_from(data, at)
                 stream &= 0x7FFFFFFF
                 start, stop = at + FRAME.size, at + FRAME.size + (high << 16) + low
@@ -242,6 +265,7 @@ class Http2Stream(asyncio.Protocol):
                     raise Http2Error("a frame that is too large", FRAME_SIZE_ERROR)
                 if stop > end:
                     break
+                frames -= 1
                 if kind == DATA and stream == self._data_of:
                     self._uncredited += stop - start
                     if flags & PADDED:
@@ -253,7 +277,7 @@ class Http2Stream(asyncio.Protocol):
                         self._budget.charge(FRAME_COST)
                     messages.take(data, start, end_of_data)
                     if flags & END_STREAM:
-                        self.end("Unavailable", ENDED_THERE)
+                        self._last_came()
                 else:
                     self._control(kind, flags, stream, data[start:stop])
                 at = stop
@@ -264,9 +288,43 @@ class Http2Stream(asyncio.Protocol):
         if messages.ended:
             return
         self._rest = data[at:]
+        self._frames_left = frames
         if self._uncredited >= OUR_WINDOW_BYTES // 4:
             update, self._uncredited = NUMBER.pack(self._uncredited), 0
             self.write(frame(WINDOW_UPDATE, 0, 0, update) + frame(WINDOW_UPDATE, 0, self.stream, update))
+        if not frames or not messages.left or self._bytes_left < 0:
+            self._rest_a_turn()
+
+    def _last_came(self) -> None:
+        if self.messages.left:
+            self.end("Unavailable", ENDED_THERE)
+        else:
+            self._is_last = True
+
+    def _rest_a_turn(self) -> None:
+        """Read nothing until others had their turn, whatever this connection sends."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            self._resting = True
+            transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing() or self.messages.ended:
+            return
+        self._resting = False
+        self._begin_turn()
+        try:
+            self.messages.take_on()
+        except ValueError as error:
+            self._violated(str(error))
+        if self._is_last and self.messages.left and not self.messages.ended:
+            self.end("Unavailable", ENDED_THERE)
+        if not self.messages.ended:
+            self._read(self._rest)
+        if not self._resting and not transport.is_closing():
+            transport.resume_reading()
 
     def _violated(self, why: str, code: int = PROTOCOL_ERROR) -> None:
         self._error = code

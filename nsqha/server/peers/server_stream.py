@@ -4,7 +4,8 @@
 
 A connection carries one stream and is closed with it: that is announced (SETTINGS_MAX_CONCURRENT_STREAMS), further
 streams are refused in a way that clients repeat elsewhere (REFUSED_STREAM), and GOAWAY comes with the end. Until a
-method is named a connection may say OPENING_BYTES_MAX within OPENING_SECONDS.
+method is named a connection may say OPENING_BYTES_MAX within OPENING_SECONDS. As long again it has for its first
+message, the greeting, which is GREETING_BYTES_MAX at most.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream
 from nsqha.server.peers.stream import ENDED_THERE
 from nsqha.server.runtime.tls import HTTP2_ALPN
 
-OPENING_SECONDS = 10.0  # until a method is named
+OPENING_SECONDS = 10.0  # until a method is named, and from then on until a greeting was taken
 OPENING_BYTES_MAX = HEADERS_BYTES_MAX + (16 << 10)  # and how much may be said before
 
 _GREETING = ((":status", "200"), ("content-type", "application/grpc"))
@@ -62,12 +63,21 @@ _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # that gRPC's messages do not esc
 class ServerStream:
     """The `Side` of a stream that serves it."""
 
-    def __init__(self, address: str, serve: Callable[[ServerStream, str], StreamHandler], *, tls: bool = False) -> None:
-        """`serve` is given the path that was asked for. It calls `speak` and says who handles the stream, or raises."""
+    def __init__(
+        self,
+        address: str,
+        serve: Callable[[ServerStream, str], StreamHandler],
+        *,
+        tls: bool = False,
+        greeted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`serve` is given the path that was asked for. It calls `speak` and says who handles the stream, or raises.
+        `greeted`: whoever handles it took the first message."""
         self.stream = Http2Stream(address, self, tls=tls, preface=PREFACE)
         self._serve = serve
+        self._on_greeted = greeted
         self._opening_bytes = 0  # before a method was named
-        self._opening: asyncio.TimerHandle | None = None  # until one is
+        self._opening: asyncio.TimerHandle | None = None  # until one is, and then until there is a greeting
         self._settings_came = False
         self._last_stream = 0  # the highest number that the other side has opened
         self._named = False  # a method, which is served or refused
@@ -110,8 +120,18 @@ class ServerStream:
             (MAX_HEADER_LIST_SIZE, HEADERS_BYTES_MAX),
         )
         transport.write(mine + frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(OUR_WINDOW_BYTES - WINDOW_BYTES)))
-        why = f"no stream within {OPENING_SECONDS:g} s"
+        self._wait_for("no stream")
+
+    def _wait_for(self, what: str) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        why = f"{what} within {OPENING_SECONDS:g} s"
         self._opening = asyncio.get_running_loop().call_later(OPENING_SECONDS, self.stream.end, "Unavailable", why)
+
+    def _greeting_taken(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        self._on_greeted()
 
     def connection_lost(self, why: str) -> None:
         self.stream.end("Unavailable", why)
@@ -173,8 +193,9 @@ class ServerStream:
         stream.messages.handler = handler
         if stream.ended:  # by who serves it
             return
-        assert stream.transport is not None and self._opening is not None
-        self._opening.cancel()
+        assert stream.transport is not None
+        self._wait_for("no greeting")
+        stream.messages.expect_greeting(self._greeting_taken)
         stream.write(stream.headers.frame(0, stream.stream, *_GREETING))
         self._greeted = True
         stream.keepalive.start()

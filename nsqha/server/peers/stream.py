@@ -15,6 +15,8 @@ from nsqha.server.peers.http2 import HEAD, HEAD_BYTES
 
 CLOSED_HERE = "closed"
 ENDED_THERE = "the other side ended the stream"
+TURN_MESSAGES = 64  # handled in one turn of the loop
+GREETING_BYTES_MAX = 64 << 10  # of the first message of a stream that came
 
 logger = Logger("peers")
 
@@ -32,10 +34,12 @@ class StreamMessages:
         """`on_end(kind, why)` tells the other side that the stream is over; it is called once."""
         self.peer = peer
         self.ended = False
+        self.left = TURN_MESSAGES  # that may still be handled in this turn
         self.handler: StreamHandler | None = None
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self._loop.create_future()  # the handler knows that it has ended
         self._on_end = on_end
+        self._on_greeted: Callable[[], None] | None = None  # until the first message was handled
         self._partial = bytearray()  # of a message that has not arrived as a whole
         self._method: Method
         self._sent_type: type[Any]
@@ -46,6 +50,10 @@ class StreamMessages:
         self._method = method
         self._sent_type = sent
         self._received_type = received
+
+    def expect_greeting(self, then: Callable[[], None]) -> None:
+        """What comes first is a greeting, from a side that is not known yet. `then`: the handler took it."""
+        self._on_greeted = then
 
     # ---- out
 
@@ -61,11 +69,13 @@ class StreamMessages:
     # ---- in
 
     def take(self, data: bytes, start: int, stop: int) -> None:
-        """The next bytes of messages: data[start:stop]. ValueError: they are none that may be sent."""
+        """The next bytes of messages: data[start:stop]. ValueError: they are none that may be sent.
+
+        When `left` is 0 the rest is kept for `take_on`."""
         partial = self._partial
-        while not partial and stop - start >= HEAD_BYTES:
+        while not partial and stop - start >= HEAD_BYTES and self.left:
             # One frame, one message: by far the usual case.
-            end = start + HEAD_BYTES + _size(data, start)
+            end = start + HEAD_BYTES + self._size(data, start)
             if end > stop:
                 break
             self._hand_over(data[start + HEAD_BYTES : end])
@@ -75,8 +85,17 @@ class StreamMessages:
         if start == stop:
             return
         partial += memoryview(data)[start:stop]
-        while len(partial) >= HEAD_BYTES:
-            end = HEAD_BYTES + _size(partial, 0)
+        self._take_kept()
+
+    def take_on(self) -> None:
+        """Another turn begins: handle what the last one left. ValueError as `take`."""
+        self.left = TURN_MESSAGES
+        self._take_kept()
+
+    def _take_kept(self) -> None:
+        partial = self._partial
+        while len(partial) >= HEAD_BYTES and self.left:
+            end = HEAD_BYTES + self._size(partial, 0)
             if len(partial) < end:
                 return
             with memoryview(partial) as view:
@@ -86,8 +105,19 @@ class StreamMessages:
             if self.ended:
                 return
 
+    def _size(self, data: bytes | bytearray, at: int) -> int:
+        """The size of the message whose head is there. ValueError: it is compressed or too large."""
+        head: tuple[int, int] = HEAD.unpack_from(data, at)
+        compressed, size = head
+        if compressed or size > peers.MESSAGE_BYTES_MAX:
+            raise ValueError("a compressed message" if compressed else f"a message of {size} bytes")
+        if size > GREETING_BYTES_MAX and self._on_greeted is not None:
+            raise ValueError(f"a message of {size} bytes before a greeting")
+        return size
+
     def _hand_over(self, data: bytes) -> None:
         """Call the handler; a message that cannot be decoded, or a handler that fails, ends the stream here."""
+        self.left -= 1
         try:
             message = self._received_type.FromString(data)
         except DecodeError:
@@ -104,6 +134,9 @@ class StreamMessages:
         except Exception as error:
             logger.error("peer_handler_failed", "%s with %s: on_message", self._method.name, self.peer, error=error)
             self.end(*kind_and_text(error))
+        if self._on_greeted is not None and not self.ended:
+            greeted, self._on_greeted = self._on_greeted, None
+            greeted()
 
     # ---- the end
 
@@ -131,12 +164,3 @@ class StreamMessages:
             logger.error("peer_handler_failed", "%s with %s: on_closed", self._method.name, self.peer, error=error)
         finally:
             self.over.set_result(None)
-
-
-def _size(data: bytes | bytearray, at: int) -> int:
-    """The size of the message whose head is there. ValueError: it is compressed or too large."""
-    head: tuple[int, int] = HEAD.unpack_from(data, at)
-    compressed, size = head
-    if compressed or size > peers.MESSAGE_BYTES_MAX:
-        raise ValueError("a compressed message" if compressed else f"a message of {size} bytes")
-    return size

@@ -130,12 +130,14 @@ def test_a_batch_that_the_flags_of_this_node_would_not_take_passes_in_one_messag
     size = 120 << 20
 
     async def scenario(world: World) -> None:
-        acceptor = Acceptor(lambda stream: Recorder(lambda m: stream.send(reply(len(m.appends[0].data)))))
+        acceptor = Acceptor(lambda stream: Recorder(lambda m: stream.send(reply(sum(len(a.data) for a in m.appends)))))
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        world.peers.stream(world.peer_address, "Push", handler).send(push(1, size))
-        await handler.until(lambda: handler.messages)
-        assert handler.numbers == [size]
+        stream = world.peers.stream(world.peer_address, "Push", handler)
+        stream.send(push(1))  # a greeting
+        stream.send(push(2, size))
+        await handler.until(lambda: len(handler.messages) == 2)
+        assert handler.numbers == [0, size]
 
         async def fetch(peer: PeerIdentity, request: Any) -> Any:
             return pb.FetchReply(data=bytes(size))

@@ -69,10 +69,11 @@ def test_streams_and_calls_know_who_came(loop: Any, secure: bool, node: tls.Clus
         world.server.on_call("Status", status)
         handler = Recorder()
         stream = world.peers.stream(world.peer_address, "Push", handler)
+        stream.send(push(4))  # a greeting
         stream.send(push(5, size=300_000))
         assert (await world.peers.call(world.address, "Status", pb.StatusRequest(), timeout=5)).node_uid == 7
-        await handler.until(lambda: handler.messages)
-        assert handler.numbers == [5]
+        await handler.until(lambda: len(handler.messages) == 2)
+        assert handler.numbers == [4, 5]
         assert acceptor.accepted[-1].stream is not None
         seen.append(acceptor.accepted[-1].stream.peer)
         stream.close()

@@ -12,6 +12,7 @@ import uvloop
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers import http2_stream, keepalive, server_stream
+from nsqha.server.peers import stream as stream_module
 from nsqha.server.peers.api import PeerStream
 from nsqha.server.peers.calls import GrpcPeerServer
 from nsqha.server.peers.http2 import (
@@ -31,7 +32,7 @@ from nsqha.server.peers.http2 import (
     frame,
 )
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder, push, reply
-from tests.unit.server.server_stream_rig import OPENING, STREAM, Caller, body, run
+from tests.unit.server.server_stream_rig import OPENING, STREAM, Caller, body, echo, run
 
 
 @pytest.mark.parametrize("step", [1, 3, 24, 25, 1000])
@@ -292,14 +293,129 @@ def test_who_is_served_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_stream, "OPENING_SECONDS", 0.05)
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(OPENING, caller.request())
+        caller.write(OPENING, caller.request(), frame(DATA, 0, STREAM, body(push(2))))
         accepted = await acceptor.next()
         await asyncio.sleep(0.15)
         assert not accepted.closed
         caller.write(frame(DATA, 0, STREAM, body(push(3))))
-        assert await caller.messages(1) == [3]
+        assert await caller.messages(2) == [2, 3]
 
     run(scenario)
+
+
+def test_a_stream_without_a_greeting_ends(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(server_stream, "OPENING_SECONDS", 0.05)
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(OPENING, caller.request(), frame(DATA, 0, STREAM, body(push(2))[:-1]))
+        accepted = await acceptor.next()
+        assert "no greeting within" in await accepted.end()
+        assert not accepted.messages
+
+    run(scenario)
+    assert caplog.text.count("ended before it began") == 1
+
+
+def test_a_greeting_is_small_and_what_follows_is_not() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(OPENING, caller.request(), frame(DATA, 0, STREAM, b"\0" + struct.pack(">L", (64 << 10) + 1)))
+        assert "before a greeting" in await (await acceptor.next()).end()
+
+    run(scenario)
+
+    async def large(caller: Caller, acceptor: Acceptor) -> None:
+        rest = body(push(2, 100_000))
+        caller.write(OPENING, caller.request(), frame(DATA, 0, STREAM, body(push(1))))
+        for at in range(0, len(rest), 10_000):
+            caller.write(frame(DATA, 0, STREAM, rest[at : at + 10_000]))
+        assert await caller.messages(2) == [1, 2]
+
+    run(large)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_others_have_their_turn_while_one_sends_small_messages(whole: bool) -> None:
+    """All in one frame, or a frame for each."""
+    count = 1000
+    turns: list[int] = []
+
+    def make(stream: PeerStream) -> Recorder:
+        handler = Recorder(lambda message: took())
+        loop = asyncio.get_running_loop()
+        handled = 0
+
+        def took() -> None:
+            nonlocal handled
+            handled += 1
+            if handled == 1:
+                loop.call_soon(turn)
+
+        def turn() -> None:
+            turns.append(handled)
+            if handled < count:
+                loop.call_soon(turn)
+
+        return handler
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        parts = [body(push(0)) for _ in range(count)]
+        *first, last = [b"".join(parts)] if whole else parts
+        caller.write(OPENING, caller.request(), *(frame(DATA, 0, STREAM, part) for part in first))
+        caller.write(frame(DATA, END_STREAM, STREAM, last))
+        accepted = await acceptor.next()
+        await accepted.end()
+        assert len(accepted.messages) == count, "the end of the stream comes behind them"
+
+    run(scenario, make)
+    steps = [after - before for before, after in zip([0, *turns], turns, strict=False)]
+    assert max(steps) <= 2 * stream_module.TURN_MESSAGES, steps
+
+
+def test_others_have_their_turn_while_one_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[int] = []
+    rest = http2_stream.Http2Stream._rest_a_turn
+    monkeypatch.setattr(
+        http2_stream.Http2Stream, "_rest_a_turn", lambda stream: (rests.append(stream._frames_left), rest(stream))
+    )
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(OPENING, caller.request(), *[frame(PING, 0, 0, bytes(8)) for _ in range(500)])
+        for _ in range(500):
+            await caller.next(PING)
+
+    run(scenario)
+    assert len(rests) >= 500 // http2_stream.TURN_FRAMES
+
+
+def test_silent_streams_of_one_host_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_grpc, "SILENT_OF_ADDRESS_MAX", 2)
+
+    async def main() -> None:
+        peers = GrpcPeerServer(SERVICES)
+        acceptor = Acceptor(echo)
+        peers.on_stream("Push", acceptor)
+        hosts = iter(["a:1", "b:1", "a:2", "a:3", "a:4"])
+        server = await asyncio.get_running_loop().create_server(lambda: peers.connection(next(hosts)), "127.0.0.1", 0)
+        callers = []
+        async with asyncio.timeout(10):
+            for number in range(5):
+                caller = Caller(*await asyncio.open_connection(*server.sockets[0].getsockname()))
+                caller.write(OPENING, caller.request())
+                await caller.fields()
+                if number == 2:
+                    caller.write(frame(DATA, 0, STREAM, body(push(7))))
+                    assert await caller.messages(1) == [7]
+                callers.append(caller)
+            assert "from this host" in await acceptor.accepted[0].end()
+            assert not any(each.closed for each in acceptor.accepted[1:]), "of another host, greeted, or newer"
+            peers.close()
+            for caller in callers:
+                await caller.reader.read()
+                caller.writer.close()
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
 
 
 def test_connections_that_name_no_method_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
