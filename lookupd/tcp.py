@@ -4,7 +4,8 @@ A connection that completes no command for SILENCE_S, or for the inactive timeou
 pings every 15 s, and a producer that is silent for the inactive timeout is hidden anyway. Bytes that make no command do
 not count, so sending single bytes does not help. One sweep checks all connections; an idle one costs no timer. The
 daemon stops reading from a peer that does not read its replies, and that peer then counts as silent. A peer that sends
-many commands at once does not block other connections.
+many commands at once does not block other connections. The last descriptors of the process are not for connections
+(`listen.is_spare`), so HTTP answers however many there are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from lookupd.registry import Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
 from nsqha.nsqlog import Logger
-from nsqha.server.runtime.listen import BACKLOG, address_text
+from nsqha.server.runtime.listen import BACKLOG, address_text, too_many_files
+from nsqha.server.runtime.rare_warnings import RareWarnings
 
 SILENCE_S = 60.0
 SWEEP_S = 5.0
@@ -50,6 +52,8 @@ class TcpServer:
         self.logger = logger
         self.identity = b""
         self.connections: set[LookupConnection] = set()
+        self.refused = RareWarnings(logger, "too_many_files")
+        self._silent = RareWarnings(logger, "lookup_silent")
         self._silence_s = max(silence_s, SILENCE_S)
         self._peers = 0
         self._server: asyncio.Server | None = None
@@ -80,9 +84,7 @@ class TcpServer:
         for connection in list(self.connections):
             limit = self._silence_s if connection.session.identified else SILENCE_S
             if now - connection.heard > limit:
-                self.logger.warning(
-                    "lookup_silent", "CLIENT(%s): silent for %.0f s, closing", connection.peer_id, limit
-                )
+                self._silent.warning("CLIENT(%s): silent for %.0f s, closing", connection.peer_id, limit)
                 connection.close()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
@@ -102,10 +104,15 @@ class LookupConnection(asyncio.Protocol):
         self._resting = False  # others have their turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
         server = self._server
-        self.peer_id = server.peer_id(self._transport)
+        opened = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
+        self.peer_id = server.peer_id(opened)
         self.session = LookupSession(server.registry, self.peer_id, server.identity, server.logger.info)
+        if too_many_files(opened):
+            server.refused.warning("CLIENT(%s): refused, as no file descriptors are left to spare", self.peer_id)
+            opened.abort()
+            return
+        self._transport = opened
         server.connections.add(self)
         server.logger.info("lookup_client", "TCP: new client(%s)", self.peer_id, client=self.peer_id)
 
@@ -159,6 +166,8 @@ class LookupConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.session.leave()
+        if self not in self._server.connections:
+            return  # refused
         self._server.connections.discard(self)
         self._server.logger.info("lookup_client_gone", "CLIENT(%s): closing", self.peer_id, client=self.peer_id)
 

@@ -105,3 +105,46 @@ def test_a_port_in_use_ends_the_start_with_one_line(daemon: tuple[subprocess.Pop
     assert done.returncode == 1
     assert re.search(rf"FATAL: .*--tcp-address={tcp}: cannot listen: Address already in use; stop .*\n$", done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_with_all_descriptors_taken_http_answers(tmp_path: Path) -> None:
+    """256 descriptors: 64 are not for TCP, and of these 32 are for HTTP."""
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "lookupd", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    limits = ["prlimit", "--nofile=256:256", *command]
+    with log.open("w") as stderr:
+        process = subprocess.Popen(limits, stderr=stderr)
+    taken: list[socket.socket] = []
+    try:
+        addresses: list[str] = []
+        deadline = time.monotonic() + 30
+        while len(addresses) < 2 and time.monotonic() < deadline:
+            addresses = re.findall(r"(?:TCP|HTTP): listening on (\S+)", log.read_text())
+            time.sleep(0.05)
+        tcp, http = addresses
+        taken += [connect(tcp) for _ in range(300)]
+        while "refused" not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with urllib.request.urlopen(f"http://{http}/ping", timeout=10) as answer:
+            assert answer.read() == b"OK"
+        assert log.read_text().count("refused") == 1, "one line for all of them"
+        for each in taken:
+            each.close()
+        while not pongs(tcp):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        for each in taken:
+            each.close()
+        process.kill()
+        process.wait()
+
+
+def pongs(address: str) -> bool:
+    with connect(address) as sock:
+        sock.settimeout(10)
+        try:
+            sock.sendall(b"PING\n")
+            return sock.recv(100).endswith(b"OK")
+        except OSError:
+            return False

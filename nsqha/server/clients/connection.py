@@ -25,6 +25,7 @@ from nsqha.server.clients.negotiation import Negotiation
 from nsqha.server.clients.transport import ClientTransport
 from nsqha.server.clients.unfinished import SMALL_BYTES
 from nsqha.server.runtime.listen import address_text, too_many_files
+from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.wire import encoder, errors
 from nsqha.wire.session import Session
 
@@ -48,6 +49,7 @@ class Connections:
         """`exiting`: whether the node stops."""
         self.total = 0  # since the start
         self.exiting = exiting
+        self.refused = RareWarnings(logger, "too_many_files")
         self._unsubscribe = unsubscribe
         self._open: dict[Connection, None] = {}  # in the order in which they came
         self._numbers = 0
@@ -121,7 +123,7 @@ class Connection(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         first = not self.transport.remote_address
         if first and too_many_files(transport):
-            logger.warning("too_many_files", "client(%s): refused", address_text(transport.get_extra_info("peername")))
+            self._connections.refused.warning("client(%s): refused", address_text(transport.get_extra_info("peername")))
             self.closed = True
             transport.abort()
             return

@@ -452,7 +452,7 @@ class _HttpConnection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._socket = cast(asyncio.Transport, transport)  # aiohttp drops its own before everything is sent
-        if too_many_files(transport):
+        if too_many_files(transport, administration=True):
             self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:

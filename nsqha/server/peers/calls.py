@@ -310,6 +310,7 @@ class GrpcPeerServer:
 
     def connection(self, address: str) -> Http2Stream:
         """The protocol of a connection from `address`, which is for one stream."""
+
         def greeted() -> None:
             self._silent.pop(stream, None)
 

@@ -7,7 +7,7 @@ Accepted sockets inherit from the listener: keep-alive probes every 15 s, and TC
 vanished or stopped reading costs its memory for half a minute and not for hours.
 
 The last descriptors of the process are kept from clients: without any, files of the log could not be opened, and the
-log could be neither read nor appended to.
+log could be neither read nor appended to. Half of them HTTP may have, where nodes are administrated.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def raise_open_files_limit() -> None:
             pass  # macOS reports a hard limit that it then refuses; the soft one stays
 
 
-def too_many_files(transport: asyncio.BaseTransport) -> bool:
+def too_many_files(transport: asyncio.BaseTransport, *, administration: bool = False) -> bool:
     """Whether an accepted socket took one of the spare descriptors: the system always assigns the lowest free one."""
     sock = transport.get_extra_info("socket")
-    return sock is not None and is_spare(sock.fileno())
+    return sock is not None and is_spare(sock.fileno(), administration=administration)
 
 
 def connections_max() -> int:
@@ -127,9 +127,12 @@ def connections_max() -> int:
     return (1 << 31) - 1 if limit == resource.RLIM_INFINITY else min(max(limit // 4, 1), (1 << 31) - 1)
 
 
-def is_spare(descriptor: int) -> bool:
+def is_spare(descriptor: int, *, administration: bool = False) -> bool:
+    """Whether a connection may not have this descriptor. `administration`: half of what others leave it may have, so
+    that a node whose clients have taken the rest can still be asked what is wrong."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return limit != resource.RLIM_INFINITY and descriptor >= limit - min(SPARE_FILES, limit // 4)
+    spare = min(SPARE_FILES, limit // 4)
+    return limit != resource.RLIM_INFINITY and descriptor >= limit - (spare // 2 if administration else spare)
 
 
 def reason(error: Exception) -> str:

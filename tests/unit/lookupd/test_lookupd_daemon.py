@@ -230,8 +230,8 @@ def test_a_peer_that_does_not_read_is_not_read_either() -> None:
 
         told: list[str] = []
 
-        def get_extra_info(self, _: str) -> tuple[str, int]:
-            return "1.2.3.4", 5
+        def get_extra_info(self, name: str) -> object:
+            return ("1.2.3.4", 5) if name == "peername" else None
 
         def pause_reading(self) -> None:
             self.told.append("pause")
@@ -296,7 +296,7 @@ class SlowPeer:
         self.closed = False
 
     def get_extra_info(self, name: str) -> object:
-        return ("1.2.3.4", 5)
+        return ("1.2.3.4", 5) if name == "peername" else None
 
     def write(self, data: bytes) -> None:
         assert not self.closed
