@@ -25,8 +25,9 @@ from lookupd.http_api import LookupdApi
 from lookupd.registry import Registry
 from lookupd.standby import gone
 from lookupd.tcp import TcpServer, identity
-from nsqha import nsqlog
+from nsqha import __version__, nsqlog
 from nsqha.clock import Clock, SystemClock
+from nsqha.cluster_secret import read_secret
 from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.store import MetadataStore
@@ -136,7 +137,7 @@ def serve(loaded: LoadedOptions[LookupdOptions]) -> int:
     options = loaded.options
     nsqlog.configure(prefix=options.log_prefix, level=options.log_level, format=options.log_format)
     logger = Logger("lookupd")
-    logger.info("starting", "%s", version_line("nsqlookupd"))
+    logger.info("starting", "nsqha %s (%s)", __version__, version_line("nsqlookupd"))
     for notice in loaded.notices:
         logger.info("option_notice", "%s", notice)
     raise_open_files_limit()
@@ -188,6 +189,6 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
     stack.callback(store.close)
     described = (replication_pb2.DESCRIPTOR, routing_pb2.DESCRIPTOR)
     services = [service for file in described for service in file.services_by_name.values()]
-    peers = renewing.peers(services, files)
+    peers = renewing.peers(services, files, read_secret(options.cluster_secret_file))
     stack.push_async_callback(peers.close)
     return store, peers

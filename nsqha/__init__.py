@@ -21,6 +21,7 @@ Downwards:
     ids          names and numbers of the whole system
     clock        clocks, passed in
     grpc_channels  gRPC's channels, made in one place
+    cluster_secret  proofs that a process knows its cluster's secret
     grpc_env     environment variables for gRPC
     errors       every exception
     hot          the code that runs for every message, compiled or not

@@ -1,8 +1,15 @@
-"""Channels of gRPC's client, with or without TLS; no other module creates channels."""
+"""Channels of gRPC's client, with or without TLS and the cluster's secret; no other module creates channels.
+
+With a secret the first call begins a session (`nsqha.cluster_secret`), and each carries a proof. A server that has
+forgotten the session has carried nothing out: on a loop, where channels live long, a call is made once more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import nsqha.grpc_env  # noqa: F401
 
@@ -10,7 +17,12 @@ import nsqha.grpc_env  # noqa: F401
 import grpc
 from grpc import aio
 
+from nsqha.cluster_secret import CHALLENGE_PATH, NOT_ASKED, STALE_KEY, CallProofs, ClusterSecret, new_nonce
+from nsqha.errors import ConfigError, Unavailable
+
 ChannelOptions = Sequence[tuple[str, int]]
+
+CHALLENGE_SECONDS = 5.0
 
 
 def credentials(*, ca: bytes | None, key: bytes | None, certificate: bytes | None) -> grpc.ChannelCredentials:
@@ -19,15 +31,154 @@ def credentials(*, ca: bytes | None, key: bytes | None, certificate: bytes | Non
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-def channel(address: str, options: ChannelOptions, tls: grpc.ChannelCredentials | None) -> grpc.Channel:
-    """For threads; `tls` None: in clear. It connects when it is first used."""
+def channel(
+    address: str, options: ChannelOptions, tls: grpc.ChannelCredentials | None, secret: ClusterSecret | None = None
+) -> grpc.Channel:
+    """For threads; `tls` None: in clear. It connects when it is first used. With a secret a call raises Unavailable if
+    the server and we do not share it."""
     if tls is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, tls, options=options)
+        made = grpc.insecure_channel(address, options=options)
+    else:
+        made = grpc.secure_channel(address, tls, options=options)
+    return made if secret is None else grpc.intercept_channel(made, _Proving(made, address, secret))
 
 
-def aio_channel(address: str, options: ChannelOptions, tls: grpc.ChannelCredentials | None) -> aio.Channel:
+def aio_channel(
+    address: str, options: ChannelOptions, tls: grpc.ChannelCredentials | None, secret: ClusterSecret | None = None
+) -> aio.Channel:
     """The same for a loop."""
+    session = None if secret is None else _LoopSession(address, secret)
+    interceptors: list[Any] = [] if session is None else [_ProvingCall(session), _ProvingAnswers(session)]
     if tls is None:
-        return aio.insecure_channel(address, options=options)
-    return aio.secure_channel(address, tls, options=options)
+        made = aio.insecure_channel(address, options=options, interceptors=interceptors)
+    else:
+        made = aio.secure_channel(address, tls, options=options, interceptors=interceptors)
+    if session is not None:
+        session.ask = made.unary_unary(CHALLENGE_PATH)
+    return made
+
+
+def _not_shared(address: str, error: Exception) -> Unavailable:
+    """Why no session has begun. Nothing was carried out."""
+    if isinstance(error, grpc.RpcError):
+        code, text = error.code(), error.details()
+        why = NOT_ASKED if code is grpc.StatusCode.UNIMPLEMENTED else text or code.name
+    else:
+        why = str(error)
+    return Unavailable(f"{address}: {why}")
+
+
+def _is_stale(code: Any, trailers: Any) -> bool:
+    return code is grpc.StatusCode.UNAUTHENTICATED and any(key == STALE_KEY for key, _ in trailers or ())
+
+
+def _with(details: Any, metadata: tuple[tuple[str, str], ...]) -> Any:
+    """The same call with more metadata."""
+    return details._replace(metadata=aio.Metadata(*(details.metadata or ()), *metadata))
+
+
+# ---- for threads
+
+
+class _Details(grpc.ClientCallDetails):  # type: ignore[misc]  # untyped
+    """A call as an interceptor hands it on."""
+
+    def __init__(self, details: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+        self.method = details.method
+        self.timeout = details.timeout
+        self.metadata = [*(details.metadata or ()), *metadata]
+        self.credentials = details.credentials
+        self.wait_for_ready = details.wait_for_ready
+        self.compression = details.compression
+
+
+class _Proving(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]  # untyped
+    """Adds proofs to the calls of one channel."""
+
+    def __init__(self, made: grpc.Channel, address: str, secret: ClusterSecret) -> None:
+        self._ask = made.unary_unary(CHALLENGE_PATH)
+        self._address = address
+        self._secret = secret
+        self._proofs: CallProofs | None = None
+        self._lock = threading.Lock()
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return continuation(_Details(details, self._session(details).metadata(details.method)), request)
+
+    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return continuation(_Details(details, self._session(details).metadata(details.method)), request)
+
+    def _session(self, details: Any) -> CallProofs:
+        with self._lock:
+            if self._proofs is None:
+                nonce = new_nonce()
+                try:
+                    answer = self._ask(nonce, timeout=details.timeout or CHALLENGE_SECONDS)
+                    self._proofs = CallProofs(self._secret, nonce, answer)
+                except (grpc.RpcError, ConfigError) as error:
+                    raise _not_shared(self._address, error) from None
+            return self._proofs
+
+
+# ---- for a loop
+
+
+class _LoopSession:
+    """The session of one channel; whoever calls first begins it for all."""
+
+    ask: Any  # the call that begins a session, of the channel that this is for
+
+    def __init__(self, address: str, secret: ClusterSecret) -> None:
+        self._address = address
+        self._secret = secret
+        self._proofs: CallProofs | None = None
+        self._lock = asyncio.Lock()
+
+    async def proofs(self, timeout: float | None, after: CallProofs | None = None) -> CallProofs:
+        async with self._lock:
+            if self._proofs is None or self._proofs is after:
+                nonce = new_nonce()
+                try:
+                    answer = await self.ask(nonce, timeout=timeout or CHALLENGE_SECONDS)
+                    self._proofs = CallProofs(self._secret, nonce, answer)
+                except (aio.AioRpcError, ConfigError) as error:
+                    raise _not_shared(self._address, error) from None
+            return self._proofs
+
+
+def _is_challenge(details: Any) -> bool:
+    method = details.method
+    return (method.decode() if isinstance(method, bytes) else method) == CHALLENGE_PATH
+
+
+def _proved(details: Any, proofs: CallProofs) -> Any:
+    method = details.method.decode() if isinstance(details.method, bytes) else details.method
+    return _with(details, proofs.metadata(method))
+
+
+class _ProvingCall(aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # untyped
+    """Adds proofs to calls with one answer."""
+
+    def __init__(self, session: _LoopSession) -> None:
+        self._session = session
+
+    async def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        if _is_challenge(details):
+            return await continuation(details, request)
+        proofs = await self._session.proofs(details.timeout)
+        call = await continuation(_proved(details, proofs), request)
+        if _is_stale(await call.code(), await call.trailing_metadata()):
+            proofs = await self._session.proofs(details.timeout, after=proofs)
+            call = await continuation(_proved(details, proofs), request)
+        return call
+
+
+class _ProvingAnswers(aio.UnaryStreamClientInterceptor):  # type: ignore[misc]  # untyped
+    """The same for calls with several answers."""
+
+    def __init__(self, session: _LoopSession) -> None:
+        self._session = session
+
+    async def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        proofs = await self._session.proofs(details.timeout)
+        return await continuation(_proved(details, proofs), request)

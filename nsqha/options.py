@@ -217,6 +217,14 @@ class Options:
     )
     cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
     cluster_tls_ca: str = _flag(STRING, "", "path to a certificate authority that is only for this cluster")
+    cluster_secret_file: str = _flag(
+        STRING, "", "path to a file with a secret that all processes of the cluster have; without it calls are refused"
+    )
+    insecure_cluster: bool = _flag(
+        BOOL,
+        False,
+        "start without --cluster-tls-cert and --cluster-secret-file, on a network that only the cluster has",
+    )
     segment_bytes: int = _flag(INT, 0, "bytes per segment file before rolling (default: --max-bytes-per-file)")
     tail_cache_bytes: int = _flag(INT, 16 * MIB, "memory for the newest batches, of all topics")
     disk_low_bytes: int = _flag(INT, 256 * MIB, "refuse publishes while the disk has less free space; 0: never")
@@ -280,6 +288,9 @@ class LookupdOptions:
     cluster_tls_ca: str = _flag(STRING, "", "path to a certificate authority that is only for this cluster")
     replace_after_ns: int = _flag(
         DURATION, 10 * MINUTE, "a node that is away for this long is replaced on other hosts; 0: never"
+    )
+    cluster_secret_file: str = _flag(
+        STRING, "", "path to a file with a secret that all processes of the cluster have; without it calls are refused"
     )
 
 
@@ -351,6 +362,7 @@ def checked(options: Options) -> Options:
         raise ConfigError("--tls-cert and --tls-key go together")
     _check_https_port(options)
     _check_cluster(options, (*_ETCD_ACCESS, "topic_replicas"))
+    _check_strangers(options)
     networks(options.allow_config_from_cidr)
     if options.lease_ttl_ns < 2 * SECOND:
         raise ConfigError(f"--lease-ttl={format_duration(options.lease_ttl_ns)}: must be at least 2s")
@@ -374,6 +386,30 @@ def _check_https_port(options: Options) -> None:
             raise ConfigError(
                 f"--{name}-address={address} has the port of --https-address={options.https_address}, which listens as "
                 "there is a --tls-cert: give one of them another port, or an empty --https-address"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that host."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_strangers(options: Options) -> None:
+    """Whoever reaches the ports of a cluster that asks for nothing reads every message and forges what followers store.
+    Readers of segments prove no secret, so their port needs certificates."""
+    if not options.etcd_endpoints or options.cluster_tls_cert or options.insecure_cluster:
+        return
+    names = ["segments"] if options.cluster_secret_file else ["grpc", "peer", "segments"]
+    for name in names:
+        address = getattr(options, f"{name}_address")
+        if address and not is_loopback(address.rpartition(":")[0]):
+            wanted = "" if options.cluster_secret_file else "--cluster-secret-file or "
+            raise ConfigError(
+                f"--{name}-address={address}: other hosts reach it, and without {wanted}--cluster-tls-cert each of "
+                "them may read and change what is stored; --insecure-cluster says that this network is trusted"
             )
 
 

@@ -40,6 +40,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "nsqha.tls.cert": EVERYWHERE,
     "nsqha.tls.key": EVERYWHERE,
     "nsqha.tls.ca": EVERYWHERE,
+    "nsqha.clusterSecretFile": READS,
     "subscribe": READS,
     "subscribePattern": READS,
     "assign": READS,
@@ -123,6 +124,7 @@ class ConnectOptions:
     timeout_ms: int = 30_000
     retries: int = 3
     host: str = ""  # label of the machine that reads; empty: each machine's own name
+    secret_file: str = field(default="", repr=False)  # on the machine of the driver
 
 
 @dataclass(frozen=True)
@@ -326,6 +328,7 @@ def parse_connection(given: Given) -> ConnectOptions:
         timeout_ms=given.number("timeoutMs", 30_000, 100, 3_600_000),
         retries=given.number("numRetries", 3, 0, 100),
         host=given.text("host"),
+        secret_file=given.text("nsqha.clusterSecretFile"),
     )
 
 

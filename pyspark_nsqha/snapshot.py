@@ -160,6 +160,8 @@ class Segments:
         """The first complete answer: one for which `complete` returns no error. ReadFailed has the last error."""
         import grpc
 
+        from nsqha.errors import Unavailable
+
         seconds = self._connection.timeout_ms / 1000
         give_up_at = time.monotonic() + seconds * (self._connection.retries + 1)
         brokers = self._connection.brokers
@@ -178,6 +180,9 @@ class Segments:
                 try:
                     with _stub(self._connection, broker) as stub:
                         answer = getattr(stub, rpc)(request, timeout=min(seconds, left))
+                except Unavailable as error:  # it is away, or it and we do not share the cluster's secret
+                    failures[broker] = f"gave no proof of the secret in nsqha.clusterSecretFile: {error}"
+                    continue
                 except grpc.RpcError as error:
                     if final := _final(error, broker, rpc, self._connection):
                         absent = error.code() is grpc.StatusCode.NOT_FOUND
@@ -211,6 +216,8 @@ def _ask_last(silent: str, brokers: tuple[str, ...]) -> None:
 @contextmanager
 def _stub(connection: ConnectOptions, broker: str) -> Iterator[Any]:
     from nsqha import grpc_channels
+    from nsqha.cluster_secret import read_secret
+    from nsqha.errors import ConfigError
     from nsqha.pb.v1 import segments_pb2_grpc
 
     options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", ANSWER_BYTES_MAX)]
@@ -221,7 +228,12 @@ def _stub(connection: ConnectOptions, broker: str) -> Iterator[Any]:
             key=_file("nsqha.tls.key", connection.tls.key),
             certificate=_file("nsqha.tls.cert", connection.tls.cert),
         )
-    with grpc_channels.channel(broker, options, tls) as channel:
+    try:
+        secret = read_secret(connection.secret_file)
+    except ConfigError as error:
+        why = str(error).removeprefix("--cluster-secret-file=")
+        raise ReadFailed(f"option nsqha.clusterSecretFile: {why}") from None
+    with grpc_channels.channel(broker, options, tls, secret) as channel:
         yield segments_pb2_grpc.SegmentsStub(channel)
 
 
@@ -243,7 +255,9 @@ def _final(error: Any, broker: str, rpc: str, connection: ConnectOptions) -> str
         return ""
     if code is codes.UNIMPLEMENTED:
         return f"{broker} has no segment service: it is another program, or a broker older than this package"
-    if code in (codes.PERMISSION_DENIED, codes.UNAUTHENTICATED):
+    if code is codes.UNAUTHENTICATED:
+        return f"{broker} refuses this machine: {text} (option nsqha.clusterSecretFile)"
+    if code is codes.PERMISSION_DENIED:
         return f"{broker} refuses this certificate: {text}; a reader's has URI:nsqha:reader"
     if code is codes.RESOURCE_EXHAUSTED and rpc == "Snapshot":
         return f"{broker} cannot answer: {text}; ask for fewer topics, or fewer offsets of them"

@@ -65,8 +65,8 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
     administrator's, for Segments also a reader's. A request that cannot be parsed ends any call with INVALID_ARGUMENT.
     """
 
-    def __init__(self, view: Callable[[], View] | None) -> None:
-        """`view` returns the cluster's view; None: there is no cluster."""
+    def __init__(self, view: Callable[[], View]) -> None:
+        """`view` returns the cluster's view; that of a node without a cluster is empty."""
         for service in (_ADMIN, _SEGMENTS):
             only_single_requests(service)
         self._view = view
@@ -85,7 +85,7 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
             return handler
 
         async def read(data: bytes, context: Context) -> Any:
-            if self._view is not None and rule is not None:
+            if rule is not None:
                 await self._check(rule, self._view(), context, method)
             try:
                 return handler.request_deserializer(data)

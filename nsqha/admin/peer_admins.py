@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from grpc import aio
 
+from nsqha.cluster_secret import ClusterSecret
 from nsqha.errors import Unavailable
 from nsqha.grpc_channels import aio_channel
 from nsqha.pb.v1 import admin_pb2_grpc, segments_pb2, segments_pb2_grpc
@@ -39,7 +40,8 @@ class PeerAdmins(Protocol):
 class GrpcOthers:
     """Over gRPC. Made and used on one loop."""
 
-    def __init__(self, *, tls: CertificateFiles | None = None) -> None:
+    def __init__(self, *, tls: CertificateFiles | None = None, secret: ClusterSecret | None = None) -> None:
+        self._secret = secret
         self._tls = tls
         self._generation = 0 if tls is None else tls.generation
         self._ending = TaskGroup()
@@ -74,7 +76,7 @@ class GrpcOthers:
         channel = self._channels.get(address)
         if channel is None:
             tls = None if self._tls is None else peer_grpc.channel_credentials(self._tls.tls)
-            channel = self._channels[address] = aio_channel(address, self._options, tls)
+            channel = self._channels[address] = aio_channel(address, self._options, tls, self._secret)
         if not await peer_grpc.connected(channel, deadline):
             raise Unavailable(f"{rpc} at {address}: no connection; nothing was sent")
         return segments_pb2_grpc.SegmentsStub(channel) if rpc in _SEGMENTS else admin_pb2_grpc.AdminStub(channel)

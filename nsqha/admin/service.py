@@ -29,8 +29,10 @@ from nsqha.admin.fan_out import FanOut
 from nsqha.admin.peer_admins import GrpcOthers, PeerAdmins
 from nsqha.admin.segments import SegmentsService
 from nsqha.admin.skipping import skip_damage
+from nsqha.cluster_secret import ClusterSecret
 from nsqha.election.model import TopicSettings
 from nsqha.election.rules import check_settings
+from nsqha.election.session import View
 from nsqha.errors import Conflict
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
@@ -228,6 +230,11 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # untyped
         return health_pb2.HealthListResponse(statuses=found)
 
 
+def _alone() -> View:
+    """The view of a node without a cluster: no other node may speak for it."""
+    return View()
+
+
 class AdminServer:
     """The gRPC listener of one node: administration, and `peers`, the services for other nodes.
 
@@ -241,7 +248,10 @@ class AdminServer:
         peers: peer_grpc.GrpcPeerServer | None = None,
         *,
         tls: CertificateFiles | None = None,
+        secret: ClusterSecret | None = None,
     ) -> None:
+        """With `secret` every call has to prove it."""
+        self._secret = secret
         self._broker = broker
         self._wanted = address
         self._peers = peers
@@ -255,11 +265,13 @@ class AdminServer:
     async def start(self) -> None:
         """Listen. Raises Unavailable or ConfigError if the address cannot be bound."""
         cluster = self._broker.cluster
-        gate = AdminGate(None if cluster is None else cluster.leaders.members.view)
+        gate = AdminGate(_alone if cluster is None else cluster.leaders.members.view)
         alone = 0 if self._peers else ALONE_BYTES_MAX
-        server = aio.server(interceptors=[gate], options=peer_grpc.server_options(alone))
+        server = aio.server(
+            interceptors=[*peer_grpc.gates(self._secret), gate], options=peer_grpc.server_options(alone)
+        )
         if cluster is not None:
-            self._others = GrpcOthers(tls=self._tls)
+            self._others = GrpcOthers(tls=self._tls, secret=self._secret)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker, self._others), server)
         segments = self._segments = SegmentsService(self._broker, self._others)
         segments_pb2_grpc.add_SegmentsServicer_to_server(segments, server)

@@ -20,7 +20,8 @@ GROUPS = {
     "cluster": (
         "etcd-endpoint", "etcd-ca", "etcd-cert", "etcd-key", "etcd-user", "etcd-password-file", "cluster-name",
         "node-name", "host", "topology-zone", "topology-region", "lease-ttl", "isr-timeout", "max-clock-skew",
-        "topic-replicas", "cluster-tls-cert", "cluster-tls-key", "cluster-tls-ca",
+        "topic-replicas", "cluster-tls-cert", "cluster-tls-key", "cluster-tls-ca", "cluster-secret-file",
+        "insecure-cluster",
     ),
     "addresses (clients use the first three, operators gRPC, nodes gRPC and peer, Spark jobs and the like segments)": (
         "tcp-address", "http-address", "https-address", "grpc-address", "peer-address", "segments-address",

@@ -20,7 +20,7 @@ Every flag can also be in the environment (NSQLOOKUPD_ETCD_ENDPOINT=...) or in t
 GROUPS = {
     "cluster": (
         "etcd-endpoint", "etcd-ca", "etcd-cert", "etcd-key", "etcd-user", "etcd-password-file", "cluster-name",
-        "cluster-tls-cert", "cluster-tls-key", "cluster-tls-ca",
+        "cluster-tls-cert", "cluster-tls-key", "cluster-tls-ca", "cluster-secret-file",
     ),
     "addresses": ("tcp-address", "http-address", "broadcast-address"),
 }  # fmt: skip

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from nsqha.cli.terminal import exits
+from nsqha.cluster_secret import read_secret
 from nsqha.errors import NsqhaError
 from nsqha.options import Options, nsqd_command_line
 
@@ -54,7 +55,7 @@ def open_grpc(broker: Broker, address: str, peers: GrpcPeerServer | None, tls: C
     """The gRPC listener of a node, with all its services (`OpenGrpc`)."""
     from nsqha.admin.service import AdminServer
 
-    return AdminServer(broker, address, peers, tls=tls)
+    return AdminServer(broker, address, peers, tls=tls, secret=read_secret(broker.options.cluster_secret_file))
 
 
 def _of_a_full_disk(error: BaseException | None) -> bool:

@@ -20,10 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar, get_args
 
+from nsqha import __version__
 from nsqha.errors import Conflict, NotFound
 from nsqha.ids import PARTITIONS_MAX, SALT_BITS, is_ephemeral, topic_salt, valid_name
 
 FEATURE_LEVEL = 1  # what this version understands; a cluster at a higher level is refused
+
+PEER_LEVEL = 1  # of what nodes say to each other: raised when an older build would misunderstand it
+PEER_LEVEL_OLDEST = 1  # that this build still speaks: a cluster is upgraded node by node, so the one before should stay
 
 Sync = Literal["always", "interval", "none"]
 UNLIMITED = -1
@@ -226,11 +230,23 @@ class NodeInfo(StoredRecord):
     boot_id: str = ""
     registration: int = 0  # one process life; set by the store, never used again
     feature_level: int = FEATURE_LEVEL
-    version: str = ""
+    version: str = ""  # of nsqd, which it behaves like
+    build: str = ""  # of nsqha; empty: older than all that say it
+    peer_level: int = 0  # the newest level of the protocol between nodes that it speaks
+    peer_level_oldest: int = 0
     poisoned: str = ""  # why its data directory is closed; empty: it is not
     leaving: bool = False  # it shuts down, its disk hangs or its clock is wrong: its leaderships must move
     leaving_why: str = ""  # of a node that does not shut down
     declines: str = ""  # why it should lead only where no other can: its disk refuses writes; empty: it need not
+
+
+def unlike_levels(oldest: int, newest: int, build: str) -> str:
+    """Why a build that speaks these levels between nodes cannot work with this one; empty: it can."""
+    if newest >= PEER_LEVEL_OLDEST and oldest <= PEER_LEVEL:
+        return ""
+    advice = "upgrade that one" if newest < PEER_LEVEL_OLDEST else "upgrade this one"
+    mine = f"nsqha {__version__} with levels {PEER_LEVEL_OLDEST} to {PEER_LEVEL}"
+    return f"nsqha {build} with levels {oldest} to {newest} does not work together with {mine}: {advice}"
 
 
 @dataclass(frozen=True)

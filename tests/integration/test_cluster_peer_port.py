@@ -67,7 +67,7 @@ def test_the_peer_port_is_next_to_the_other_unless_a_flag_says_otherwise(tmp_pat
         node = cluster.nodes[0]
         node.stop()
         port = next(port for port in iter(free_port, None) if port < 65535 and is_free(port + 1))
-        node.flags[-2:] = [f"--grpc-address=0.0.0.0:{port}"]
+        node.flags[-2:] = [f"--grpc-address=0.0.0.0:{port}", "--insecure-cluster"]
         node.start()
         wait_until(lambda: cluster.uid(node), "registered")
         [info] = cluster.store.watch.view().nodes.values()

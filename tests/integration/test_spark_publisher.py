@@ -111,7 +111,9 @@ def test_what_does_not_fit_is_refused_at_once_with_what_to_do(guarded: Node, cer
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    with Node(tmp_path, sync="none", flags=["--max-msg-size=1000", "--max-body-size=5000", "--max-req-timeout=1h"]) as node:
+    with Node(
+        tmp_path, sync="none", flags=["--max-msg-size=1000", "--max-body-size=5000", "--max-req-timeout=1h"]
+    ) as node:
         yield node
 
 

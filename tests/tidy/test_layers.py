@@ -40,7 +40,8 @@ IMPURE = SHELL_ONLY | {"os", "time", "lmdb", "etcd3", "random", "fcntl"}
 ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
-    "nsqha.grpc_channels": {"grpc"},  # the one maker of channels, for all layers
+    "nsqha.grpc_channels": {"grpc", "asyncio", "threading"},  # the one maker of channels, for all layers
+    "nsqha.cluster_secret": {"os"},  # reads a file with a secret, and draws nonces
     "nsqha.grpc_env": {"os"},  # what gRPC has to find in the environment before it is imported
     "nsqha.commitlog.storage": {"os", "fcntl", "threading"},  # the one user of files, which several threads sync,
     "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub

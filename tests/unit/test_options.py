@@ -103,10 +103,11 @@ def test_every_flag_is_read_by_somebody_or_says_that_it_has_no_effect() -> None:
     files = [file for part in ("nsqha", "lookupd") for file in (root / part).rglob("*.py") if file.stem != "options"]
     code = "".join(map(Path.read_text, files))
     within = {"max_bytes_per_file": "segment_bytes_or_default"}  # read by a property
+    checks = ("config", "node_id", "insecure_cluster")  # read by the options themselves
     for kind in (Options, LookupdOptions):
         for item in fields(kind):
             read = re.search(rf"\.{within.get(item.name, item.name)}\b", code) is not None
-            assert read != bool(item.metadata["inert"]) or item.name in ("config", "node_id"), item.name
+            assert read != bool(item.metadata["inert"]) or item.name in checks, item.name
 
 
 def test_defaults_are_nsqds_but_for_the_longest_delay() -> None:
@@ -363,3 +364,24 @@ def test_a_lookup_daemon_of_a_cluster_needs_etcd() -> None:
             load_nsqd([flag], {})
     with pytest.raises(ConfigError, match="go together"):
         load_nsqlookupd(["--etcd-endpoint=a:1", "--cluster-tls-key=k"], {})
+
+
+CLUSTER = "--etcd-endpoint=127.0.0.1:2379"
+
+
+@pytest.mark.parametrize("flag", ["grpc-address", "peer-address", "segments-address"])
+def test_a_cluster_that_strangers_reach_is_refused(flag: str) -> None:
+    for host in ("0.0.0.0", "", "[::]", "10.0.0.1", "broker1"):
+        with pytest.raises(ConfigError, match=f"--{flag}={re.escape(host)}:4199: other hosts reach it"):
+            nsqd(CLUSTER, f"--{flag}={host}:4199")
+        nsqd(CLUSTER, f"--{flag}={host}:4199", "--insecure-cluster")
+        nsqd(f"--{flag}={host}:4199")
+    for host in ("127.0.0.1", "127.0.0.2", "[::1]", "localhost"):
+        nsqd(CLUSTER, f"--{flag}={host}:4199")
+
+
+def test_a_secret_opens_calls_and_streams_and_not_segments() -> None:
+    secret = (CLUSTER, "--cluster-secret-file=/x")
+    nsqd(*secret, "--grpc-address=0.0.0.0:4199", "--peer-address=0.0.0.0:4198")
+    with pytest.raises(ConfigError, match="without --cluster-tls-cert each of them"):
+        nsqd(*secret, "--segments-address=0.0.0.0:4199")

@@ -13,6 +13,8 @@ from typing import Any
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import CERTIFICATE_INCOMPLETE, did_you_mean
 from nsqha.cli.terminal.screen import print_json, say, some
+from nsqha.cluster_secret import ClusterSecret, read_secret
+from nsqha.errors import ConfigError, Unavailable
 
 ENVIRONMENT = {"--grpc-address": "NSQHA_GRPC_ADDRESS", "--nsqd-tcp-address": "NSQHA_TCP_ADDRESS"}
 USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)  # statuses of a verb that names a topic or a channel
@@ -23,8 +25,8 @@ CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
 class Admin:
     """One connection. Requests are named by their RPC: `call("PauseTopic", topic="orders", paused=True)`."""
 
-    def __init__(self, address: str, timeout_s: float, certified: Any = None) -> None:
-        """`certified`: gRPC credentials, for a broker that requires a certificate."""
+    def __init__(self, address: str, timeout_s: float, certified: Any = None, shared: Any = None) -> None:
+        """`certified`: gRPC credentials, for a broker that requires a certificate; `shared`: the cluster's secret."""
         probe(address, min(timeout_s, 5.0))
         # Before the first import of grpc: it hides gRPC's own log lines.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -39,12 +41,12 @@ class Admin:
         self._timeout_s = timeout_s
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
         self._certified = certified is not None
-        self._channel: Any = grpc_channels.channel(address, options, certified)
+        self._channel: Any = grpc_channels.channel(address, options, certified, shared)
         self._stub: Any = admin_pb2_grpc.AdminStub(self._channel)
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Admin:
-        return cls(args.grpc_address, args.timeout / 1e9, credentials(args))
+        return cls(args.grpc_address, args.timeout / 1e9, credentials(args), secret(args))
 
     def __enter__(self) -> Admin:
         return self
@@ -68,6 +70,8 @@ class Admin:
             return getattr(stub, rpc)(request, timeout=self._timeout_s)
         except self._grpc.RpcError as error:
             raise self._exit(error, rpc, fields) from None
+        except Unavailable as error:  # of a secret that we do not share
+            raise exits.Exit(exits.NOT_ALLOWED, str(error)) from None
 
     def stream(self, rpc: str, **fields: Any) -> Iterator[Any]:
         """Send a request and yield its answers."""
@@ -76,6 +80,8 @@ class Admin:
             yield from getattr(self._stub, rpc)(request, timeout=self._timeout_s)
         except self._grpc.RpcError as error:
             raise self._exit(error, rpc, fields) from None
+        except Unavailable as error:
+            raise exits.Exit(exits.NOT_ALLOWED, str(error)) from None
 
     def _exit(self, error: Any, rpc: str, fields: dict[str, Any]) -> exits.Exit:
         code, text = error.code(), error.details() or ""
@@ -86,7 +92,7 @@ class Admin:
             return exits.Exit(exits.CONFLICT, text)
         if code is codes.INVALID_ARGUMENT:
             return exits.Exit(exits.USAGE, text)
-        if code is codes.PERMISSION_DENIED:
+        if code in (codes.PERMISSION_DENIED, codes.UNAUTHENTICATED):
             return exits.Exit(exits.NOT_ALLOWED, text)
         if code is codes.DEADLINE_EXCEEDED:
             what = f"no answer from {self.address} within {self._timeout_s:g} s"
@@ -159,6 +165,14 @@ def credentials(args: argparse.Namespace) -> Any:
     from nsqha.server.runtime.tls import load_cluster_tls
 
     return channel_credentials(load_cluster_tls(*files))
+
+
+def secret(args: argparse.Namespace) -> ClusterSecret | None:
+    """The secret of --cluster-secret-file; None without it."""
+    try:
+        return read_secret(args.cluster_secret_file)
+    except ConfigError as error:
+        raise exits.Exit(exits.USAGE, str(error)) from None
 
 
 def probe(address: str, timeout_s: float) -> None:

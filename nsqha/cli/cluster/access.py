@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsqha.cli.brokers.admin import credentials
+from nsqha.cli.brokers.admin import credentials, secret
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import did_you_mean
 from nsqha.clock import SystemClock
@@ -24,7 +24,7 @@ from nsqha.election.moves import Intents, read_intents, successors
 from nsqha.election.placement import PartitionName, able
 from nsqha.election.session import called
 from nsqha.election.store import MetadataStore
-from nsqha.errors import ConfigError, LogCorrupt
+from nsqha.errors import ConfigError, LogCorrupt, Unavailable
 
 if TYPE_CHECKING:
     from nsqha.election.etcd.store import EtcdStore
@@ -204,18 +204,20 @@ def ask_each(
     from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
     from nsqha.server.peers.calls import client_options
 
-    certified = credentials(args)
+    certified, shared = credentials(args), secret(args)
     found: dict[int, Said | str] = {}
     calls = {}
     channels = []
     try:
         for uid, address in addresses.items():
-            channel = grpc_channels.channel(address, client_options(), certified)
+            channel = grpc_channels.channel(address, client_options(), certified, shared)
             channels.append(channel)
             calls[uid] = getattr(ReplicationStub(channel), method).future(request, timeout=args.timeout / 1e9)
         for uid, call in calls.items():
             try:
                 found[uid] = read(call.result(), uid)
+            except Unavailable as error:
+                found[uid] = f"no answer: {error}"
             except grpc.RpcError as error:
                 found[uid] = f"no answer: {(error.details() or error.code().name).splitlines()[0]}"
     finally:

@@ -61,7 +61,7 @@ def _add_looks(verbs: Any) -> None:
         help="list the nodes with their replicas and leaderships",
         examples=("nsqha cluster nodes", "nsqha cluster nodes --json"),
         shape='{"name", "uid", "state", "tcp", "http", "grpc", "peer", "segments", "host", "zone", "version", '
-        '"replicas", "leaderships"} per line',
+        '"nsqd_version", "peer_levels", "replicas", "leaderships"} per line',
         statuses=USUAL,
     )
     _finish(verb)

@@ -188,7 +188,9 @@ def nodes(picture: Picture) -> list[dict[str, Any]]:
                 "segments": node.segments_address,
                 "host": node.host,
                 "zone": node.zone,
-                "version": node.version,
+                "version": node.build,
+                "nsqd_version": node.version,
+                "peer_levels": f"{node.peer_level_oldest}-{node.peer_level}" if node.build else "",
                 "replicas": held["replicas"],
                 "leaderships": held["leaderships"],
             }
@@ -212,7 +214,8 @@ def node_state(uid: int, picture: Picture) -> str:
 
 
 def print_nodes(rows: Sequence[dict[str, Any]]) -> None:
-    keys = ("name", "uid", "state", "tcp", "grpc", "peer", "segments", "host", "zone", "replicas", "leaderships")
+    addresses = ("tcp", "grpc", "peer", "segments")
+    keys = ("name", "uid", "state", *addresses, "host", "zone", "version", "replicas", "leaderships")
     table([key.upper() for key in keys], [[row[key] for key in keys] for row in rows])
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from nsqha.cli.brokers.admin import Admin, credentials
+from nsqha.cli.brokers.admin import Admin, credentials, secret
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import (
     CERTIFICATE_INCOMPLETE,
@@ -74,7 +74,7 @@ def connection(args: argparse.Namespace) -> Any:
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):\d{1,5}", broker):
             args.parser.error(f"--broker {broker!r} is not HOST:PORT")
     tls = Tls(*files) if all(files) else None
-    return ConnectOptions(brokers, tls, timeout_ms=max(args.timeout // 10**6, 1))
+    return ConnectOptions(brokers, tls, timeout_ms=max(args.timeout // 10**6, 1), secret_file=args.cluster_secret_file)
 
 
 class Within(NamedTuple):
@@ -141,7 +141,7 @@ def administration(args: argparse.Namespace, *addresses: str) -> Iterator[Admin]
     """Connect to the first of these brokers that can be reached."""
     for address in addresses:
         try:
-            admin = Admin(address, args.timeout / 1e9, credentials(args))
+            admin = Admin(address, args.timeout / 1e9, credentials(args), secret(args))
             break
         except exits.Exit as error:
             # The flag has another name here than elsewhere.

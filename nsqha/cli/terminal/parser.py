@@ -192,7 +192,7 @@ CERTIFICATE_INCOMPLETE = "--cluster-tls-cert, --cluster-tls-key and --cluster-tl
 
 def add_certificate(parser: Parser) -> None:
     """Add flags for brokers whose gRPC port requires a certificate of their cluster's authority."""
-    group = parser.add_argument_group("nodes that require a certificate")
+    group = parser.add_argument_group("nodes that require a certificate or a secret")
     for name, what in (
         ("cert", "certificate of this client"),
         ("key", "key of --cluster-tls-cert"),
@@ -201,6 +201,9 @@ def add_certificate(parser: Parser) -> None:
         variable = f"NSQHA_CLUSTER_TLS_{name.upper()}"
         default = os.environ.get(variable, "")
         group.add_argument(f"--cluster-tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
+    variable = "NSQHA_CLUSTER_SECRET_FILE"
+    what = f"file with the secret of the cluster (${variable})"
+    group.add_argument("--cluster-secret-file", metavar="PATH", default=os.environ.get(variable, ""), help=what)
 
 
 def add_tcp(parser: Parser) -> None:

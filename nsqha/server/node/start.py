@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from nsqha import hot
+from nsqha import __version__, hot
 from nsqha.clock import Clock, SystemClock
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
@@ -166,7 +166,7 @@ class Node:
         options = self.options
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
-        logger.info("starting", "%s", version_line("nsqd"))
+        logger.info("starting", "nsqha %s (%s)", __version__, version_line("nsqd"))
         logger.info("node_id", "ID: %d", options.node_id)
         logger.info("data", "DATA: %s, sync=%s, %s functions", options.data_path, options.sync, hot.ACTIVE)
         listen.raise_open_files_limit()

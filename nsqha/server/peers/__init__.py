@@ -11,6 +11,7 @@ Downwards:
     keepalive       pings after silence
     send_queue      messages on their way out, as flow control and the socket let them pass
     stream          messages, handler and end of a stream
+    greeting        what both ends of a stream say first: levels, and proofs of the secret
     http2           frames and headers of HTTP/2
     dialling        where to connect to, and whether to try
     identity        who may ask what, by certificate

@@ -225,7 +225,7 @@ STATUS = {
 }  # fmt: skip
 """gRPC's number for our errors, for those who know it only."""
 
-PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL = 7, 12, 13
+PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL, UNAUTHENTICATED = 7, 12, 13, 16
 
 
 class CallRefused(Unavailable):

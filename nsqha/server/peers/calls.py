@@ -30,6 +30,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from nsqha.cluster_secret import CHALLENGE_PATH, STALE_KEY, CallSessions, ClusterSecret, read_secret
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
@@ -40,6 +41,7 @@ from nsqha.server.peers.api import (
     MESSAGE_BYTES_MAX,
     PERMISSION_DENIED,
     PING_TIMEOUT_SECONDS,
+    UNAUTHENTICATED,
     UNIMPLEMENTED,
     Accept,
     Answer,
@@ -158,8 +160,15 @@ async def connected(channel: aio.Channel, deadline: float) -> bool:
 class GrpcPeers:
     """The other nodes, over connections of its own. Made and used on one loop."""
 
-    def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
+    def __init__(
+        self,
+        services: Iterable[ServiceDescriptor],
+        *,
+        tls: ClusterTls | None = None,
+        secret: ClusterSecret | None = None,
+    ) -> None:
         self._methods = methods_of(services)
+        self._secret = secret
         self._credentials = channel_credentials(tls) if tls else None
         self._context = cluster_client_context(tls) if tls else None
         self._options = client_options()
@@ -172,7 +181,7 @@ class GrpcPeers:
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
         chosen = self._method(method, streaming=True)
         self._check_open()
-        stream = ClientStream(address, chosen, handler, self._context, self._failures).stream
+        stream = ClientStream(address, chosen, handler, self._context, self._failures, self._secret).stream
         self._streams.add(stream)
         stream.over.add_done_callback(lambda _: self._streams.discard(stream))
         return stream
@@ -231,7 +240,7 @@ class GrpcPeers:
         channel = self._channels.get(address)
         if channel is None:
             self._close_unused()
-            made = grpc_channels.aio_channel(address, self._options, self._credentials)
+            made = grpc_channels.aio_channel(address, self._options, self._credentials, self._secret)
             channel = self._channels[address] = _CallChannel(made)
         return channel
 
@@ -274,8 +283,16 @@ def error_of_rpc(error: aio.AioRpcError, what: str) -> Exception:
 class GrpcPeerServer:
     """Methods of this node: calls for a grpc.aio server that its owner runs, streams for its `PeerListener`."""
 
-    def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
+    def __init__(
+        self,
+        services: Iterable[ServiceDescriptor],
+        *,
+        tls: ClusterTls | None = None,
+        secret: ClusterSecret | None = None,
+    ) -> None:
+        """With a secret streams are for clients that prove it; calls are checked by the server's `SecretGate`."""
         services = tuple(services)
+        self._secret = secret
         self._services = {service.full_name: methods_of((service,)) for service in services}
         self._methods = methods_of(services)
         self._paths = {method.path: method for method in self._methods.values()}
@@ -314,7 +331,8 @@ class GrpcPeerServer:
         def greeted() -> None:
             self._silent.pop(stream, None)
 
-        stream = ServerStream(address, self._serve, tls=self._identities, greeted=greeted).stream
+        made = ServerStream(address, self._serve, tls=self._identities, secret=self._secret, greeted=greeted)
+        stream = made.stream
         self._streams.add(stream)
         if len(self._unnamed) >= UNNAMED_MAX:
             oldest = next(iter(self._unnamed))
@@ -413,7 +431,47 @@ class GrpcPeerServer:
 
 def peer_server(options: Options) -> GrpcPeerServer:
     """Where other nodes call this one."""
-    return GrpcPeerServer(SERVICES, tls=cluster_tls(options))
+    secret = read_secret(options.cluster_secret_file)
+    return GrpcPeerServer(SERVICES, tls=cluster_tls(options), secret=secret)
+
+
+class SecretGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
+    """Ends calls with UNAUTHENTICATED unless they prove the cluster's secret. Health is open to every client."""
+
+    def __init__(self, secret: ClusterSecret) -> None:
+        self._sessions = CallSessions(secret)
+        self._refused = RareWarnings(logger, "secret_refused")
+
+    async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        method: str = details.method
+        if method == CHALLENGE_PATH:
+            return grpc.unary_unary_rpc_method_handler(self._challenge)
+        if method.startswith("/grpc.health.v1.Health/"):
+            return await continuation(details)
+        metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
+        why, stale = self._sessions.refused(method, metadata)
+        if not why:
+            return await continuation(details)
+
+        async def refuse(_request: bytes, context: Any) -> bytes:
+            if not stale:
+                self._refused.warning("%s from %s: %s", method, address_of(context), why)
+            trailers = ((ERROR_TRAILER, Unavailable.__name__), *(((STALE_KEY, "1"),) if stale else ()))
+            await context.abort(_CODES[UNAUTHENTICATED], why, trailing_metadata=trailers)
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+    async def _challenge(self, nonce: bytes, context: Any) -> bytes:
+        answer = self._sessions.challenge(nonce)
+        if not answer:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(nonce)} bytes that are no nonce")
+        return answer
+
+
+def gates(secret: ClusterSecret | None) -> list[aio.ServerInterceptor]:
+    """What checks the calls of a server first."""
+    return [] if secret is None else [SecretGate(secret)]
 
 
 def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentity:

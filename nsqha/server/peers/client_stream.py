@@ -11,8 +11,11 @@ import asyncio
 import ssl
 from urllib.parse import unquote
 
-from nsqha.server.peers.api import Method, StreamHandler, one_line
+from nsqha.cluster_secret import NOT_ASKED, ClusterSecret
+from nsqha.nsqlog import Logger
+from nsqha.server.peers.api import UNAUTHENTICATED, Method, StreamHandler, one_line
 from nsqha.server.peers.dialling import Failures, addresses
+from nsqha.server.peers.greeting import ClientGreeting, nonce_in_settings
 from nsqha.server.peers.http2 import (
     CANCEL,
     CLIENT_STREAM,
@@ -30,12 +33,15 @@ from nsqha.server.peers.http2 import (
 )
 from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream
 from nsqha.server.peers.stream import CLOSED_HERE, ENDED_THERE
+from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import begin
 from nsqha.server.runtime.tls import HTTP2_ALPN
 
 CONNECT_SECONDS = 1.0  # and as long again until the other side says something
 
 OPENING = PREFACE + settings((ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, OUR_WINDOW_BYTES))
+
+_refused = RareWarnings(Logger("peers"), "greeting_refused")
 
 
 class ClientStream:
@@ -48,12 +54,17 @@ class ClientStream:
         handler: StreamHandler,
         tls: ssl.SSLContext | None = None,
         failures: Failures | None = None,
+        secret: ClusterSecret | None = None,
     ) -> None:
         self.stream = Http2Stream(address, self, tls=tls is not None)
         self.stream.messages.speak(method, method.request, method.reply)
         self.stream.messages.handler = handler
         self.stream.begin(CLIENT_STREAM)
         self._path = method.path
+        self._secret = secret
+        self._greeting = ClientGreeting(secret, method.path)
+        self._asked = False  # our HEADERS are out
+        self._encrypted = tls is not None
         self._failures = failures or Failures()
         self._loop = asyncio.get_running_loop()
         self._connecting = begin(self._loop, self._connect(address, tls))  # it ends the stream if it fails
@@ -111,21 +122,28 @@ class ClientStream:
             transport.abort()
             return
         stream.transport = transport
-        request = stream.headers.frame(
+        more = frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(OUR_WINDOW_BYTES - WINDOW_BYTES))
+        # With a secret the request waits for the server's nonce, and messages for its proof.
+        transport.write(OPENING + more + (self._request(b"") if self._secret is None else b""))
+        stream.keepalive.expect(CONNECT_SECONDS, 0.0, f"no connection within {CONNECT_SECONDS:g} s")
+        if self._secret is None:
+            stream.out.open(transport, CLIENT_STREAM)
+
+    def _request(self, server_nonce: bytes) -> bytes:
+        self._asked = True
+        stream = self.stream
+        return stream.headers.frame(
             0,
             CLIENT_STREAM,
             (":method", "POST"),
-            (":scheme", "http" if agreed is None else "https"),
+            (":scheme", "https" if self._encrypted else "http"),
             (":path", self._path),
             (":authority", stream.peer.address),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("user-agent", "nsqha"),
+            *self._greeting.opening(server_nonce),
         )
-        more = frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(OUR_WINDOW_BYTES - WINDOW_BYTES))
-        transport.write(OPENING + more + request)
-        stream.keepalive.expect(CONNECT_SECONDS, 0.0, f"no connection within {CONNECT_SECONDS:g} s")
-        stream.out.open(transport, CLIENT_STREAM)
 
     def connection_lost(self, why: str) -> None:
         if self.stream.keepalive.heard:
@@ -144,8 +162,19 @@ class ClientStream:
     def frame_came(self, kind: int, size: int) -> None:
         pass
 
-    def settings_came(self) -> None:
+    def settings_came(self, payload: bytes) -> None:
         self._failures.reached(self.stream.peer.address)
+        if self._asked:
+            return
+        nonce = nonce_in_settings(payload)
+        if nonce:
+            self.stream.write(self._request(nonce))
+        else:
+            self._refuse(NOT_ASKED)
+
+    def _refuse(self, why: str) -> None:
+        _refused.warning("%s at %s: %s", self._path, self.stream.peer.address, why)
+        self.stream.end("Unavailable", why)
 
     def going_away(self, last: int, code: int, why: str) -> None:
         if code or last < CLIENT_STREAM:  # else it takes no more streams, and serves this one to its end
@@ -164,13 +193,23 @@ class ClientStream:
             return
         status = fields.get(":status", "200" if last else "")
         if status == "200" and not last:
+            self._accepted(fields)
             return
         why = [] if status == "200" else [f"HTTP status {status}" if status else "not HTTP status 200"]
         if message := unquote(fields.get("grpc-message", "")):
             why.append(message)
         elif (code := fields.get("grpc-status", "0")) != "0":
             why.append(f"grpc-status {code}")
+        if fields.get("grpc-status") == str(UNAUTHENTICATED):
+            _refused.warning("%s at %s: %s", self._path, self.stream.peer.address, one_line(": ".join(why)))
         self.stream.end("Unavailable", one_line(": ".join(why)) or ENDED_THERE)
+
+    def _accepted(self, fields: dict[str, str]) -> None:
+        stream = self.stream
+        if why := self._greeting.refused(fields):
+            self._refuse(why)
+        elif self._secret is not None and stream.transport is not None:
+            stream.out.open(stream.transport, CLIENT_STREAM)
 
     # ---- the end
 

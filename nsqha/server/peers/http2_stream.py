@@ -103,7 +103,7 @@ class Side(Protocol):
     def frame_came(self, kind: int, size: int) -> None:
         """Before the frame is read. Http2Error: it may not come now."""
 
-    def settings_came(self) -> None: ...
+    def settings_came(self, payload: bytes) -> None: ...
 
     def is_known(self, stream: int) -> bool:
         """Whether the other side has opened a stream of this number, or we have."""
@@ -364,7 +364,7 @@ class Http2Stream(asyncio.Protocol):
     def _settings(self, payload: bytes) -> None:
         for name, value in SETTING.iter_unpack(payload):
             self.out.set(name, value)
-        self._side.settings_came()
+        self._side.settings_came(payload)
         # Before anything that needs the larger window or frame: until then the other side holds us to the earlier ones.
         self.answer(frame(SETTINGS, ACK, 0))
         self.out.write_on()

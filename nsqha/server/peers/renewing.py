@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
+from nsqha.cluster_secret import ClusterSecret
 from nsqha.errors import Unavailable
 from nsqha.server.peers.api import Message, Peers, PeerStream, StreamHandler
 from nsqha.server.peers.calls import GrpcPeers
@@ -58,17 +59,22 @@ def _configuration(files: CertificateFiles) -> Any:
     return grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.ca)
 
 
-def peers(services: Iterable[ServiceDescriptor], files: CertificateFiles | None) -> Peers:
+def peers(
+    services: Iterable[ServiceDescriptor], files: CertificateFiles | None, secret: ClusterSecret | None = None
+) -> Peers:
     """The other nodes, with TLS if there are files."""
     if files is None:
-        return GrpcPeers(services)
-    return RenewingPeers(services, files)
+        return GrpcPeers(services, secret=secret)
+    return RenewingPeers(services, files, secret)
 
 
 class RenewingPeers:
     """`Peers` over one `GrpcPeers` per set of certificates."""
 
-    def __init__(self, services: Iterable[ServiceDescriptor], files: CertificateFiles) -> None:
+    def __init__(
+        self, services: Iterable[ServiceDescriptor], files: CertificateFiles, secret: ClusterSecret | None = None
+    ) -> None:
+        self._secret = secret
         self._services = tuple(services)
         self._files = files
         self._newest = self._made()
@@ -104,7 +110,7 @@ class RenewingPeers:
 
     def _made(self) -> _Generation:
         number = self._files.generation  # before the files' content: at worst it is older than that
-        return _Generation(number, GrpcPeers(self._services, tls=self._files.tls))
+        return _Generation(number, GrpcPeers(self._services, tls=self._files.tls, secret=self._secret))
 
     def _left(self, generation: _Generation) -> None:
         generation.used -= 1

@@ -14,11 +14,14 @@ import asyncio
 from collections.abc import Callable
 from urllib.parse import quote
 
+from nsqha.cluster_secret import ClusterSecret
+from nsqha.nsqlog import Logger
 from nsqha.server.peers.api import (
     ERROR_TRAILER,
     INTERNAL,
     PING_TIMEOUT_SECONDS,
     STATUS,
+    UNAUTHENTICATED,
     UNIMPLEMENTED,
     CallRefused,
     Method,
@@ -27,6 +30,7 @@ from nsqha.server.peers.api import (
     kind_and_text,
     status_of,
 )
+from nsqha.server.peers.greeting import ServerGreeting
 from nsqha.server.peers.http2 import (
     END_STREAM,
     ENHANCE_YOUR_CALM,
@@ -51,6 +55,7 @@ from nsqha.server.peers.http2 import (
 )
 from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream
 from nsqha.server.peers.stream import ENDED_THERE
+from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tls import HTTP2_ALPN
 
 OPENING_SECONDS = 10.0  # until a method is named, and from then on until a greeting was taken
@@ -58,6 +63,8 @@ OPENING_BYTES_MAX = HEADERS_BYTES_MAX + (16 << 10)  # and how much may be said b
 
 _GREETING = ((":status", "200"), ("content-type", "application/grpc"))
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # that gRPC's messages do not escape
+
+_refused = RareWarnings(Logger("peers"), "greeting_refused")
 
 
 class ServerStream:
@@ -69,13 +76,15 @@ class ServerStream:
         serve: Callable[[ServerStream, str], StreamHandler],
         *,
         tls: bool = False,
+        secret: ClusterSecret | None = None,
         greeted: Callable[[], None] = lambda: None,
     ) -> None:
         """`serve` is given the path that was asked for. It calls `speak` and says who handles the stream, or raises.
-        `greeted`: whoever handles it took the first message."""
+        It is not asked before the client has proved `secret`. `greeted`: whoever handles it took the first message."""
         self.stream = Http2Stream(address, self, tls=tls, preface=PREFACE)
         self._serve = serve
         self._on_greeted = greeted
+        self._greeting = ServerGreeting(secret)
         self._opening_bytes = 0  # before a method was named
         self._opening: asyncio.TimerHandle | None = None  # until one is, and then until there is a greeting
         self._settings_came = False
@@ -118,6 +127,7 @@ class ServerStream:
             (MAX_CONCURRENT_STREAMS, 1),
             (INITIAL_WINDOW_SIZE, OUR_WINDOW_BYTES),
             (MAX_HEADER_LIST_SIZE, HEADERS_BYTES_MAX),
+            *self._greeting.settings,
         )
         transport.write(mine + frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(OUR_WINDOW_BYTES - WINDOW_BYTES)))
         self._wait_for("no stream")
@@ -139,7 +149,7 @@ class ServerStream:
     def missed(self, why: str) -> None:
         self.stream.end("Unavailable", why)
 
-    def settings_came(self) -> None:
+    def settings_came(self, payload: bytes) -> None:
         pass
 
     def going_away(self, last: int, code: int, why: str) -> None:
@@ -183,9 +193,13 @@ class ServerStream:
 
     def _accept(self, fields: dict[str, str], last: bool) -> None:
         stream = self.stream
+        path = fields.get(":path", "")
         try:
             self._check(fields)
-            handler = self._serve(self, fields.get(":path", ""))
+            if why := self._greeting.refused(fields, path):
+                _refused.warning("a stream from %s: %s", stream.peer.address, why)
+                raise CallRefused(why, UNAUTHENTICATED)
+            handler = self._serve(self, path)
         except Exception as error:
             self._status = status_of(error)
             stream.end(*kind_and_text(error))
@@ -196,7 +210,7 @@ class ServerStream:
         assert stream.transport is not None
         self._wait_for("no greeting")
         stream.messages.expect_greeting(self._greeting_taken)
-        stream.write(stream.headers.frame(0, stream.stream, *_GREETING))
+        stream.write(stream.headers.frame(0, stream.stream, *_GREETING, *self._greeting.answer(fields, path)))
         self._greeted = True
         stream.keepalive.start()
         stream.out.open(stream.transport, stream.stream)

@@ -161,4 +161,4 @@ class ReplicaAnswers:
 
     def _check_cluster(self, cluster_id: int) -> None:
         if cluster_id != self._cluster_id:
-            raise Unavailable(f"this node belongs to cluster {self._cluster_id:016x}, not to {cluster_id:016x}")
+            raise Unavailable(f"this node does not belong to cluster {cluster_id:016x}")

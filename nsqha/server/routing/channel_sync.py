@@ -183,4 +183,4 @@ class Reconciler:
 
     def _check(self, cluster_id: int) -> None:
         if cluster_id != self._leaders.cluster_id:
-            raise NotFound(f"this node belongs to cluster {self._leaders.cluster_id:016x}, not to {cluster_id:016x}")
+            raise NotFound(f"this node does not belong to cluster {cluster_id:016x}")

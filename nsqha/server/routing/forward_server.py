@@ -36,7 +36,7 @@ PARK_SECONDS = 0.5
 def check_greeting(greeting: routing_pb2.Greeting, leaders: Leaders, stream: PeerStream) -> None:
     """Unavailable if the other side is not, or does not mean, who it should."""
     if greeting.cluster_id != leaders.cluster_id:
-        raise Unavailable(f"this node belongs to cluster {leaders.cluster_id:016x}, not to {greeting.cluster_id:016x}")
+        raise Unavailable(f"this node does not belong to cluster {greeting.cluster_id:016x}")
     if greeting.target_uid != leaders.node:
         raise Unavailable(f"this is node {leaders.node:016x}, not {greeting.target_uid:016x}")
     if not stream.peer.may_be(greeting.node_uid, leaders.name_of(greeting.node_uid)):

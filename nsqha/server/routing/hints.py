@@ -151,9 +151,7 @@ class Hints:
 
     async def _answer(self, peer: PeerIdentity, request: routing_pb2.LeadersRequest) -> routing_pb2.LeadersReply:
         if request.cluster_id != self._leaders.cluster_id:
-            raise Unavailable(
-                f"this node belongs to cluster {self._leaders.cluster_id:016x}, not to {request.cluster_id:016x}"
-            )
+            raise Unavailable(f"this node does not belong to cluster {request.cluster_id:016x}")
         reply = routing_pb2.LeadersReply()
         for asked in request.partitions[:ASK_PARTITIONS]:
             if (hint := hint_of(self._leaders, asked.topic, (asked.key.topic_uid, asked.key.partition))) is not None:

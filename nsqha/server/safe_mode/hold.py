@@ -17,6 +17,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nsqha.cluster_secret import read_secret
 from nsqha.election.etcd.access import etcd_options, stored_topics
 from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.metadata_restore import WaitingNode
@@ -262,7 +263,8 @@ class _InventoryServer:
 
         peers = peer_grpc.peer_server(options)
         MembersOnly(peers, lambda: nodes).on_call("Evidence", answered)
-        server = aio.server(options=peer_grpc.server_options())
+        gates = peer_grpc.gates(read_secret(options.cluster_secret_file))
+        server = aio.server(interceptors=gates, options=peer_grpc.server_options())
         peers.add_to(server)
         return cls(server, peers, await renewing.listen(server, options.grpc_address, certificates))
 
@@ -279,4 +281,4 @@ def members(records: Iterable[TopicRecord]) -> View:
 
 def check_cluster(request: pb.EvidenceRequest, cluster_id: int) -> None:
     if cluster_id not in (0, request.cluster_id):  # 0: a new node, which has nothing
-        raise Unavailable(f"this node belongs to cluster {cluster_id:016x}, not to {request.cluster_id:016x}")
+        raise Unavailable(f"this node does not belong to cluster {request.cluster_id:016x}")

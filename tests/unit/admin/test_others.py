@@ -79,8 +79,21 @@ def test_nobody_there_means_that_nothing_was_sent() -> None:
     served(scenario, failing(NotFound("no t")))
 
 
+@pytest.mark.parametrize("names", [("IP:127.0.0.1",), ("URI:nsqha:reader",), ("URI:nsqha:node/00000000000000cd",)])
+def test_without_a_cluster_administration_wants_its_role_too(tmp_path: Path, names: tuple[str, ...]) -> None:
+    asked: list[str] = []
+    node, caller = made(tmp_path, "node1", "IP:127.0.0.1"), made(tmp_path, "caller", *names)
+
+    async def refused(others: GrpcOthers, address: str) -> None:
+        with pytest.raises(OutcomeUnknown, match="is no administrator's"):
+            await others.call(address, "DescribeTopic", pb.DescribeTopicRequest(topic="t"), seconds=5)
+
+    served(refused, asked.append, node=node, caller=caller)
+    assert asked == []
+
+
 def test_with_cluster_tls_the_node_shows_its_certificate(tmp_path: Path) -> None:
-    node = made(tmp_path, "node1", "IP:127.0.0.1", "URI:nsqha:node/00000000000000ab")
+    node = made(tmp_path, "node1", "IP:127.0.0.1", "URI:nsqha:administrator")
     asked: list[str] = []
 
     def topic(name: str) -> Any:

@@ -9,13 +9,15 @@ import asyncio
 import ipaddress
 import random
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nsqha import NSQ_VERSION
+from nsqha import NSQ_VERSION, __version__
+from nsqha.cluster_secret import read_secret
 from nsqha.election.etcd.access import look_at, open_store
-from nsqha.election.model import NodeInfo
+from nsqha.election.model import PEER_LEVEL, PEER_LEVEL_OLDEST, NodeInfo, unlike_levels
 from nsqha.election.session import StoreIdentity
-from nsqha.errors import NsqhaError, StaleMetadata
+from nsqha.errors import ConfigError, NsqhaError, StaleMetadata
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.server.node.cluster.folder_life import FolderLife
@@ -38,6 +40,7 @@ async def open_cluster(
 ) -> Membership:
     """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata."""
     loop = asyncio.get_running_loop()
+    secret = read_secret(options.cluster_secret_file)
     generation = await loop.run_in_executor(None, lambda: _generation(options, journal, clock))
     mine = journal.identity
     store = await loop.run_in_executor(
@@ -56,6 +59,9 @@ async def open_cluster(
         await loop.run_in_executor(None, store.close)
         held.remember_doubt(journal)
         raise StaleMetadata(why)
+    if why := unlike_nodes(store.watch.view().nodes, mine.node_uid):
+        await loop.run_in_executor(None, store.close)
+        raise ConfigError(why)
     identity = store.identity()
     journal.node.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
     journal.node.stage_revision(identity.revision)
@@ -75,8 +81,8 @@ async def open_cluster(
         folder=folder,
         node=mine.node_uid,
         cluster_id=cluster.cluster_id,
-        peers=renewing.peers(SERVICES, certificates),
-        routing_peers=renewing.peers(SERVICES, certificates),
+        peers=renewing.peers(SERVICES, certificates, secret),
+        routing_peers=renewing.peers(SERVICES, certificates, secret),
         ttl_s=options.lease_ttl_ns / 1e9,
     )
 
@@ -118,7 +124,19 @@ def node_info(
         segments_address=_reachable(segments, name),
         boot_id=boot_id,
         version=NSQ_VERSION,
+        build=__version__,
+        peer_level=PEER_LEVEL,
+        peer_level_oldest=PEER_LEVEL_OLDEST,
     )
+
+
+def unlike_nodes(nodes: Mapping[int, NodeInfo], mine: int) -> str:
+    """Why this build cannot join these nodes: one that the others cannot speak to would only hold up publishes."""
+    for uid, node in nodes.items():
+        why = unlike_levels(node.peer_level_oldest, node.peer_level, node.build or "of an unknown version")
+        if why and uid != mine:
+            return f"node {node.name or f'{uid:016x}'} of the cluster: {why}"
+    return ""
 
 
 def unreachable_addresses(info: NodeInfo) -> list[str]:

@@ -100,7 +100,7 @@ class Receiver:
         """Why this stream is not for us, or not from whom it says; empty: it is welcome."""
         mine = self._service.hello()
         if hello.cluster_id != mine.cluster_id:
-            return f"this node belongs to cluster {mine.cluster_id:016x}, not to {hello.cluster_id:016x}"
+            return f"this node does not belong to cluster {hello.cluster_id:016x}"
         if hello.target_uid != mine.node_uid:
             return f"this is node {mine.node_uid:016x}, not {hello.target_uid:016x}"
         if not self._stream.peer.may_be(hello.node_uid, self._nodes.name_of(hello.node_uid)):

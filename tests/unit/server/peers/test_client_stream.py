@@ -126,6 +126,7 @@ def test_it_says_what_a_grpc_client_says() -> None:
             ":authority": stream.peer.address,
             "te": "trailers",
             "content-type": "application/grpc",
+            "nsqha-peer": "level=1-1 build=0.1.0",
             "user-agent": "nsqha",
         }
         stream.send(push(7))

@@ -68,7 +68,8 @@ def test_what_it_says_first() -> None:
         assert not acceptor.accepted
         caller.write(PREFACE, frame(SETTINGS, 0, 0), caller.request())
         assert (await caller.frame())[:2] == (SETTINGS, ACK)
-        assert await caller.fields() == {":status": "200", "content-type": "application/grpc"}
+        peer = {"nsqha-peer": "level=1-1 build=0.1.0"}
+        assert await caller.fields() == {":status": "200", "content-type": "application/grpc", **peer}
 
     run(scenario)
 

@@ -227,7 +227,7 @@ def test_who_leads_is_read_for_each_change_and_no_success_is_reported_without():
 def test_another_cluster_is_refused():
     async def story(nodes: Any) -> None:
         request = routing_pb2.ReconcileRequest(cluster_id=CLUSTER + 1, topic="t")
-        with pytest.raises(NotFound, match="belongs to cluster"):
+        with pytest.raises(NotFound, match=r"^Reconcile to n2: this node does not belong to cluster 0+4e$"):
             await nodes[1].peers.call("n2", "Reconcile", request, timeout=1)
         assert nodes[2].asked == []
 
