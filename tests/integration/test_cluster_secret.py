@@ -12,7 +12,7 @@ import pytest
 from nsqha.cluster_secret import MISSING
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
-from tests.integration.cluster import Cluster, posted
+from tests.integration.cluster import Cluster
 from tests.integration.servers import wait_until
 
 NEW, OLD = "n" * 40, "o" * 40
@@ -47,7 +47,7 @@ def test_nodes_with_the_secret_replicate_and_strangers_get_nothing(tmp_path: Pat
         made = nsqha("topic", "create", "orders", at, f"--cluster-secret-file={old}")
         assert made.returncode == 0, made.stderr
         # OK is answered when both replicas have it: the stream between them stands.
-        wait_until(lambda: posted(one, "/pub?topic=orders"), "a publish that both replicas have")
+        one.request("/pub?topic=orders", b"hello")
         listed = nsqha("cluster", "nodes", "--etcd-endpoint", cluster.etcd.endpoint, "--json")
         assert '"version": "0.1.0"' in listed.stdout, listed.stdout + listed.stderr
         for secret, why in ((None, MISSING), (new, "does not know this cluster's secret")):
