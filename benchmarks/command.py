@@ -4,6 +4,7 @@ python -m benchmarks                                  the whole table, about ten
 python -m benchmarks --quick                          shorter windows, one round, under two minutes
 python -m benchmarks -k mpub,consume --rounds 5       rows by name
 python -m benchmarks --peer 'nsqd --mem-queue-size=0' another daemon side by side
+python -m benchmarks --many 300                       three nodes with so many topics: idle cost, failover, starts
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import place, report, runner, servers, targets, workloads
+from . import many, place, report, runner, servers, targets, workloads
 from .figures import Cell
 from .targets import Verdict
 
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for workload in workloads.WORKLOADS:
             print(f"{workload.name:<26} {workload.about}")
         return 0
+    if options.many:
+        return _many(options.many, options.data_dir)
     selected = workloads.select(options.k)
     if not selected:
         parser.error(f"no workload matches {options.k!r}; --list shows them")
@@ -82,6 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(cell.failure for cell in cells):
         return EXIT_FAILED
     return EXIT_MISSED if options.check and any(verdict.passed is False for verdict in verdicts) else 0
+
+
+def _many(count: int, parent: Path | None) -> int:
+    try:
+        with runner.temporary_workspace(parent) as workspace:
+            for name, figure in many.run(count, workspace).items():
+                print(f"{name:<34} {figure:10.3f}")
+    except servers.CannotStart as failure:
+        runner.say(f"FAILED many: {failure}")
+        return EXIT_FAILED
+    return 0
 
 
 def _print(
@@ -155,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "without {data} nsqd's flags are appended; {sync_every} (1 or 2500) lets it take part in sync=always rows",
     )
     add("--server", metavar="CMD", help="start our broker with this command instead of the installed nsqd")
+    add("--many", metavar="N", type=_at_least_one, nargs="?", const=300, help="only the rows about N topics (300)")
     add("--pin", action="store_true", help="server on the first core, load generator on the others")
     add("--data-dir", type=Path, metavar="DIR", help="parent of the data directories (default: temporary)")
     add("--json", type=Path, metavar="FILE", help="write every figure of every cell")

@@ -221,7 +221,8 @@ class IsrKeeper:
     def step(self, *, committed: int, end: int, end_durable: int, now: float, complete: bool = True) -> list[Action]:
         """What to do now. `end` and `end_durable` are our own log's; `complete`: the next leader needs nothing more.
 
-        To be called after a commit, an ack of a replica outside of the ISR, a loss or a reply, and every 100 ms.
+        To be called after a commit, an ack of a replica outside of the ISR, a loss or a reply, and every 100 ms unless
+        the keeper is `quiet`.
         """
         self.followers.watch(now)
         if self.ended is not None:
@@ -233,6 +234,17 @@ class IsrKeeper:
         if self._proposal is None and not self._awaiting and not self._unread:
             return self._checked(self._improve())
         return self._checked(self._insist())
+
+    @property
+    def quiet(self) -> bool:
+        """Whether `step` has nothing to do however late it is, until something is heard, read, written or replied."""
+        if self.ended is not None:
+            return True
+        if self._proposal is not None or self._awaiting or self._unread:
+            return False
+        if self.meta.successor or self.handover.departing or not self.meta.isr.keys() <= set(self.meta.replicas):
+            return False
+        return all(self._settled(node) for node in self.meta.replicas if node != self.node)
 
     def replied(self, outcome: Outcome, now: float) -> list[Action]:
         """What became of the Propose or Fence that was last asked for (Reply)."""
@@ -394,6 +406,15 @@ class IsrKeeper:
                 if node not in self.meta.replicas:
                     return node, f"node {node} is no replica any more"
         return None, ""
+
+    def _settled(self, node: int) -> bool:
+        """A member that is here and has everything, or no member and not here."""
+        follower = self.followers.get(node)
+        if node not in self.meta.isr:
+            return follower is None or follower.gone_at is not None or not follower.registration
+        if follower is None or follower.gone_at is not None:
+            return False
+        return self.countable(node, follower.log_uid) and self.followers.acked(follower) >= self.followers.end
 
     def _renewed(self, node: int) -> bool:
         """A member that has reported another log than the one that the record names."""

@@ -12,7 +12,7 @@ Invariants: a process life leads an epoch at most once; nothing is written in an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -64,7 +64,14 @@ class LeaderRoles:
         self._topic_of = topic_of
         self._leaders_changed = leaders_changed
         self._lent = LeadershipRuntime(
-            runtime.node, runtime.clock, links, runtime.nodes, runtime.spawn, self._stepping_down, limits
+            runtime.node,
+            runtime.clock,
+            links,
+            runtime.nodes,
+            runtime.spawn,
+            self._stepping_down,
+            table.ticking,
+            limits,
         )
 
     # ---- begin
@@ -244,9 +251,13 @@ class LeaderRoles:
         if partition.life.stopped is not None:
             follower.stopped = partition.life.stopped
 
-    def each(self, step: Callable[[Leadership], None]) -> None:
+    def tick(self) -> None:
+        """Every 100 ms: for the leaderships that wait for something."""
+        self.each(Leadership.tick, list(self._table.ticking))
+
+    def each(self, step: Callable[[Leadership], None], chosen: Iterable[Leadership] | None = None) -> None:
         """What goes wrong with one leadership stays there: its epoch ends, and the others' time goes on."""
-        for leadership in list(self._table.leading.values()):
+        for leadership in list(self._table.leading.values()) if chosen is None else chosen:
             try:
                 step(leadership)
             except Exception as error:

@@ -26,6 +26,7 @@ class ReplicaTable:
         self.registration = 0  # this process life; 0: not registered yet
         self.stopping = False  # no role is taken any more
         self.leading: dict[PartitionKey, Leadership] = {}
+        self.ticking: dict[Leadership, None] = {}  # of these, the ones that wait for something
         self.followers: dict[PartitionKey, Follower] = {}
         self.records: dict[PartitionKey, Versioned[TopicRecord]] = {}  # the newest seen, of what has a replica here
         self.declined: dict[PartitionKey, tuple[int, str]] = {}  # the last epoch that could not be led here, and why

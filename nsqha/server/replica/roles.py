@@ -267,7 +267,7 @@ class Replicas:
 
     def tick(self) -> None:
         """Every 100 ms."""
-        self._leader_roles.each(Leadership.tick)
+        self._leader_roles.tick()
 
     def keep_house(self) -> None:
         """About once a second."""

@@ -359,7 +359,9 @@ class Tiny:
         leading = node.leading
         if leading is not None:
             committed = leading.leader.committed
+            quiet = leading.keeper.quiet and leading.keeper.followers.end == node.end
             actions = leading.keeper.step(committed=committed, end=node.end, end_durable=node.durable, now=self.now)
+            require(not (quiet and actions), f"a quiet keeper wants {actions}")
             self._perform(node, actions)
 
     def _perform(self, node: Replica, actions: list[Action]) -> None:

@@ -6,6 +6,9 @@
 
 The keeper decides (nsqha.replication.isr); this shell carries out what it says, in the order in which it says it: the
 effective ISR is widened before a proposal leaves. What the store answers late or never is the keeper's business too.
+
+Only leaderships that wait for something get ticks (`LeadershipRuntime.ticking`): thousands of partitions without
+traffic cost nothing. A quiet one gets them again from its next batch, event or record on; a busy one pays nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class LeadershipRuntime:
     nodes: Callable[[], Mapping[int, NodeInfo]]  # those that are alive
     spawn: Callable[[Coroutine[Any, Any, None]], object]  # begins a task that nothing waits for
     step_down: Callable[[Leadership, str], None]  # ends a leadership, and why
+    ticking: dict[Leadership, None]  # those that wait for something get ticks
     limits: IsrLimits | None = None
 
 
@@ -160,6 +164,7 @@ class Leadership:
     def stop(self) -> None:
         """This node does not lead any more, or ends."""
         self.ended = True
+        self._runtime.ticking.pop(self, None)
         self.partition.batches.set_followers(None, None)
         self._requests.close()
         self._targets.stop()
@@ -206,12 +211,26 @@ class Leadership:
             self._step()  # perhaps that was the last batch before the next leader's
 
     def tick(self) -> None:
-        """Every 100 ms."""
+        """Every 100 ms, while this waits for something."""
         if self.ended:
             return
         if self._keeper.ended is None:
             self._hold.release_overdue()
         self._step()
+        if self._keeper.quiet and not self._hold.successor and not self.ended:
+            self._runtime.ticking.pop(self, None)
+            self.partition.batches.set_followers(self._appended_when_quiet, self._committed)
+
+    def _appended_when_quiet(self) -> None:
+        """The first batch after a while: its followers have a time to acknowledge it in."""
+        self._wait()
+        self._targets.wake()
+
+    def _wait(self) -> None:
+        """Something may be due later: ticks are needed."""
+        if self not in self._runtime.ticking and not self.ended:
+            self._runtime.ticking[self] = None
+            self.partition.batches.set_followers(self._targets.wake, self._committed)
 
     # ---- followers
 
@@ -243,6 +262,7 @@ class Leadership:
         if not self.ended:
             logger.info("fenced", "%s/%d: node %016x has promised epoch %d", self.topic, self.key[1], node, promised)
             self._keeper.followers.lost(node, self._runtime.clock.monotonic())
+            self._wait()
             self._requests.reread(promised=promised)
 
     # ---- the record
@@ -315,6 +335,7 @@ class Leadership:
         )
 
     def _do(self, actions: list[Action]) -> None:
+        self._wait()
         for action in actions:
             if self.ended:
                 return

@@ -75,6 +75,7 @@ class Leading:
         self.records = Records()
         self.links = FakeLinks()
         self.ended: list[str] = []
+        self.ticking: dict[Leadership, None] = {}
         nodes = {node: NodeInfo(node, grpc_address=f"n{node}", peer_address=f"n{node}") for node in (A, B)}
         lent = LeadershipRuntime(
             NODE,
@@ -83,6 +84,7 @@ class Leading:
             nodes=lambda: nodes,
             spawn=lambda work: cast(Any, self.rig.loop.create_task(work)),
             step_down=lambda leadership, why: self.ended.append(why),
+            ticking=self.ticking,
         )
         self.leadership = Leadership(
             lent, self.partition, meta, key=(1, 0), topic="t", log_uid=70, records=self.records
@@ -101,7 +103,8 @@ class Leading:
     def passes(self, seconds: float) -> None:
         for _ in range(round(seconds * 10)):
             self.rig.pass_time(0.1)
-            self.leadership.tick()
+            if self.leadership in self.ticking:
+                self.leadership.tick()
             self.rig.turn()
 
 
@@ -169,6 +172,54 @@ def test_a_replica_that_caught_up_joins_and_is_needed_from_then_on() -> None:
     assert not outcome.answers
     leading.heard(B, 72)
     assert outcome.answers == ["OK"]
+
+
+def settled() -> Leading:
+    """A leader whose replicas all have everything."""
+    leading = Leading()
+    leading.heard(A, 71, opened=True)
+    leading.heard(B, 72, opened=True)
+    leading.passes(0.2)
+    leading.heard(A, 71)
+    leading.heard(B, 72)
+    leading.passes(0.1)
+    assert leading.leadership.meta.isr == {NODE: 70, A: 71, B: 72}
+    return leading
+
+
+def test_a_leader_that_waits_for_nothing_gets_no_ticks() -> None:
+    leading = settled()
+    assert not leading.ticking
+    leading.rig.publish(b"m")
+    leading.rig.turn()
+    assert leading.leadership in leading.ticking
+    leading.passes(0.2)
+    assert leading.leadership in leading.ticking, "its followers have not acknowledged"
+    leading.heard(A, 71)
+    leading.heard(B, 72)
+    leading.passes(0.1)
+    assert not leading.ticking
+
+
+def test_a_follower_that_is_late_after_a_quiet_hour_has_its_time() -> None:
+    leading = settled()
+    leading.rig.pass_time(3600.0)
+    outcome = leading.rig.publish(b"m")
+    leading.rig.turn()
+    leading.heard(A, 71)
+    leading.passes(1.5)
+    assert not outcome.answers and B in leading.leadership.meta.isr
+    leading.passes(1.0)
+    assert outcome.answers == ["OK"] and B not in leading.leadership.meta.isr
+
+
+def test_a_follower_that_is_lost_in_a_quiet_hour_leaves() -> None:
+    leading = settled()
+    leading.rig.pass_time(3600.0)
+    leading.leadership.lost(B)
+    assert B in leading.leadership.meta.isr
+    leading.passes(0.5)
+    assert B not in leading.leadership.meta.isr
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("?"), StaleMetadata("another etcd"), KeyError("a bug")])

@@ -374,6 +374,7 @@ def test_a_leadership_that_breaks_ends_and_holds_up_no_other(what: str, monkeypa
 
         other: Any = type("Other", (), {"stop": lambda self: None})()
         rig.replicas.leading[UID + 1, 0] = other
+        rig.replicas.table.ticking[other] = None
         monkeypatch.setattr(Leadership, what, step)
         getattr(rig.replicas, what)()
         await pause(1)

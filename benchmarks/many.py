@@ -1,0 +1,211 @@
+"""The rows about many partitions: `python -m benchmarks --many 300` (or 1000), three nodes with three replicas of each.
+
+    created      from the first POST /topic/create to the answer of the last one, `CREATORS` at a time, through one node
+    idle         CPU of each broker per second, with every partition led, followed twice and not used
+    first PUB    to a topic that does not exist, at a broker that is alone on an empty folder
+    failover     kill -9 of the node that leads most: from there until each partition that it led takes a publish, sent
+                 through another node
+    start        of that node with all its logs, and of a broker that is alone on an empty folder: until both TCP and
+                 HTTP listen
+
+A failover ends for a partition with the OK to a publish that was sent after the kill, through a node that lives. All
+partitions have a connection of their own for this, so the figures are those of partitions, not of one queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from . import client, servers
+from .figures import Spread
+from .procstat import ProcessTree
+
+CREATORS = 16
+IDLE_S = 10.0
+SETTLE_S = 5.0
+FAILOVER_S = 60.0
+FIRST_PUBS = 50
+STARTS = 5
+RETRY_S = 0.02
+
+
+def run(count: int, workspace: Path) -> dict[str, float]:
+    """All rows; name -> figure. The names end with the unit."""
+    servers.compile_modules()
+    figures = {**_alone(workspace / "alone")}
+    with servers.fresh_server(servers.our_cluster(3), workspace, sync="interval") as server:
+        nodes = _described(workspace / "cell" / "log")
+        trees = [ProcessTree([node["pid"]]) for node in nodes]
+        figures["idle_without_topics_cpu_ms_per_s"] = _idle(trees)
+        cpu = [tree.cpu_ns() for tree in trees]
+        figures["created_s"] = asyncio.run(_create(nodes[0]["http"], count))
+        figures["created_cpu_s"] = sum(tree.cpu_ns() - before for tree, before in zip(trees, cpu, strict=True)) / 1e9
+        time.sleep(SETTLE_S)
+        figures["idle_cpu_ms_per_s"] = _idle(trees)
+        led = [_led_by(workspace / "cell" / "data" / f"node-{number + 1}.log") for number in range(len(nodes))]
+        victim = max(range(len(nodes)), key=lambda number: len(led[number]))
+        outages = asyncio.run(_failover(nodes, victim, led[victim]))
+        figures["failover_partitions"] = float(len(outages))
+        spread = sorted(outages)
+        figures["failover_p50_s"], figures["failover_last_s"] = spread[len(spread) // 2], spread[-1]
+        time.sleep(1.0)
+        figures["start_with_topics_s"] = _started_again(nodes[victim], workspace / "again")
+        assert server.alive()
+    return figures
+
+
+def _alone(folder: Path) -> dict[str, float]:
+    """Start of a broker on an empty folder, and the first publishes to new topics there."""
+    starts, pubs = [], []
+    arguments = servers.our_broker("compiled").arguments(
+        data=folder, tcp="127.0.0.1:0", http="127.0.0.1:0", sync="interval", flags=()
+    )
+    for turn in range(STARTS):
+        data = folder / str(turn)
+        data.mkdir(parents=True)
+        words = [word.replace(f"--data-path={folder}", f"--data-path={data}") for word in arguments]
+        with _process(words, folder / f"{turn}.log") as (seconds, tcp):
+            starts.append(seconds)
+            if turn == STARTS - 1:
+                time.sleep(1.0)
+                pubs = _first_pubs(tcp)
+    return {
+        "start_empty_s": Spread.of(starts).median,
+        "first_pub_p50_ms": Spread.of(pubs).median,
+        "first_pub_max_ms": max(pubs),
+    }
+
+
+def _first_pubs(tcp: client.Address) -> list[float]:
+    sock, took = client.open_connection(tcp), []
+    for number in range(FIRST_PUBS):
+        begun = time.perf_counter()
+        sock.sendall(client.pub(f"first{number}", b"x"))
+        client.read_frame(sock, client.RESPONSE)
+        took.append(1000 * (time.perf_counter() - begun))
+        time.sleep(0.02)
+    sock.close()
+    return took
+
+
+@contextmanager
+def _process(arguments: Sequence[str], log: Path) -> Iterator[tuple[float, client.Address]]:
+    """A broker; (seconds until TCP and HTTP listen, its TCP address). It is ended."""
+    begun = time.perf_counter()
+    with log.open("wb") as out:
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        while not {"TCP", "HTTP"} <= (found := servers.parse_listening(log.read_text(errors="replace"))).keys():
+            if process.poll() is not None or time.perf_counter() - begun > servers.START_TIMEOUT_S:
+                raise servers.CannotStart(f"{arguments[0]}:\n{log.read_text(errors='replace')[-2000:]}")
+            time.sleep(servers.POLL_S)
+        yield time.perf_counter() - begun, found["TCP"]
+    finally:
+        process.terminate()
+        try:
+            process.wait(servers.STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _started_again(node: dict[str, Any], log: Path) -> float:
+    with _process(node["start"], log) as (seconds, _):
+        return seconds
+
+
+def _described(log: Path) -> list[dict[str, Any]]:
+    line = next(line for line in log.read_text().splitlines() if line.startswith("{"))
+    nodes: list[dict[str, Any]] = json.loads(line)["nodes"]
+    return nodes
+
+
+def _idle(trees: Sequence[ProcessTree]) -> float:
+    """CPU milliseconds per second of the broker that takes most."""
+    before, begun = [tree.cpu_ns() for tree in trees], time.perf_counter()
+    time.sleep(IDLE_S)
+    seconds = time.perf_counter() - begun
+    return max(tree.cpu_ns() - cpu for tree, cpu in zip(trees, before, strict=True)) / 1e6 / seconds
+
+
+async def _create(url: str, count: int) -> float:
+    """Create all topics; the seconds until the last is answered."""
+    numbers, address = iter(range(count)), _host(url)
+
+    def create(number: int) -> None:
+        connection = http.client.HTTPConnection(*address, timeout=60)
+        try:
+            connection.request("POST", f"/topic/create?topic=many{number}")
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise servers.CannotStart(f"/topic/create: {answer.status} {answer.read()!r}")
+        finally:
+            connection.close()
+
+    async def creator() -> None:
+        for number in numbers:
+            await asyncio.to_thread(create, number)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*[creator() for _ in range(CREATORS)])
+    return time.perf_counter() - begun
+
+
+def _led_by(log: Path) -> list[str]:
+    """The topics that a node began to lead, by its own log: leaders do not change while nothing fails."""
+    return sorted(set(re.findall(r"\b(many\d+)/0: leading in epoch", log.read_text(errors="replace"))))
+
+
+async def _failover(nodes: Sequence[dict[str, Any]], victim: int, topics: Sequence[str]) -> list[float]:
+    """Kill a node; for each topic the seconds until a publish that was sent after that is answered with OK."""
+    tcp = _host(nodes[victim - 1]["tcp"])
+    streams = [await asyncio.open_connection(*tcp) for _ in topics]
+    for (reader, writer), topic in zip(streams, topics, strict=True):
+        writer.write(b"  V2" + client.pub(topic, b"before"))
+        if (answer := await _answer(reader)) != b"OK":
+            raise servers.CannotStart(f"{topic} takes no publish: {answer!r}")
+    await asyncio.sleep(1.0)
+    os.kill(nodes[victim]["pid"], signal.SIGKILL)
+    killed = time.perf_counter()
+
+    async def outage(topic: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+        while True:
+            try:
+                writer.write(client.pub(topic, b"after"))
+                if await _answer(reader) == b"OK":
+                    return time.perf_counter() - killed
+            except (OSError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                writer.close()
+            # "Outcome unknown" ends a connection.
+            await asyncio.sleep(RETRY_S)
+            reader, writer = await asyncio.open_connection(*tcp)
+            writer.write(b"  V2")
+
+    async with asyncio.timeout(FAILOVER_S):
+        return await asyncio.gather(*[outage(topic, *stream) for topic, stream in zip(topics, streams, strict=True)])
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """The next frame that is no heartbeat, which nothing here is quiet for long enough to be sent one."""
+    size, _ = struct.unpack(">II", await reader.readexactly(8))
+    return await reader.readexactly(size - 4)
+
+
+def _host(address: str) -> client.Address:
+    host, port = address.removeprefix("http://").rsplit(":", 1)
+    return socket.gethostbyname(host), int(port)
