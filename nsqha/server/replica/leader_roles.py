@@ -83,7 +83,7 @@ class LeaderRoles:
         times = [self._runtime.clock.monotonic()]
         if (epoch := record.partitions[number].epoch) > follower.epoch:
             logger.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
-        fresh = await self._runtime.metadata.read(lambda: self._runtime.metadata.records.topic(name))
+        fresh = await self._runtime.metadata.topic(name)
         if fresh is None or fresh.record.uid != uid or self._table.stopping:
             return
         meta = fresh.record.partitions[number]

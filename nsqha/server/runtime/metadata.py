@@ -8,17 +8,22 @@ put back to an older state. A store that cannot be trusted any more closes the n
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.model import ChannelList, TopicRecord, Versioned
 from nsqha.election.store import MetadataRecords
-from nsqha.errors import Conflict, NotFound, Poisoned, Unavailable
+from nsqha.errors import Conflict, NotFound, NsqhaError, Poisoned, Unavailable
+from nsqha.server.runtime.tasks import awaited
 
 CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
+
+READS_ALONE_MAX = 4  # topics are read one by one as long as no more of them are wanted at once ...
+LISTED_PER_WANTED = 32  # ... or there are more other topics than this for each that is wanted
 
 T = TypeVar("T")
 
@@ -40,6 +45,13 @@ class NodeMetadata:
         self._run = run
         self._journal = journal
         self._fail = fail
+        self._alone = 0  # reads of one topic under way
+        self._wanted: set[str] = set()  # to be read with the next list of all topics
+        self._gathering: asyncio.Task[Mapping[str, Versioned[TopicRecord] | None]] | None = (
+            None  # has not begun to read
+        )
+        self._turn = asyncio.Lock()
+        self._listed = 0  # topics in the last list
 
     async def write(self, change: Callable[[], T]) -> T:
         """Write to the store once and stage its revision in the journal. Poisoned closes the node."""
@@ -56,6 +68,34 @@ class NodeMetadata:
         result = await self._run(read)
         self._journal.node.stage_revision(self.records.revision)
         return result
+
+    async def topic(self, name: str) -> Versioned[TopicRecord] | None:
+        """Read one topic once, linearizably. Reads of many topics at once, as when a leader of many died, are one."""
+        if self._alone < READS_ALONE_MAX:
+            self._alone += 1
+            try:
+                return await self.read(lambda: self.records.topic(name))
+            finally:
+                self._alone -= 1
+        if self._gathering is None:
+            self._gathering = awaited(asyncio.get_running_loop(), self._read_together())
+        self._wanted.add(name)
+        found = await asyncio.shield(self._gathering)
+        return found[name] if name in found else await self.read(lambda: self.records.topic(name))
+
+    async def _read_together(self) -> Mapping[str, Versioned[TopicRecord] | None]:
+        """The topics that are wanted before the read begins; none of them if they are better read one by one."""
+        async with self._turn:
+            self._gathering = None
+            wanted, self._wanted = self._wanted, set()
+            if len(wanted) * LISTED_PER_WANTED < self._listed:
+                return {}
+            try:
+                topics = await self.read(self.records.topics)
+            except NsqhaError:
+                return {}  # perhaps because of one record: it shall hold up no other
+            self._listed = len(topics)
+            return {name: topics.get(name) for name in wanted}
 
     async def change_channels(
         self, known: Versioned[TopicRecord], change: Callable[[ChannelList], ChannelList]
