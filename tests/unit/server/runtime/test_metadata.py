@@ -35,12 +35,15 @@ class CountedRecords:
         return self.now.get(name)
 
 
-def metadata_of(records: CountedRecords) -> NodeMetadata:
+def metadata_of(records: CountedRecords, answers: asyncio.Event | None = None) -> NodeMetadata:
+    """`answers`: reads that were made return from then on."""
+
     async def run(call: Any) -> Any:
         await asyncio.sleep(0)
-        result = call()
-        await asyncio.sleep(0)
-        return result
+        try:
+            return call()
+        finally:
+            await (asyncio.sleep(0) if answers is None else answers.wait())
 
     journal = type("Journal", (), {"node": type("Node", (), {"stage_revision": lambda self, revision: None})()})()
     return NodeMetadata(cast(Any, records), run, journal, pytest.fail)
@@ -60,12 +63,16 @@ def test_many_reads_at_once_are_a_few_and_one_list() -> None:
 def test_a_read_that_is_asked_for_later_sees_what_was_written_before_it() -> None:
     async def scenario() -> None:
         records = CountedRecords()
-        metadata = metadata_of(records)
+        answers = asyncio.Event()
+        metadata = metadata_of(records, answers)
         early = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
         while not records.reads["all"]:
             await asyncio.sleep(0)
         records.now[NAMES[-1]] = 7
-        assert await metadata.topic(NAMES[-1]) == 7
+        late = asyncio.ensure_future(metadata.topic(NAMES[-1]))
+        await asyncio.sleep(0)
+        answers.set()
+        assert await late == 7
         assert (await asyncio.gather(*early))[-1] == 0
 
     asyncio.run(scenario())
