@@ -13,7 +13,7 @@ from tests.unit.cli.test_import_nsqd import nsqd_data, write_queue
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "moving-from-nsqd.md"
 
 
-def test_the_commands_of_the_page_move_a_folder(tmp_path):
+def test_the_commands_of_the_page_move_a_folder(tmp_path: Path) -> None:
     source = tmp_path / "nsqd"
     source.mkdir()
     nsqd_data(source, channels={"slow": True, "fast": False})
@@ -31,7 +31,7 @@ def test_the_commands_of_the_page_move_a_folder(tmp_path):
         assert channels == {"slow": (501, True), "fast": (101, False)}
 
 
-def test_a_broker_that_starts_on_the_folder_of_an_nsqd_serves_and_says_so(tmp_path):
+def test_a_broker_that_starts_on_the_folder_of_an_nsqd_serves_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     nsqd_data(tmp_path / "data", channels={"c": False})
     with Node(tmp_path) as node:

@@ -155,7 +155,7 @@ def test_a_short_mpub_leaves_nothing_to_wait_for() -> None:
 def test_a_handler_that_ends_the_connection_hears_no_more() -> None:
     class Ending(Recorder):
         def subscribe(self, topic: str, channel: str, partition: int | None) -> None:
-            super().subscribe(topic, channel)
+            super().subscribe(topic, channel, partition)
             assert self.session is not None
             self.session.kill()
 
