@@ -10,7 +10,7 @@ HOT := $(wildcard nsqha/hot/*.pyx nsqha/hot/*.pxd nsqha/hot/*.h)
 # would compile all modules for itself.
 COMPILE := $(BIN)/python -m compileall -q nsqha lookupd tests
 
-.PHONY: dev install install-spark test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen mutants sim sim-mutants spec clean
+.PHONY: dev install install-spark test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen mutants sim sim-matrix sim-mutants spec clean
 
 # A cluster needs an etcd beside it.
 dev: install $(if $(findstring --nodes,$(ARGS)),$(VENV)/.etcd)  ## broker and lookup in one process, nothing to configure
@@ -88,6 +88,11 @@ spec: $(VENV)/.dev  ## the TLA+ spec of replication, its controls and its mutant
 SEEDS ?= 1000
 sim: $(VENV)/.dev  ## whole clusters under virtual time, SEEDS lives; SEED=n: that one, told in full with ARGS=--tell
 	@$(BIN)/python -m tests.sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+# SEEDS is set for `sim` above.
+sim-matrix: $(VENV)/.dev  ## faults that stay for ten minutes, each cell in SEEDS lives (50); CELL=name, SEED=n, ARGS=--tell
+	@$(BIN)/python -m tests.sim.fault_matrix --cell "$(CELL)" \
+		$(if $(SEED),--seed $(SEED),--seeds $(if $(filter file,$(origin SEEDS)),50,$(SEEDS))) $(ARGS)
 
 sim-mutants: $(VENV)/.dev  ## bugs planted in replication, each to be noticed within 500 lives
 	@$(BIN)/python -m tests.sim.mutants $(ARGS)

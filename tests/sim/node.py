@@ -145,6 +145,7 @@ class SimNode(Machine):
         self.refused = ""  # why the last start ended
         self.disk_is_low = False
         self.may_lose_power: Callable[[], bool] = lambda: True
+        self.on_start: Callable[[SimNode], None] = lambda node: None
         self.on_broker: Callable[[SimNode], None] = lambda node: None
         self.on_end: Callable[[SimNode, str], None] = lambda node, why: None
 
@@ -166,6 +167,7 @@ class SimNode(Machine):
         self.joined = False
         self.broker = None
         self.storage.on_crash = self._died_writing
+        self.on_start(self)
         task = loop.create_task(self._run(loop))
         task.add_done_callback(lambda done: self._started(loop, done))
 

@@ -68,7 +68,7 @@ def _run_seed(seed: int, tell: bool, longer: float) -> Life:
     plan.seconds *= longer
     cluster = SimCluster(plan)
     with cluster:
-        teller = _Teller(cluster) if tell else None
+        teller = Teller(cluster) if tell else None
         if teller is not None:
             print(plan, file=sys.stderr)
             logging.getLogger("nsqha").addHandler(teller)
@@ -116,7 +116,7 @@ def _run_seed(seed: int, tell: bool, longer: float) -> Life:
     return life
 
 
-class _Teller(logging.Handler):
+class Teller(logging.Handler):
     """Log lines of all processes, with virtual time and name."""
 
     def __init__(self, cluster: SimCluster) -> None:
