@@ -109,9 +109,9 @@ def test_a_callback_that_is_cancelled_does_not_run(driven: Driven) -> None:
 def test_timers_fire_in_the_order_of_their_times(driven: Driven) -> None:
     ran: list[int] = []
     now = driven.loop.time()
-    driven.loop.call_at(now + 0.015, ran.append, 3)
-    driven.loop.call_later(0.01, ran.append, 2)
-    driven.loop.call_later(0.005, ran.append, 1)
+    driven.loop.call_at(now + 0.01, ran.append, 2)
+    driven.loop.call_at(now + 0.005, ran.append, 1)
+    driven.loop.call_later(0.015, ran.append, 3)  # last: this thread may have stood still since `now`
     driven.loop.call_soon(ran.append, 0)
     driven.run()
     assert ran == [0, 1, 2, 3]

@@ -8,6 +8,7 @@ Downwards:
     client_stream   a stream at the end that opens it
     server_stream   a stream at the end that accepts it
     http2_stream    what both ends do: one stream of gRPC on a connection of its own
+    frame_budget    what one connection may cost: frames that carry nothing, and turns
     keepalive       pings after silence
     send_queue      messages on their way out, as flow control and the socket let them pass
     stream          messages, handler and end of a stream

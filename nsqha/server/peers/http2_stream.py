@@ -11,7 +11,7 @@ An `Http2Stream` is what both have in common, and the `PeerStream` that others s
 server, which decide when it begins and what is said at the end.
 
 Each stream has a connection of its own, so the windows of connection and stream are one thing. What arrives is handled
-at once, up to TURN_FRAMES, TURN_BYTES and TURN_MESSAGES; then the connection is not read until all others had a turn.
+at once, as much as a turn may have (`frame_budget`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from nsqha.server.peers.api import PING_TIMEOUT_SECONDS, Message, PeerIdentity, one_line
+from nsqha.server.peers.frame_budget import CREDIT_COST, FRAME_COST, HEADER_BYTE_COST, ReadTurns
 from nsqha.server.peers.http2 import (
     ACK,
     CONTINUATION,
@@ -59,34 +60,9 @@ from nsqha.server.peers.stream import CLOSED_HERE, ENDED_THERE, TURN_MESSAGES, S
 
 OUR_WINDOW_BYTES = 16 << 20  # that may be sent to us
 ANSWERS_MAX = 1000  # to pings and settings, and refusals, for a peer that does not read them
-# What frames cost that carry no message: one connection of them must not keep the loop from all others.
-FRAME_COST = 50
-HEADER_BYTE_COST = 2
-CREDIT_COST = 1  # of a WINDOW_UPDATE, which a client sends for what it reads
-COST_MAX = 60_000  # at once
-COST_PER_SECOND = 10_000  # later
-# Read in one turn of the loop, or in the same millisecond of its clock. (Messages: `stream.TURN_MESSAGES`.)
-TURN_FRAMES = 64
-TURN_BYTES = 1 << 20
 
 
-class FrameBudget:
-    """What one connection may still send of frames that carry nothing: a token bucket."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._left = float(COST_MAX)
-        self._filled_at = loop.time()
-
-    def charge(self, cost: int) -> None:
-        """Count a frame. Http2Error: there are too many of them."""
-        self._left -= cost
-        if self._left < 0:
-            now = self._loop.time()
-            self._left = min(self._left + (now - self._filled_at) * COST_PER_SECOND, COST_MAX)
-            self._filled_at = now
-            if self._left < 0:
-                raise Http2Error("too many frames that carry nothing", ENHANCE_YOUR_CALM)
+_PING = frame(PING, 0, 0, bytes(PING_BYTES))
 
 
 class Side(Protocol):
@@ -129,7 +105,7 @@ class Http2Stream(asyncio.Protocol):
         self.messages = StreamMessages(PeerIdentity(address), self._ended)
         self.out = SendQueue(self.messages, tls=tls)
         self.headers = Headers()
-        self.keepalive = Keepalive(self._ping, side.missed)
+        self.keepalive = Keepalive(lambda: self.write(_PING), side.missed)
         self.transport: asyncio.Transport | None = None
         self.stream = NO_STREAM  # its number
         self._side = side
@@ -139,12 +115,8 @@ class Http2Stream(asyncio.Protocol):
         self._data_of = NO_STREAM  # the stream whose DATA is read
         self._uncredited = 0  # bytes that came, and that no WINDOW_UPDATE has given back yet
         self._answers = 0  # that the socket did not take
-        self._budget = FrameBudget(self._loop)
+        self._turns = ReadTurns(self._loop, self._read_on)
         self._error = NO_ERROR  # of HTTP/2, for which the connection ends
-        self._frames_left = TURN_FRAMES  # in this turn
-        self._bytes_left = TURN_BYTES
-        self._resting = False  # others have their turn: nothing is read
-        self._is_last = False  # the other side sends nothing behind what is kept
 
     # ---- the stream, as others see it (`PeerStream`)
 
@@ -208,9 +180,6 @@ class Http2Stream(asyncio.Protocol):
         transport.close()
         self._loop.call_later(PING_TIMEOUT_SECONDS, transport.abort)
 
-    def _ping(self) -> None:
-        self.write(frame(PING, 0, 0, bytes(PING_BYTES)))
-
     # ---- the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -231,8 +200,9 @@ class Http2Stream(asyncio.Protocol):
         now = self._loop.time()
         if now != self.keepalive.heard:
             self.keepalive.heard = now
-            if not self._resting:
-                self._begin_turn()
+            if not self._turns.resting:
+                self._turns.begin()
+                self.messages.left = TURN_MESSAGES
         if self._preface:
             came = self._preface[: len(data)]
             if not data.startswith(came):
@@ -240,21 +210,18 @@ class Http2Stream(asyncio.Protocol):
                 return
             self._preface = self._preface[len(came) :]
             data = data[len(came) :]
-        self._bytes_left -= len(data)
+        self._turns.bytes -= len(data)
         if self._rest:
             data = self._rest + data
-        if self._resting:
+        if self._turns.resting:
             self._rest = data
         else:
             self._read(data)
 
-    def _begin_turn(self) -> None:
-        self._frames_left, self._bytes_left, self.messages.left = TURN_FRAMES, TURN_BYTES, TURN_MESSAGES
-
     def _read(self, data: bytes) -> None:
         """Handle the frames in `data`, as many as this turn may have."""
         at, end = 0, len(data)
-        frames = self._frames_left
+        frames = self._turns.frames
         messages = self.messages
         try:
             while frames and end - at >= FRAME.size and messages.left and not messages.ended:
@@ -274,10 +241,10 @@ class Http2Stream(asyncio.Protocol):
                     else:
                         end_of_data = stop
                     if start == end_of_data:
-                        self._budget.charge(FRAME_COST)
+                        self._turns.charge(FRAME_COST)
                     messages.take(data, start, end_of_data)
                     if flags & END_STREAM:
-                        self._last_came()
+                        messages.last_came(ENDED_THERE)
                 else:
                     self._control(kind, flags, stream, data[start:stop])
                 at = stop
@@ -288,43 +255,23 @@ class Http2Stream(asyncio.Protocol):
         if messages.ended:
             return
         self._rest = data[at:]
-        self._frames_left = frames
+        self._turns.frames = frames
         if self._uncredited >= OUR_WINDOW_BYTES // 4:
             update, self._uncredited = NUMBER.pack(self._uncredited), 0
             self.write(frame(WINDOW_UPDATE, 0, 0, update) + frame(WINDOW_UPDATE, 0, self.stream, update))
-        if not frames or not messages.left or self._bytes_left < 0:
-            self._rest_a_turn()
-
-    def _last_came(self) -> None:
-        if self.messages.left:
-            self.end("Unavailable", ENDED_THERE)
-        else:
-            self._is_last = True
-
-    def _rest_a_turn(self) -> None:
-        """Read nothing until others had their turn, whatever this connection sends."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            self._resting = True
-            transport.pause_reading()
-            self._loop.call_soon(self._read_on)
+        if not frames or not messages.left or self._turns.bytes < 0:
+            self._turns.rest(self.transport)
 
     def _read_on(self) -> None:
-        transport = self.transport
-        if transport is None or transport.is_closing() or self.messages.ended:
+        """Another turn begins."""
+        if self.messages.ended:
             return
-        self._resting = False
-        self._begin_turn()
         try:
             self.messages.take_on()
         except ValueError as error:
             self._violated(str(error))
-        if self._is_last and self.messages.left and not self.messages.ended:
-            self.end("Unavailable", ENDED_THERE)
         if not self.messages.ended:
             self._read(self._rest)
-        if not self._resting and not transport.is_closing():
-            transport.resume_reading()
 
     def _violated(self, why: str, code: int = PROTOCOL_ERROR) -> None:
         self._error = code
@@ -336,11 +283,11 @@ class Http2Stream(asyncio.Protocol):
         """Frames of unknown types are ignored, as are those of streams that were refused."""
         self._side.frame_came(kind, FRAME.size + len(payload))
         if kind == WINDOW_UPDATE:
-            self._budget.charge(CREDIT_COST)
+            self._turns.charge(CREDIT_COST)
         elif kind in (HEADERS, CONTINUATION):
-            self._budget.charge(FRAME_COST + HEADER_BYTE_COST * len(payload))
+            self._turns.charge(FRAME_COST + HEADER_BYTE_COST * len(payload))
         else:
-            self._budget.charge(FRAME_COST)
+            self._turns.charge(FRAME_COST)
         check_frame(kind, flags, stream, len(payload))
         if self.headers.incomplete and (kind, stream) != (CONTINUATION, self.headers.incomplete):
             raise Http2Error("headers that something else interrupts")
@@ -348,7 +295,13 @@ class Http2Stream(asyncio.Protocol):
             self._header_block(kind, flags, stream, payload)
         elif kind == SETTINGS:
             if not flags & ACK:
-                self._settings(payload)
+                for name, value in SETTING.iter_unpack(payload):
+                    self.out.set(name, value)
+                self._side.settings_came(payload)
+                # Before anything that needs the larger window or frame: until then the other side holds us to the
+                # earlier ones.
+                self.answer(frame(SETTINGS, ACK, 0))
+                self.out.write_on()
         elif kind == PING:
             if not flags & ACK:
                 self.answer(frame(PING, ACK, 0, payload))
@@ -360,14 +313,6 @@ class Http2Stream(asyncio.Protocol):
             raise Http2Error("a promise of a push, which was switched off")
         elif kind in (DATA, RST_STREAM, WINDOW_UPDATE):
             self._of_stream(kind, stream, payload)
-
-    def _settings(self, payload: bytes) -> None:
-        for name, value in SETTING.iter_unpack(payload):
-            self.out.set(name, value)
-        self._side.settings_came(payload)
-        # Before anything that needs the larger window or frame: until then the other side holds us to the earlier ones.
-        self.answer(frame(SETTINGS, ACK, 0))
-        self.out.write_on()
 
     def _header_block(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == HEADERS and stream != self.stream:

@@ -41,6 +41,7 @@ class StreamMessages:
         self._on_end = on_end
         self._on_greeted: Callable[[], None] | None = None  # until the first message was handled
         self._partial = bytearray()  # of a message that has not arrived as a whole
+        self._last = ""  # why the stream ends behind what is kept; empty: more may come
         self._method: Method
         self._sent_type: type[Any]
         self._received_type: type[Any]
@@ -91,6 +92,14 @@ class StreamMessages:
         """Another turn begins: handle what the last one left. ValueError as `take`."""
         self.left = TURN_MESSAGES
         self._take_kept()
+        if self._last and self.left:
+            self.end("Unavailable", self._last)
+
+    def last_came(self, why: str) -> None:
+        """The other side sends no more: the stream ends behind what was kept."""
+        self._last = why
+        if self.left:
+            self.end("Unavailable", why)
 
     def _take_kept(self) -> None:
         partial = self._partial

@@ -12,11 +12,11 @@ from tests.unit.server.shell_rig import FakeWire, PartitionRig
 class Elsewhere(Consumer):
     """A client of another node, which reads partition 0."""
 
-    only = 0
+    relayed = True
 
     def __init__(self) -> None:
         wire: Any = FakeWire()
-        super().__init__(wire, topic="t", channel="c", msg_timeout=60.0, sample_rate=0)
+        super().__init__(wire, topic="t", channel="c", msg_timeout=60.0, sample_rate=0, only=0)
         self.standby: list[bool] = []
 
     def set_standby(self, standby: bool) -> None:

@@ -11,7 +11,7 @@ import uvloop
 
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import calls as peer_grpc
-from nsqha.server.peers import http2_stream, keepalive, server_stream
+from nsqha.server.peers import frame_budget, http2_stream, keepalive, server_stream
 from nsqha.server.peers import stream as stream_module
 from nsqha.server.peers.api import PeerStream
 from nsqha.server.peers.calls import GrpcPeerServer
@@ -374,9 +374,9 @@ def test_others_have_their_turn_while_one_sends_small_messages(whole: bool) -> N
 
 def test_others_have_their_turn_while_one_sends_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[int] = []
-    rest = http2_stream.Http2Stream._rest_a_turn
+    rest = frame_budget.ReadTurns.rest
     monkeypatch.setattr(
-        http2_stream.Http2Stream, "_rest_a_turn", lambda stream: (rests.append(stream._frames_left), rest(stream))
+        frame_budget.ReadTurns, "rest", lambda turns, transport: (rests.append(turns.frames), rest(turns, transport))
     )
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
@@ -385,7 +385,7 @@ def test_others_have_their_turn_while_one_sends_pings(monkeypatch: pytest.Monkey
             await caller.next(PING)
 
     run(scenario)
-    assert len(rests) >= 500 // http2_stream.TURN_FRAMES
+    assert len(rests) >= 500 // frame_budget.TURN_FRAMES
 
 
 def test_silent_streams_of_one_host_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from nsqha.server.runtime.listen import (
     reason,
     split_host_port,
 )
+from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.wire.limits import ProtocolLimits
 
 
@@ -160,7 +161,10 @@ def test_clients_do_not_get_the_last_descriptors(
         options=SimpleNamespace(tls_required=TlsRequired.NO),
     )
     opening, closing = opened.append, opened.remove
-    connections: Any = SimpleNamespace(exiting=bool, next_number=lambda: 1, opened=opening, closed=closing)
+    refused = RareWarnings(Logger("client"), "too_many_files")
+    connections: Any = SimpleNamespace(
+        exiting=bool, next_number=lambda: 1, opened=opening, closed=closing, refused=refused
+    )
 
     async def served() -> bool:
         """Whether a client that connects now is there a moment later."""
