@@ -30,6 +30,25 @@ def test_damage_is_mended_from_another_replica() -> None:
         cluster.end_well()
 
 
+def test_an_empty_follower_finds_its_place_beside_a_damaged_first_entry() -> None:
+    """The leader has the batch in memory and does not read it: it answered about epoch 1 when asked about epoch 0."""
+    with healthy(nodes=4, faults={"bit_flip": SELDOM}, operations={"move": SELDOM}) as cluster:
+        ((name, key, meta),) = cluster.named_metas()
+        assert cluster.operators is not None
+        first = leader(cluster)
+        cluster.keep_down.add(first.name)
+        first.end("killed")  # in epoch 1 the place of an empty log is known without asking
+        cluster.until(lambda: cluster.metas()[0][1].leader != first.uid, 30.0, "another is elected")
+        second = next(node for node in cluster.nodes if node.uid == cluster.metas()[0][1].leader)
+        cluster.until(lambda: bool(second.replicas and second.replicas.leading), 30.0, "it leads")
+        flip(cluster, second, 1, entry=True)
+        new = next(node for node in cluster.nodes if node.uid not in meta.replicas)
+        wanted = (*(uid for uid in meta.replicas if uid != first.uid), new.uid)
+        cluster.operators._changes.move({PartitionName(name, *key): wanted})
+        cluster.until(lambda: set(cluster.metas()[0][1].isr) == set(wanted), 30.0, "the new one is in sync")
+        cluster.end_well()
+
+
 @pytest.mark.parametrize("entry", [False, True])
 def test_members_with_damage_of_their_own_mend_one_another_and_one_leads(entry: bool) -> None:
     """After a restart none of them may lead at first: their logs can not be vouched for."""

@@ -183,12 +183,18 @@ class LogReader:
         return None if entry is None else self.entry_for_offset(entry.first_offset)
 
     def end_of_epoch(self, epoch: int) -> int | None:
-        """The end of the batches written in epochs up to this one; None if all that are here are of later ones."""
+        """The end of the batches written in epochs up to this one; None if all that are here are of later ones.
+
+        LogCorrupt: it may be at entries that do not verify. They are passed over by the bisection, which ends behind
+        them; those that are still in memory say themselves which epoch they are of."""
         pairs = self.files.pairs
         i = bisect_right(pairs, epoch, key=lambda p: p.anchor.epoch) - 1
         if i < 0:
             return None
-        return self.files.first_where(pairs[i], lambda entry: entry.epoch > epoch)[0]
+        end = self.files.first_where(pairs[i], lambda entry: entry.epoch > epoch)[0]
+        while self.entry_before(end).epoch > epoch:  # the anchor is not: there it ends at the latest
+            end -= 1
+        return end
 
     def entry_before(self, log_id: int) -> Entry:
         """The entry that `log_id` follows, also if its own files are gone. LogCorrupt if it does not verify.

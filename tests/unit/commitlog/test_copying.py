@@ -66,6 +66,29 @@ def test_an_epoch_whose_files_are_gone_is_said_to_be_gone() -> None:
     assert copying.epoch_end(log, 3) == copying.EpochEnd(0, log.start.log_id, 0)
 
 
+@given(
+    epochs=st.lists(st.integers(1, 4), min_size=1, max_size=12).map(sorted),
+    damaged=st.sets(st.integers(1, 12)),
+    cached=st.booleans(),
+)
+def test_entries_that_do_not_verify_are_no_part_of_an_epoch_before(
+    epochs: list[int], damaged: set[int], cached: bool
+) -> None:
+    """One who asks about an epoch is not answered about a later one: what is in memory is not read, and says."""
+    log = written(epochs)
+    expected = [copying.epoch_end(log, asked) for asked in range(6)]
+    pair = log.files.pairs[-1]
+    for log_id in damaged & set(range(pair.first.log_id, log.end.log_id)):
+        pair.commitlog.pwrite(b"\xff" * 4, pair.slot(log_id))
+    if not cached:
+        log.shelf.clear()
+    for asked, wanted in enumerate(expected):
+        try:
+            assert copying.epoch_end(log, asked) == wanted
+        except LogCorrupt:
+            assert not cached, "all of them are in memory"
+
+
 def test_a_copy_may_begin_where_the_oldest_files_begin() -> None:
     log = written([1] * 40)
     drop_pairs(log, log.pairs[1].end)
