@@ -235,9 +235,9 @@ class NodeInfo(StoredRecord):
     peer_level: int = 0  # the newest level of the protocol between nodes that it speaks
     peer_level_oldest: int = 0
     poisoned: str = ""  # why its data directory is closed; empty: it is not
-    leaving: bool = False  # it shuts down, its disk hangs or its clock is wrong: its leaderships must move
+    leaving: bool = False  # it shuts down or its disk hangs: its leaderships must move
     leaving_why: str = ""  # of a node that does not shut down
-    declines: str = ""  # why it should lead only where no other can: its disk refuses writes; empty: it need not
+    declines: str = ""  # why it should lead only where no other can: its disk or its clock; empty: it need not
 
 
 def unlike_levels(oldest: int, newest: int, build: str) -> str:

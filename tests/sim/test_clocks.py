@@ -127,3 +127,32 @@ def test_nothing_is_old_while_two_nodes_disagree_and_the_third_is_away(cluster: 
     cluster.run_for(60.0)
     assert log_of(cluster).start.offset > first.offset
     cluster.end_well()
+
+
+def test_a_follower_with_a_wrong_clock_counts_while_another_one_is_away(cluster: SimCluster) -> None:
+    """It declines to lead, and nothing else: with it two of three have what is acknowledged."""
+    victim = a_follower(cluster)
+    cluster.set_clock(victim, HOUR)
+    cluster.run_for(30.0)
+    assert victim.uid in cluster.metas()[0][1].isr
+    other = next(node for node in cluster.nodes if node not in (victim, leader(cluster)))
+    cluster.keep_down.add(other.name)
+    other.end("killed")
+    cluster.run_for(10.0)
+    acked = len(cluster.history.acked)
+    cluster.run_for(10.0)
+    assert len(cluster.history.acked) > acked
+    cluster.end_well()
+
+
+def test_a_replica_with_a_wrong_clock_joins_again_after_a_restart(cluster: SimCluster) -> None:
+    victim = a_follower(cluster)
+    cluster.set_clock(victim, -HOUR)
+    cluster.run_for(30.0)
+    cluster.keep_down.add(victim.name)
+    victim.end("killed")
+    cluster.until(lambda: victim.uid not in cluster.metas()[0][1].isr, 30.0, "it left")
+    cluster.keep_down.clear()
+    victim.start()
+    cluster.until(lambda: victim.uid in cluster.metas()[0][1].isr, 60.0, "it is in sync again")
+    cluster.end_well()

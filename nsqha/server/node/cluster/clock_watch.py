@@ -1,7 +1,8 @@
 """The clocks of the nodes of a cluster are compared; a node whose clock is wrong lets others lead.
 
 Every few seconds this node asks each other one for its wall clock, by a Status that names nothing else. What follows is
-decided in `replication.clocks`. A node beyond `--max-clock-skew` says that it leaves, like one whose disk hangs.
+decided in `replication.clocks`. A node beyond `--max-clock-skew` declines to lead, like one whose disk refuses
+writes. It goes on to follow: what it stores has the leader's stamps, so its clock costs no replica.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class ClockWatch:
         node: int,
         cluster_id: int,
         nodes: Callable[[], Mapping[int, NodeInfo]],
-        announce: Callable[[bool], Awaitable[bool]],
+        announce: Callable[[bool], Awaitable[None]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """`announce(wrong)`: to the cluster; False if no other node could lead."""
+        """`announce(wrong)`: to the cluster."""
         self._clock = clock
         self._peers = peers
         self._node = node
@@ -104,10 +105,10 @@ class ClockWatch:
 
     async def _tell(self, wrong: bool) -> None:
         try:
-            announced = await self._announce(wrong)
+            await self._announce(wrong)
         except NsqhaError as error:
             logger.info("not_announced", "%s; trying again", error)
         else:
-            self._announced = wrong and announced
+            self._announced = wrong
         finally:
             self._telling = False

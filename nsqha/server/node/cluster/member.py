@@ -80,7 +80,7 @@ class ClusterMember:
             node=cluster.node,
             cluster_id=cluster.cluster_id,
             nodes=cluster.nodes,
-            announce=lambda wrong: cluster.unfit(CLOCK_WRONG, wrong),
+            announce=lambda wrong: cluster.decline("clock", CLOCK_WRONG if wrong else ""),
             spawn=cluster.spawn,
         )
         cluster.topics = topics
@@ -115,7 +115,7 @@ class ClusterMember:
     async def _disk_in_trouble(self, hangs: bool, declines: str) -> bool:
         """Others are to lead as the disk hangs, or for the reason given, or need not any more. As `unfit`."""
         possible = await self._cluster.unfit(DISK_HANGS, hangs)
-        await self._cluster.registration.update(declines=declines)
+        await self._cluster.decline("disk", declines)
         return possible
 
     async def _announce_failure(self, why: str) -> None:

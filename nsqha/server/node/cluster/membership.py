@@ -80,6 +80,7 @@ class Membership:
         self._loop = loop
         self._unwatch: Callable[[], None] = lambda: None
         self._leaving: set[str] = set()  # why others are to lead
+        self._declining: dict[str, str] = {}  # part -> why this node leads only where no other can
         self._closing = False
         self._tick_at: asyncio.TimerHandle | None = None
 
@@ -167,6 +168,14 @@ class Membership:
         if SHUTS_DOWN not in reasons:
             await self.registration.update(leaving=bool(reasons), leaving_why="; ".join(sorted(reasons)))
         return possible
+
+    async def decline(self, part: str, why: str) -> None:
+        """This node is to lead only where no other can, because of this part of it; no `why`: not for that any more.
+        It follows as before, so replicas stay in sync. Unavailable, OutcomeUnknown."""
+        if not self.registration.is_open:
+            raise Unavailable("this node is not registered")
+        self._declining[part] = why
+        await self.registration.update(declines="; ".join(filter(None, self._declining.values())))
 
     def _needed(self) -> bool:
         """Whether there is something that others should take over before this node goes."""
