@@ -103,7 +103,18 @@ class PushState(Enum):
 class FollowerProgress:
     """One partition on its way to one follower."""
 
-    __slots__ = ("_backoff", "_sent", "_window", "committed_sent", "leader", "link", "next", "retry", "state")
+    __slots__ = (
+        "_backoff",
+        "_can_not_write",
+        "_sent",
+        "_window",
+        "committed_sent",
+        "leader",
+        "link",
+        "next",
+        "retry",
+        "state",
+    )
 
     def __init__(self, leader: LeadingPartition, link: FollowerStream) -> None:
         self.leader = leader
@@ -115,6 +126,7 @@ class FollowerProgress:
         self._sent: deque[tuple[int, int]] = deque()  # (end, bytes) of what is not acknowledged
         self._window = 0
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
+        self._can_not_write = False  # the follower has refused what was sent, and has acknowledged nothing since
 
     def wake(self) -> None:
         """There is more in the log."""
@@ -144,7 +156,8 @@ class FollowerProgress:
     def opened(self, opened: pb.Opened, registration: int) -> None:
         """The follower has answered: push from its end on, if its log is the beginning of ours."""
         leader, log = self.leader, self.leader.log
-        self._backoff.reset()
+        if not self._can_not_write:  # a follower with a full disk opens the stream each time
+            self._backoff.reset()
         self._sent.clear()
         self._window = 0
         near = not opened.behind and same_past(
@@ -176,6 +189,9 @@ class FollowerProgress:
         """The follower has more."""
         if self.state is not PushState.PUSHING:
             return
+        if self._can_not_write:
+            self._can_not_write = False
+            self._backoff.reset()
         leader, sent, end = self.leader, self._sent, ack.end
         while sent and sent[0][0] <= end:
             self._window -= sent.popleft()[1]
@@ -259,6 +275,7 @@ class FollowerProgress:
         if refused.refusal == pb.REFUSAL_FENCED:
             self.leader.fenced(self.link.node, refused.promised)
         elif refused.refusal in (pb.REFUSAL_NO_SPACE, pb.REFUSAL_FAILED):
+            self._can_not_write = True
             self.leader.lost(self.link.node)
         self.link.retry(self)
 

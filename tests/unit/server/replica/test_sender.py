@@ -347,6 +347,19 @@ def test_a_follower_whose_past_is_another_counts_for_nothing_and_is_asked_again(
     assert sum(len(message.opens) for message in rig.stream.sent) == 2
 
 
+def test_a_follower_that_can_not_write_is_asked_less_often_until_it_can() -> None:
+    """It opens the stream each time: that it answers is no success."""
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1))
+    pushed = rig.pushing(leader)
+    for _ in range(12):
+        rig.refused(leader, pb.REFUSAL_NO_SPACE)
+        rig.pass_time(2.0)
+        rig.opened(leader, end=1)
+    assert pushed.next_retry() == push.RETRY_SECONDS_MAX
+    rig.acked(leader, end=1)
+    assert pushed.next_retry() == push.RETRY_SECONDS
+
+
 def test_a_silent_log_tells_its_committed_point_alone_and_once() -> None:
     rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
