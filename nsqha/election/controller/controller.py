@@ -236,7 +236,8 @@ class ControllerMachine:
             if state.free(put.name):
                 state.put(put.name, put.meta, put.why, now)
         for transfer in steps.transfers:
-            self._transfers.begin(transfer.name, transfer.target, now)
+            if state.failed.may_return(transfer.name, transfer.target, now):
+                self._transfers.begin(transfer.name, transfer.target, now)
         state.actions += steps.intents
 
     # ---- decisions

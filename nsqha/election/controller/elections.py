@@ -107,6 +107,8 @@ class Elections:
                 state.failed.failed(part.name, meta.leader, meta.registration, now)
             if round_.why in RUNNING:
                 state.failed.replaced(part.name, now)
+            if meta.leader not in (0, found.leader):
+                state.failed.lost(part.name, meta.leader, now)
             registered = {found.leader: found.meta.registration}
             state.put(
                 part.name, found.meta, round_.why, now, since=round_.since, registered=registered, loss=found.loss

@@ -4,6 +4,11 @@ A node that failed comes last in elections of that partition, and leadership is 
 with each failure. That holds for one process life. A leader that runs but does not serve is replaced at once the first
 time; the pauses before further replacements double, too, so that a fault that stays costs few epochs. Failures that are
 long past do not count.
+
+A failure ends with the life in which it was seen, so replacements are also counted for each node whatever its
+life: the first one costs it nothing, but one that loses the lead again soon after it got it back (a process that stops
+for longer than its lease, or that dies at each start) gets it back by a transfer only after RETURN_S, twice as long each
+time. An election may still choose it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from nsqha.election.placement import PartitionName
 
 LAST_S = (10.0, 640.0)  # how long a node comes last after its first failure, and at most
 REPLACE_S = (10.0, 60.0)  # the pause after the first replacement of a leader that runs, and the longest
+RETURN_S = (60.0, 640.0)  # from the second loss of the lead to the next transfer back, and the longest pause
 FORGET_S = 600.0
 
 
@@ -34,12 +40,20 @@ class Replaced(NamedTuple):
     next_due: float
 
 
+class Lost(NamedTuple):
+    """How often a node was replaced as the leader of a partition, in any life."""
+
+    times: int
+    returns: float
+
+
 class FailedLeaders:
     """The failures that one term of one controller has seen; times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._failures: dict[PartitionName, dict[int, Failure]] = {}
         self._replaced: dict[PartitionName, Replaced] = {}
+        self._lost: dict[PartitionName, dict[int, Lost]] = {}
 
     def failed(self, name: PartitionName, node: int, registration: int, now: float) -> None:
         """This life of a node did not lead the partition, or could not take it over."""
@@ -69,10 +83,22 @@ class FailedLeaders:
         found = self._replaced.get(name)
         return found.next_due if found is not None else 0.0
 
+    def lost(self, name: PartitionName, node: int, now: float) -> None:
+        """A node was replaced as the leader."""
+        nodes = self._lost.setdefault(name, {})
+        before = nodes.get(node)
+        count = before.times + 1 if before is not None and now < before.returns + FORGET_S else 1
+        nodes[node] = Lost(count, now + doubled(RETURN_S, count - 1) if count > 1 else now)
+
+    def may_return(self, name: PartitionName, node: int, now: float) -> bool:
+        """Whether the lead may be given back to a node that can have it."""
+        found = self._lost.get(name, {}).get(node)
+        return found is None or now >= found.returns
+
     def forget(self, name: PartitionName) -> None:
         """The partition is gone."""
-        self._failures.pop(name, None)
-        self._replaced.pop(name, None)
+        for held in (self._failures, self._replaced, self._lost):
+            held.pop(name, None)
 
 
 def doubled(limits: tuple[float, float], count: int) -> float:

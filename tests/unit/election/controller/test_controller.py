@@ -102,6 +102,20 @@ def test_leaderships_come_back_to_the_first_replica() -> None:
     assert c.events("leader_elected")[-1]["why"] == "transfer"
 
 
+def test_a_node_that_dies_again_and_again_does_not_get_the_lead_each_time() -> None:
+    c = cluster()
+    before = c.meta("t")
+    for _ in range(5):
+        c.kill(before.leader)
+        c.run(4.0)
+        c.restart(before.leader)
+        c.run(8.0)
+    assert c.meta("t").leader != before.leader
+    assert c.meta("t").epoch == before.epoch + 3, "replaced, given back once, replaced"
+    c.run(61.0)
+    assert c.meta("t").leader == before.leader
+
+
 def test_a_node_that_leaves_and_does_not_hand_over_by_itself_is_relieved() -> None:
     c = cluster()
     before = c.meta("t")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqha.election.controller.failed_leaders import FORGET_S, LAST_S, REPLACE_S, FailedLeaders
+from nsqha.election.controller.failed_leaders import FORGET_S, LAST_S, REPLACE_S, RETURN_S, FailedLeaders
 from nsqha.election.model import NodeInfo
 from nsqha.election.placement import PartitionName
 
@@ -51,3 +51,17 @@ def test_what_is_long_past_does_not_count() -> None:
     failed.replaced(NAME, late)
     assert not failed.last(NAME, NODES, late + LAST_S[0])
     assert failed.next_due(NAME) == late + REPLACE_S[0]
+
+
+def test_a_node_that_loses_the_lead_again_gets_it_back_later_each_time() -> None:
+    failed, now, pauses = FailedLeaders(), 100.0, []
+    for _ in range(7):
+        failed.lost(NAME, 1, now)
+        pause = next(s for s in range(2000) if failed.may_return(NAME, 1, now + s))
+        pauses.append(float(pause))
+        now += pause + 5.0
+    assert pauses == [0.0, *(min(RETURN_S[0] * 2**n, RETURN_S[1]) for n in range(6))]
+    failed.lost(NAME, 1, now)
+    assert failed.may_return(NAME, 2, now) and failed.may_return(OTHER, 1, now) and not failed.may_return(NAME, 1, now)
+    failed.lost(NAME, 1, now + RETURN_S[1] + FORGET_S)
+    assert failed.may_return(NAME, 1, now + RETURN_S[1] + FORGET_S), "what is long past does not count"
