@@ -41,6 +41,7 @@ from nsqha.election.controller.events import (
     PutPartition,
     ReadTopic,
     RemoveIntent,
+    Resign,
     Say,
     Suspect,
     Tick,
@@ -76,6 +77,9 @@ TTL_S = 3.0
 WORKERS = 8
 CAMPAIGN_AGAIN_S = 1.0
 TICKS_PER_TTL = 10
+RESIGN_AGAIN_S = (10.0, 640.0)  # the pause after a first resignation, doubled with each other one, and the longest
+RESIGN_FORGET_S = 600.0  # after the end of that pause
+LEAVE_TO_OTHERS_S = 3.0  # after a resignation; a standby campaigns each second
 READ_AGAIN_S = (0.05, 1.0)  # pause after a failed read, and the longest it grows to
 
 T = TypeVar("T")
@@ -160,6 +164,28 @@ class TrustedMetadata:
         return await never
 
 
+class Candidacy:
+    """When this process campaigns for the controller key, and when it gives the key away.
+
+    It resigns seldom: another controller may not reach more nodes than this one.
+    """
+
+    def __init__(self) -> None:
+        self.maybe_free = asyncio.Event()  # the controller key may be free
+        self.gone: Controller | None = None  # a controller whose process has died
+        self._backoff = Backoff(*RESIGN_AGAIN_S)
+        self._due = 0.0
+
+    def may_resign(self, now: float) -> bool:
+        """Whether this process may resign again; if so, it counts as done. Times are monotonic seconds."""
+        if now < self._due:
+            return False
+        if now >= self._due + RESIGN_FORGET_S:
+            self._backoff.reset()
+        self._due = now + self._backoff.next_pause()
+        return True
+
+
 class ControllerShell:
     """The controller's shell of one lookup daemon; used on one loop."""
 
@@ -183,13 +209,12 @@ class ControllerShell:
         self.limits = limits or ControllerLimits()
         self.logger = Logger("controller")
         self.term: Term | None = None
+        self.candidacy = Candidacy()
         self._name = name
         self._workers = ThreadPoolExecutor(WORKERS, "metadata")
         self._tasks = TaskGroup()
         self._trust = MetadataTrust(gate, self.run) if gate is not None else TrustedMetadata()
-        self._maybe_free = asyncio.Event()  # the controller key may be free
         self._standby = Standby(gone, self._controller_gone) if gone is not None else None
-        self._gone: Controller | None = None  # a controller whose process has died
         self._unwatch: Callable[[], None] | None = None
 
     async def start(self) -> None:
@@ -214,7 +239,7 @@ class ControllerShell:
 
     def _hint(self, name: str) -> None:
         if name in ("", "controller"):
-            self._maybe_free.set()
+            self.candidacy.maybe_free.set()
         if name in ("", "hold") or name.startswith("waiting/"):
             self._trust.look()
         if self.term is not None:
@@ -222,8 +247,8 @@ class ControllerShell:
 
     def _controller_gone(self, controller: Controller) -> None:
         self.logger.warning("controller_gone", "the process of controller %s is gone", controller.name)
-        self._gone = controller
-        self._maybe_free.set()
+        self.candidacy.gone = controller
+        self.candidacy.maybe_free.set()
 
     async def _watch_controller(self, *, here: bool) -> None:
         if self._standby is not None:
@@ -254,27 +279,28 @@ class ControllerShell:
         ticking = self._tasks.spawn(_tick(session))
         try:
             while not lost.is_set():
-                self._maybe_free.clear()
+                self.candidacy.maybe_free.clear()
                 if why := await self._trust.why_not():
                     raise Unavailable(why)
-                if (dead := self._gone) is not None:
+                if (dead := self.candidacy.gone) is not None:
                     await self.run(lambda: session.depose(dead))
-                    self._gone = None
+                    self.candidacy.gone = None
                 won = await self.run(lambda: session.campaign(Controller(self._name)))
                 await self._watch_controller(here=won is not None)
                 if won is None:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._maybe_free.wait(), CAMPAIGN_AGAIN_S)
+                        await asyncio.wait_for(self.candidacy.maybe_free.wait(), CAMPAIGN_AGAIN_S)
                     continue
-                await self._serve(won.epoch, lost)
+                resigned = await self._serve(won.epoch, lost)
                 await self.run(session.resign)
-                await asyncio.sleep(CAMPAIGN_AGAIN_S)
+                await asyncio.sleep(LEAVE_TO_OTHERS_S if resigned else CAMPAIGN_AGAIN_S)
         finally:
             ticking.cancel()
             # Shielded: also on cancellation the key is released, and does not wait for the lease to end.
             await asyncio.shield(self.run(session.close))
 
-    async def _serve(self, epoch: int, lost: asyncio.Event) -> None:
+    async def _serve(self, epoch: int, lost: asyncio.Event) -> bool:
+        """Serve one term; return whether it ended so that another process can be the controller."""
         cluster_id = (await self.run(self.store.records.cluster)).record.cluster_id
         self.counts.terms += 1
         self.logger.info("controller_began", "this process is the controller, epoch %d", epoch, epoch=epoch)
@@ -295,6 +321,7 @@ class ControllerShell:
             self.logger.info(
                 "controller_ended", "no longer the controller, epoch %d: %s", epoch, why, epoch=epoch, why=why
             )
+        return term.resigned
 
 
 class Term:
@@ -307,6 +334,7 @@ class Term:
         self.links = Links(shell.peers, cluster_id, self)
         self.over: asyncio.Future[str] = loop.create_future()  # the reason
         self.intents: Mapping[str, Versioned[Intent]] | None = None
+        self.resigned = False
         self._shell = shell
         self._cluster_id = cluster_id
         self._loop = loop
@@ -396,6 +424,8 @@ class Term:
                 self._tasks.spawn(self._read_topic(name))
             case PutIntent() | RemoveIntent():
                 self._tasks.spawn(self._change_intent(action))
+            case Resign(why):
+                self._resign(why)
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, StaleMetadata):
@@ -404,6 +434,12 @@ class Term:
         else:
             self._shell.logger.error("controller_failed", "the controller cannot go on: %s", error, error=error)
             self._stop(f"{type(error).__name__}: {error}")
+
+    def _resign(self, why: str) -> None:
+        if self._shell.candidacy.may_resign(self._shell.clock.monotonic()):
+            self.resigned = True
+            self._shell.logger.warning("controller_resigns", "another controller may do better: %s", why, why=why)
+            self._stop(f"resigned: {why}")
 
     async def _probe(self, probe: Probe) -> None:
         counts, node = self._shell.counts, self.machine.state.nodes.get(probe.node)

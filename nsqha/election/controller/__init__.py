@@ -5,6 +5,7 @@ Downwards:
     controller  the machine
     elections   what is decided on one partition: elections and transfers
     probing     requests to nodes, and what their answers mean
+    isolation   whether another controller could do better
     state       what a term knows and has under way
     failed_leaders  nodes that were elected and did not lead
     leader_check  whether the leader of an epoch leads

@@ -42,10 +42,12 @@ from nsqha.election.controller.events import (
     NotAnswered,
     PutDone,
     ReadTopic,
+    Resign,
     Suspect,
     Tick,
     TopicRead,
 )
+from nsqha.election.controller.isolation import Isolation
 from nsqha.election.controller.probing import Probing
 from nsqha.election.controller.rounds import ControllerLimits, Round, TopicPartition
 from nsqha.election.controller.state import ControllerState, text_of
@@ -63,6 +65,7 @@ class ControllerMachine:
         self._probing = Probing(state)
         self._elections = Elections(state)
         self._transfers = LeaderTransfers(state)
+        self._isolation = Isolation(state)
         self._next_audit = now + state.limits.audit_s
         self._next_scan = now
 
@@ -216,6 +219,8 @@ class ControllerMachine:
                 if not part.meta.replicas or self._elections.reason(part, now) or self._elections.watched(part, now)
             )
             self._plan(now)
+            if why := self._isolation.why_resign(now):
+                state.actions.append(Resign(why))
         return dirty
 
     def _leave_unlinked(self, now: float) -> None:

@@ -152,6 +152,13 @@ class RemoveIntent:
 
 
 @dataclass(frozen=True, slots=True)
+class Resign:
+    """Let another controller take over, unless this process did so a short time ago."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """Write a log line and count it; `event` is a stable name."""
 
@@ -161,4 +168,4 @@ class Say:
     fields: Mapping[str, object] = field(default_factory=dict)
 
 
-Action = Probe | PutPartition | ReadTopic | PutIntent | RemoveIntent | Say
+Action = Probe | PutPartition | ReadTopic | PutIntent | RemoveIntent | Resign | Say

@@ -5,10 +5,10 @@ with each failure. That holds for one process life. A leader that runs but does 
 time; the pauses before further replacements double, too, so that a fault that stays costs few epochs. Failures that are
 long past do not count.
 
-A failure ends with the life in which it was seen, so replacements are also counted for each node whatever its
-life: the first one costs it nothing, but one that loses the lead again soon after it got it back (a process that stops
-for longer than its lease, or that dies at each start) gets it back by a transfer only after RETURN_S, twice as long each
-time. An election may still choose it.
+A failure ends with the life in which it was seen, so replacements are also counted for each node whatever its life. The
+first one costs it nothing. One that loses the lead again soon after it got it back (a process that stops for longer
+than its lease, or that dies at each start) gets it back by a transfer only after RETURN_S, twice as long each time. An
+election may still choose it.
 """
 
 from __future__ import annotations

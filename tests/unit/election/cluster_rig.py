@@ -24,6 +24,7 @@ from nsqha.election.controller.events import (
     PutPartition,
     ReadTopic,
     RemoveIntent,
+    Resign,
     Say,
     Suspect,
     Tick,
@@ -73,6 +74,7 @@ class Cluster:
         self.nodes: dict[int, Node] = {}
         self.said: list[Say] = []
         self.puts: list[PutPartition] = []
+        self.resigned: list[str] = []  # why the controller should have
         self.acked: dict[PartitionName, list[int]] = {}
         self.leaders: dict[tuple[PartitionName, int], tuple[int, int]] = {}  # epoch -> (node, registration)
         self.lose_cas = 0.0  # how often an outcome is unknown
@@ -148,6 +150,8 @@ class Cluster:
         match action:
             case Say():
                 self.said.append(action)
+            case Resign(why):
+                self.resigned.append(why)
             case Probe(number, uid, keys, timeout):
                 node = self.nodes[uid]
                 if not node.up:

@@ -10,7 +10,8 @@ import pytest
 import uvloop
 
 from lookupd import controller
-from lookupd.controller import ControllerShell
+from lookupd.controller import Candidacy, ControllerShell
+from nsqha.election.controller.events import Resign
 from nsqha.election.memory import MemorySession
 from nsqha.errors import StaleMetadata, Unavailable
 from nsqha.pb.v1.replication_pb2 import LiveMessage
@@ -263,3 +264,49 @@ def test_a_store_that_is_not_to_be_trusted_is_asked_again_when_it_was_accepted()
             await shell.stop()
 
     uvloop.run(main())
+
+
+def test_a_controller_that_resigns_leaves_the_key_to_another_one() -> None:
+    async def main() -> None:
+        world = World(3)
+        first, second = world.shell("l1"), world.shell("l2")
+        await first.start()
+        await world.until(lambda: first.term is not None)
+        await second.start()
+        try:
+            assert first.term is not None
+            first.term._perform(Resign("it does not reach node 2"))
+            await world.until(lambda: second.term is not None)
+            assert first.term is None
+        finally:
+            await first.stop()
+            await second.stop()
+
+    uvloop.run(main())
+
+
+def test_the_only_controller_resigns_and_goes_on_and_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "LEAVE_TO_OTHERS_S", 0.01)
+
+    async def story(world: World, shell: ControllerShell) -> None:
+        await world.until(lambda: shell.term is not None)
+        first = shell.term
+        assert first is not None
+        first._perform(Resign("it does not reach node 2"))
+        await world.until(lambda: shell.term not in (None, first))
+        second = shell.term
+        assert second is not None
+        second._perform(Resign("it does not reach node 2"))
+        assert not second.resigned and not second.over.done(), "it would change nothing"
+
+    run(story)
+
+
+def test_resignations_become_rare_while_they_do_not_help() -> None:
+    candidacy, now, times = Candidacy(), 0.0, []
+    while now < 3000.0:
+        if candidacy.may_resign(now):
+            times.append(now)
+        now += 1.0
+    assert times == [0.0, 10.0, 30.0, 70.0, 150.0, 310.0, 630.0, 1270.0, 1910.0, 2550.0]
+    assert candidacy.may_resign(10_000.0) and candidacy.may_resign(10_010.0), "what is long past does not count"

@@ -489,3 +489,39 @@ def test_of_a_leader_of_many_partitions_each_is_asked_for_in_its_turn() -> None:
     next(log for key, log in c.nodes[leader].logs.items() if key[1] == last).leading = 0
     c.run(60.0)
     assert c.meta("t", last).epoch > before.epoch
+
+
+# ---- a controller that is cut off
+
+
+def cut_from(c: Cluster, uids: set[int]) -> None:
+    """The controller hears nothing from these nodes, which keep their leases."""
+    for uid in uids:
+        c.nodes[uid].silent = True
+    for uid in sorted(uids):
+        c.feed(Suspect(uid, "stream ended"))
+
+
+def test_a_controller_that_can_elect_none_of_those_that_live_should_resign() -> None:
+    c = cluster()
+    cut_from(c, set(c.meta("t").isr))
+    c.run(QUICK.resign_s)
+    assert not c.resigned
+    c.run(1.0)
+    assert c.resigned and "t:0 waits for nodes that live" in c.resigned[0]
+
+
+def test_a_controller_does_not_resign_because_of_a_node_that_nothing_waits_for() -> None:
+    c = cluster()
+    meta = c.meta("t")
+    cut_from(c, {next(uid for uid in meta.isr if uid != meta.leader)})
+    c.run(10 * QUICK.resign_s)
+    assert not c.resigned
+
+
+def test_a_controller_does_not_resign_because_of_nodes_without_a_lease() -> None:
+    c = cluster()
+    for uid in c.meta("t").isr:
+        c.kill(uid)
+    c.run(10 * QUICK.resign_s)
+    assert c.meta("t").leader and not c.resigned
