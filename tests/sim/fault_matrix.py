@@ -19,11 +19,14 @@ import gc
 import itertools
 import logging
 import multiprocessing
+import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 from nsqha.election.model import PartitionMeta
 from tests.sim.cluster import SimCluster
@@ -44,8 +47,12 @@ CONTROLLERS = ("controller", "standby")
 ROLES = (*NODES, *CONTROLLERS)
 VICTIMS = ("leader", "follower", "controller", "other")
 
+LIFE_SECONDS = 300.0  # of the clock on the wall: a life takes a few
+LIFE_BYTES = 4 << 30  # of addresses: a life has some hundred MiB
+
 Link = tuple[str, str]  # from one role to another
 Roles = Mapping[str, Machine]
+Job = tuple[str, int, bool]  # cell, seed, whether the processes tell what they do
 Fault = Callable[[SimCluster, Machine], Callable[[], None]]  # begins at a machine; returns what ends it
 
 
@@ -182,33 +189,24 @@ def slow_disk(seconds: float) -> Fault:
     return begin
 
 
-def failing_disk(code: int, *operations: str) -> Fault:
-    """The disk of every process that runs there refuses these."""
+def failing_disk(code: int, *operations: str, path: str = "") -> Fault:
+    """The disk of every process that runs there refuses these, where part of the path is `path`."""
 
     def begin(cluster: SimCluster, machine: Machine) -> Callable[[], None]:
         assert isinstance(machine, SimNode)
-
-        def fail(node: SimNode) -> None:
-            for operation in operations:
-                node.storage.fail(operation, code=code, times=1 << 30)
-
-        def end() -> None:
-            machine.on_start = lambda node: None
-            machine.storage.heal()
-
-        machine.on_start = fail
-        fail(machine)
-        return end
+        machine.storage.stays(*operations, path=path, code=code)
+        return lambda: machine.storage.heal()  # that of the process which then runs
 
     return begin
 
 
 def clock(seconds: float) -> Fault:
     def begin(cluster: SimCluster, machine: Machine) -> Callable[[], None]:
-        machine.skew_ns = round(seconds * 1e9)
+        assert isinstance(machine, SimNode | SimController)
+        cluster.set_clock(machine, seconds)
 
         def end() -> None:
-            machine.skew_ns = 0
+            cluster.set_clock(machine, 0.0)
 
         return end
 
@@ -246,22 +244,9 @@ def befallen() -> Iterable[Cell]:
 
 CELLS = {cell.name: cell for cell in (*links(), *cuts(), *befallen())}
 
-DISK = "a broker whose disk refuses writes, or is slow, goes on leading"
-NOT_SEEN = "it takes long, and was not lived to its end yet"
-OPEN = {  # not lived by the test suite, but by `make sim-matrix`
-    "zone_with_controller-leader": "the active controller reaches too few of the ISR and goes on; the standby would",
-    "bridge-other": "likewise",
-    "slow_process-leader": "each time that it answers it is made leader again: 23 epochs in a minute",
-    "full_disk-leader": DISK,
-    "failing_writes-leader": DISK,
-    "very_slow_disk-leader": DISK,
-    **{
-        f"{fault}-{role}": NOT_SEEN
-        for fault in IDLE
-        if "disk" in fault or "failing" in fault
-        for role in ("follower", "other")
-    },
-}
+OPEN: dict[
+    str, str
+] = {}  # cells that are known to fail, and why; `make sim-matrix` lives them, the test suite does not
 
 
 # ---- one life
@@ -308,6 +293,7 @@ def stays(cluster: SimCluster, *, served: bool) -> None:
         cluster.run_for(settles)
         acked = len(cluster.history.acked)
         cluster.run_for(60.0 - settles)
+        gc.collect()  # always at the same moments of a life, so that it is the same one again
         epochs = meta_of(cluster).epoch - epoch
         if epochs > EPOCHS_A_MINUTE:
             raise Violation(f"{epochs} epochs in minute {minute}: {cluster.state()}")
@@ -330,7 +316,7 @@ class Outcome:
         )
 
 
-def outcome_of(job: tuple[str, int, bool]) -> Outcome:
+def outcome_of(job: Job) -> Outcome:
     """Live one life; the same cell, seed and code give the same one."""
     name, seed, tell = job
     collecting = gc.isenabled()
@@ -386,12 +372,40 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _outcomes(jobs: list[tuple[str, int, bool]], workers: int) -> Iterable[Outcome]:
+def _outcomes(jobs: list[Job], workers: int) -> Iterator[Outcome]:
     if len(jobs) == 1:
         yield outcome_of(jobs[0])
         return
-    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=100) as pool:
-        yield from pool.imap_unordered(outcome_of, jobs)
+    # Each life has a process of its own: one that hangs or dies costs its life, and holds up no other.
+    with ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(_in_a_process, jobs)
+
+
+def _in_a_process(job: Job) -> Outcome:
+    name, seed, _ = job
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.sim.cluster"])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send_outcome, args=(job, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(LIFE_SECONDS):
+            return Outcome(name, seed, f"it takes longer than {LIFE_SECONDS} s")
+        outcome: Outcome = ours.recv()
+        return outcome
+    except EOFError:
+        process.join()
+        return Outcome(name, seed, f"its process ended with code {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _send_outcome(job: Job, pipe: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (LIFE_BYTES, LIFE_BYTES))
+    pipe.send(outcome_of(job))
 
 
 if __name__ == "__main__":
