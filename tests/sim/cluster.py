@@ -314,6 +314,7 @@ class SimCluster:
         self.metadata.heal()
         for machine in self.machines.values():
             machine.thaw()
+            machine.skew_ns = 0  # a node whose clock is off stays out of the ISR for good
             machine.disk_seconds = machine.metadata_seconds = 0.001
             if isinstance(machine, SimNode):
                 machine.storage.heal()
