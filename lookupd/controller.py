@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -26,7 +26,6 @@ from lookupd.standby import Gone, Standby
 from nsqha.clock import Clock
 from nsqha.election.controller.controller import ControllerMachine
 from nsqha.election.controller.events import (
-    Action,
     Answered,
     Blamed,
     Event,
@@ -50,12 +49,11 @@ from nsqha.election.controller.events import (
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import Controller, PartitionMeta, Versioned
 from nsqha.election.session import ClusterSession
-from nsqha.election.store import Intent, MetadataStore
+from nsqha.election.store import Intent, MetadataStore, PartitionChange
 from nsqha.errors import (
     ConfigError,
     Conflict,
     LogCorrupt,
-    NotFound,
     NsqhaError,
     OutcomeUnknown,
     StaleMetadata,
@@ -75,6 +73,7 @@ if TYPE_CHECKING:
 
 TTL_S = 3.0
 WORKERS = 8
+BULK = 50  # partitions whose records are changed by one call; more begin together, as etcd writes them together
 CAMPAIGN_AGAIN_S = 1.0
 TICKS_PER_TTL = 10
 RESIGN_AGAIN_S = (10.0, 640.0)  # the pause after a first resignation, doubled with each other one, and the longest
@@ -375,8 +374,14 @@ class Term:
         if self._ended:
             return
         try:
+            puts = []
             for action in self.machine.step(event, self._shell.clock.monotonic()):
-                self._perform(action)
+                if isinstance(action, PutPartition):
+                    puts.append(action)
+                else:
+                    self._perform(action)
+            for first in range(0, len(puts), BULK):
+                self._tasks.spawn(self._put(puts[first : first + BULK]))
         except Exception as error:
             # A machine that broke an invariant decides nothing more; the next term begins from the records.
             self._shell.logger.error("controller_failed", "the controller cannot go on: %s", error, error=error)
@@ -412,14 +417,12 @@ class Term:
 
     # ---- what is done
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Probe | ReadTopic | PutIntent | RemoveIntent | Say) -> None:
         match action:
             case Say():
                 self._say(action)
             case Probe():
                 self._tasks.spawn(self._probe(action))
-            case PutPartition():
-                self._tasks.spawn(self._put(action))
             case ReadTopic(name):
                 self._tasks.spawn(self._read_topic(name))
             case PutIntent() | RemoveIntent():
@@ -458,23 +461,23 @@ class Term:
         else:
             self.feed(Answered(probe.number, probe.node, reply.registration, reports_in(reply)))
 
-    async def _put(self, put: PutPartition) -> None:
-        name, store = put.name, self._shell.store
-        outcome: Outcome = "applied"
-        meta: PartitionMeta | None = None
-        try:
-            meta = await self._shell.run(
-                lambda: store.records.replace_partition(
-                    name.topic, name.uid, name.number, put.meta, registered=put.registered, controller=self.epoch
-                )
-            )
-        except OutcomeUnknown:
-            outcome = "unknown"
-        except (Conflict, NotFound, Unavailable) as error:
-            outcome = "refused"
-            self._shell.logger.info("change_refused", "%s:%d: %s", name.topic, name.number, error)
-        self._shell.counts.changes[outcome] += 1
-        self.feed(PutDone(name, outcome, meta))
+    async def _put(self, puts: Sequence[PutPartition]) -> None:
+        """Change the records of partitions, all in one call: an etcd that is asked for each of hundreds takes longest
+        of all that a failover consists of."""
+        records = self._shell.store.records
+        changes = [
+            PartitionChange(put.name.topic, put.name.uid, put.name.number, put.meta, put.registered) for put in puts
+        ]
+        results = await self._shell.run(lambda: records.replace_partitions(changes, controller=self.epoch))
+        for put, result in zip(puts, results, strict=True):
+            outcome: Outcome = "applied"
+            if isinstance(result, OutcomeUnknown):
+                outcome = "unknown"
+            elif not isinstance(result, PartitionMeta):
+                outcome = "refused"
+                self._shell.logger.info("change_refused", "%s:%d: %s", put.name.topic, put.name.number, result)
+            self._shell.counts.changes[outcome] += 1
+            self.feed(PutDone(put.name, outcome, result if isinstance(result, PartitionMeta) else None))
 
     async def _read_topic(self, name: str) -> None:
         topic = await self._read(lambda: self._shell.store.records.topic(name))

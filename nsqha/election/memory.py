@@ -10,7 +10,7 @@ MemoryStore
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nsqha.election.model import (
@@ -35,8 +35,8 @@ from nsqha.election.rules import (
     without_node,
 )
 from nsqha.election.session import Lost, StoreIdentity, View
-from nsqha.election.store import Hint, Intent
-from nsqha.errors import ConfigError, Conflict, NotFound
+from nsqha.election.store import Hint, Intent, PartitionChange, Refusal
+from nsqha.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral, new_uid
 
 
@@ -245,6 +245,21 @@ class MemoryRecords:
                 raise Conflict(f"node {node:016x} does not have registration {registration} any more")
         self._tables.check_controller(controller)
         return self._put_partition(topic, number, meta)
+
+    def replace_partitions(
+        self, changes: Sequence[PartitionChange], *, controller: int | None = None
+    ) -> list[PartitionMeta | Refusal]:
+        results: list[PartitionMeta | Refusal] = []
+        for each in changes:
+            try:
+                meta = self.replace_partition(
+                    each.name, each.uid, each.number, each.meta, registered=each.registered, controller=controller
+                )
+            except (Conflict, NotFound, OutcomeUnknown, Unavailable) as error:
+                results.append(error)
+            else:
+                results.append(meta)
+        return results
 
     def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
         topic, meta = self._existing_partition(name, uid, number)

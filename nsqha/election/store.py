@@ -29,7 +29,8 @@ A caller asks for the part that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nsqha.election.model import (
@@ -44,9 +45,22 @@ from nsqha.election.model import (
     Versioned,
 )
 from nsqha.election.session import ClusterSession, Lost, StoreIdentity, View
+from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 
 Hint = Callable[[str], None]
 Intent = Mapping[str, Any]  # a JSON object
+Refusal = Conflict | NotFound | Unavailable | OutcomeUnknown  # why a change was not made, or may not have been
+
+
+@dataclass(frozen=True)
+class PartitionChange:
+    """One of several partitions that are changed in one call; see `MetadataRecords.replace_partition`."""
+
+    name: str
+    uid: int
+    number: int
+    meta: PartitionMeta
+    registered: Mapping[int, int] = field(default_factory=dict)
 
 
 class MetadataRecords(Protocol):
@@ -101,6 +115,14 @@ class MetadataRecords(Protocol):
 
         `registered` maps nodes to the registrations they must still have (a node that joins the ISR), `controller` is
         the epoch of the controller that makes the change. After OutcomeUnknown call `fence_partition`."""
+
+    def replace_partitions(
+        self, changes: Sequence[PartitionChange], *, controller: int | None = None
+    ) -> list[PartitionMeta | Refusal]:
+        """Change many partitions, each at most once, in few transactions; the result of each stands at its index.
+
+        A change that `replace_partition` would make is made, whatever becomes of the others. Raises what concerns all
+        (StaleMetadata), some of them may be made then."""
 
     def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
         """Resolve an unknown outcome of a change guarded by `version`: the result has that change or excludes it.

@@ -10,7 +10,7 @@ from nsqha.clock import SystemClock
 from nsqha.election import moves
 from nsqha.election.model import Controller, NodeInfo, TopicSettings
 from nsqha.election.session import ClusterSession
-from nsqha.election.store import MetadataStore
+from nsqha.election.store import MetadataStore, PartitionChange
 from nsqha.errors import Conflict, NotFound
 from tests.contract.metadata_stores import CLUSTER, Opener, changed, open_session
 from tests.etcd_server import eventually
@@ -82,6 +82,28 @@ def test_a_node_joins_an_isr_only_with_the_registration_it_asked_with(
     session.close()
     with pytest.raises(Conflict, match="registration"):
         store.records.replace_partition("orders", topic.record.uid, 0, new, registered={8: registration})
+
+
+def test_many_partitions_change_with_the_registrations_each_relies_on(
+    store: MetadataStore, session: ClusterSession
+) -> None:
+    topic = store.records.create_topic("orders", TopicSettings(partitions=14)).record
+    term = session.campaign(Controller("a"))
+    assert term is not None
+    known = session.register(NodeInfo(8)).registration
+    metas = {n: replace(meta, leader=7) for n, meta in topic.partitions.items()}
+    right = [PartitionChange("orders", topic.uid, n, metas[n], {8: known}) for n in range(2)]
+    wrong = [PartitionChange("orders", topic.uid, n, metas[n], {20 + n: known}) for n in range(2, 14)]
+    results = store.records.replace_partitions([*right, *wrong], controller=term.epoch)
+    assert [isinstance(result, Conflict) for result in results] == [False] * 2 + [True] * 12
+    assert all("registration" in str(result) for result in results[2:])
+    session.resign()
+    rest = [PartitionChange("orders", topic.uid, n, metas[n], {8: known}) for n in range(2, 14)]
+    results = store.records.replace_partitions(rest, controller=term.epoch)
+    assert [type(result) for result in results] == [Conflict] * 12
+    read = store.records.topic("orders")
+    assert read is not None and [n for n, meta in read.record.partitions.items() if meta.leader == 7] == [0, 1]
+    assert not isinstance(store.records.replace_partitions(rest)[0], Conflict), "nothing else hinders them"
 
 
 def test_one_controller_at_a_time_and_each_term_has_a_higher_epoch(

@@ -9,7 +9,7 @@ import pytest
 
 from nsqha.election.memory import MemoryStore
 from nsqha.election.model import ChannelInfo, ChannelList, PartitionMeta, Tombstone, TopicSettings
-from nsqha.election.store import MetadataStore
+from nsqha.election.store import MetadataStore, PartitionChange
 from nsqha.errors import Conflict, NotFound
 from tests.contract.metadata_stores import CLUSTER, Opener, changed
 
@@ -126,6 +126,28 @@ def test_a_partition_is_changed_without_disturbing_the_topic(store: MetadataStor
     # The channel list was read before, and is changed after, the partition.
     after = store.records.replace("orders", topic.version, changed(store.records.topic("orders") or topic, "a"))
     assert after.record.partitions == {0: topic.record.partitions[0], 1: new}
+
+
+def test_one_conflict_among_many_partitions_holds_up_no_other(store: MetadataStore, opener: Opener) -> None:
+    topics = [store.records.create_topic(f"t{n}", TopicSettings(partitions=40)).record for n in range(3)]
+    late = topics[1].partitions[7]
+    other = store.records.replace_partition("t1", topics[1].uid, 7, replace(late, leader=9))
+    changes = [
+        PartitionChange(topic.name, topic.uid, number, replace(meta, leader=7))
+        for topic in topics
+        for number, meta in topic.partitions.items()
+    ]
+    gone = PartitionChange("t2", topics[2].uid, 99, replace(late, leader=7))
+    results = store.records.replace_partitions([*changes, gone])
+    assert len(results) == 121
+    assert isinstance(results[47], Conflict) and isinstance(results[120], NotFound)
+    read = {name: topic.record.partitions for name, topic in opener().records.topics().items()}
+    assert read["t1"][7] == other
+    for index, (change, result) in enumerate(zip(changes, results, strict=False)):
+        if index != 47:
+            assert result == read[change.name][change.number]
+            assert result == replace(change.meta, version=result.version) and result.version > change.meta.version
+    assert [type(again) for again in store.records.replace_partitions(changes)] == [Conflict] * 120
 
 
 def test_a_topic_is_not_changed_with_an_old_view_of_a_partition(store: MetadataStore) -> None:

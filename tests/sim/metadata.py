@@ -17,7 +17,7 @@ Every method blocks, so it runs where `NodeLoop.run_in_executor` runs jobs; time
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from nsqha.election.model import (
     Versioned,
 )
 from nsqha.election.session import ClusterSession, Lost, StoreIdentity, View
-from nsqha.election.store import Hint, Intent
+from nsqha.election.store import Hint, Intent, PartitionChange, Refusal
 from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, Unavailable
 from tests.fakes.metadata import FakeFolders
 from tests.sim.loop import Again, NodeLoop, Scheduler
@@ -423,6 +423,15 @@ class SimRecords:
         handle = self._handle
         held = handle.metadata.held
         return handle.change(call) if held is None else held.reply(handle.loop, call, meta)
+
+    def replace_partitions(
+        self, changes: Sequence[PartitionChange], *, controller: int | None = None
+    ) -> list[PartitionMeta | Refusal]:
+        # All of them are one call, as a transaction is.
+        try:
+            return self._handle.change(lambda: self._store.replace_partitions(changes, controller=controller))
+        except (OutcomeUnknown, Unavailable) as error:
+            return [error] * len(changes)
 
     def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
         call = lambda: self._store.fence_partition(name, uid, number, version)  # noqa: E731

@@ -8,7 +8,7 @@ there now, at most RETRIES times. Where the records are is drawn in `keys`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -33,7 +33,7 @@ from nsqha.election.model import (
     Versioned,
 )
 from nsqha.election.session import View
-from nsqha.election.store import Intent
+from nsqha.election.store import Intent, PartitionChange, Refusal
 from nsqha.errors import (
     ConfigError,
     Conflict,
@@ -47,6 +47,10 @@ from nsqha.ids import is_ephemeral, new_uid
 
 RETRIES = 20
 COMPARES_MAX = etcd_keys.OPS_MAX - etcd_keys.OPS_PER_PART - 4
+REGISTERED_MAX = 10  # registrations that a transaction of many partitions compares
+BULK = COMPARES_MAX - REGISTERED_MAX
+"""Partitions of one transaction: with the registrations they rely on and the controller's epoch there are as many
+compares as a transaction of OPS_PER_PART operations has room for."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,14 @@ class EtcdRecords:
             + ("" if controller is None else f", or controller epoch {controller} is over")
         )
 
+    def replace_partitions(
+        self, changes: Sequence[PartitionChange], *, controller: int | None = None
+    ) -> list[PartitionMeta | Refusal]:
+        waiting, results = iter(changes), list[PartitionMeta | Refusal]()
+        while part := list(islice(waiting, BULK)):
+            results += self._replace_part(part, controller)
+        return results
+
     def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
         key = self._keys.partition(uid, number)
         for _ in range(RETRIES):
@@ -253,6 +265,40 @@ class EtcdRecords:
         while part := list(islice(parts, etcd_keys.OPS_PER_PART - 2)):
             self._raise_epochs(part, leader)
         return self.topics()
+
+    def _replace_part(
+        self, changes: list[PartitionChange], controller: int | None
+    ) -> Sequence[PartitionMeta | Refusal]:
+        """Change partitions in one transaction or, where one of its compares fails, in one for each of them."""
+        registered = {pair for each in changes for pair in each.registered.items()}
+        if len(changes) > 1 and len(registered) <= REGISTERED_MAX:
+            keys = [self._keys.partition(each.uid, each.number) for each in changes]
+            compares = [unchanged(key, each.meta.version) for key, each in zip(keys, changes, strict=True)]
+            compares += _led_by(self._keys, controller)
+            compares += [created(self._keys.node(node), known) for node, known in registered]
+            puts = [
+                put(key, etcd_keys.partition_value(each.meta), keep_lease=True)
+                for key, each in zip(keys, changes, strict=True)
+            ]
+            try:
+                answer = transact(self._client, compares, puts)
+            except (OutcomeUnknown, Unavailable) as error:
+                refusal: Refusal = error
+                if isinstance(error, Full) and self._untouched(keys[0], changes[0].meta.version):
+                    refusal = Unavailable(str(error))  # all or none
+                return [refusal] * len(changes)
+            if answer.succeeded:
+                return [replace(each.meta, version=answer.header.revision) for each in changes]
+        return [self._replaced(each, controller) for each in changes]
+
+    def _replaced(self, change: PartitionChange, controller: int | None) -> PartitionMeta | Refusal:
+        name, uid, number = change.name, change.uid, change.number
+        try:
+            return self.replace_partition(
+                name, uid, number, change.meta, registered=change.registered, controller=controller
+            )
+        except (Conflict, NotFound, OutcomeUnknown, Unavailable) as error:
+            return error
 
     def _untouched(self, key: bytes, version: int) -> bool:
         """Whether a change that there was no room for has certainly not been made; whatever it was, it is over."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from lookupd import controller
 from lookupd.controller import Candidacy, ControllerShell
 from nsqha.election.controller.events import Resign
 from nsqha.election.memory import MemorySession
+from nsqha.election.store import PartitionChange
 from nsqha.errors import StaleMetadata, Unavailable
 from nsqha.pb.v1.replication_pb2 import LiveMessage
 from tests.unit.lookupd.nodes_rig import World, controlled
@@ -55,6 +56,28 @@ def test_a_stream_that_ends_and_a_node_that_refuses_mean_another_leader() -> Non
         after = world.meta()
         assert after.epoch == before.epoch + 1 and set(after.isr) == {1, 2, 3} - {before.leader}
         await world.until(lambda: shell.counts.elections["leader does not answer"] == 1)
+
+    run(story)
+
+
+def test_elections_of_one_round_are_few_calls_of_the_store() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        world.create(partitions=120)
+        await world.until(lambda: all(world.meta(number=number).leader for number in range(120)))
+        world.join_all()
+        await asyncio.sleep(0.05)
+        led = [number for number in range(120) if world.meta(number=number).leader == 1]
+        calls: list[int] = []
+        replace_partitions = world.store.records.replace_partitions
+
+        def counted(changes: Sequence[PartitionChange], **rest: Any) -> Any:
+            calls.append(len(changes))
+            return replace_partitions(changes, **rest)
+
+        world.store.records.replace_partitions = counted
+        world.nodes[1].kill()
+        await world.until(lambda: all(world.meta(number=number).leader != 1 for number in led))
+        assert len(led) > 10 and max(calls) > 10 and len(calls) <= 6
 
     run(story)
 

@@ -25,6 +25,7 @@ from nsqha.election.etcd.records import EtcdRecords
 from nsqha.election.etcd.session import EtcdSessions
 from nsqha.election.model import PartitionMeta
 from nsqha.election.session import View
+from nsqha.election.store import PartitionChange
 from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata, Unavailable
 
 Code = grpc.StatusCode
@@ -329,6 +330,41 @@ def test_a_change_without_room_in_etcd_is_unknown_unless_the_record_is_untouched
     with pytest.raises(meaning) as error:
         records_in(NoRoom(found)).replace_partition("t", 1, 0, PartitionMeta(version=5))
     assert type(error.value) is meaning
+
+
+@pytest.mark.parametrize(("found", "meaning"), [(5, Unavailable), (6, Full), (None, Full)])
+def test_many_changes_without_room_in_etcd_are_not_sent_one_by_one(found: int | None, meaning: type[Exception]) -> None:
+    client = NoRoom(found)
+    changes = [PartitionChange("t", 1, number, PartitionMeta(version=5)) for number in range(30)]
+    results = records_in(client).replace_partitions(changes)
+    assert [type(result) for result in results] == [meaning] * 30
+    assert client.changes == 1
+
+
+class Counted(EtcdClient):
+    """An etcd whose partitions have version 6, except number 3; it counts transactions."""
+
+    def __init__(self) -> None:
+        self.compares: list[int] = []
+
+    def change(self, method: Any, request: Any) -> Any:
+        self.compares.append(len(request.compare))
+        late = any(compare.mod_revision != 6 for compare in request.compare)
+        kv = SimpleNamespace(mod_revision=9)
+        get = SimpleNamespace(response_range=SimpleNamespace(kvs=[kv]))
+        return SimpleNamespace(succeeded=not late, header=SimpleNamespace(revision=10), responses=[get])
+
+
+def test_many_changes_take_few_transactions_and_those_beside_a_conflict_one_each() -> None:
+    client = Counted()
+    changes = [PartitionChange("t", 1, number, PartitionMeta(version=6)) for number in range(300)]
+    assert {result.version for result in records_in(client).replace_partitions(changes)} == {10}  # type: ignore
+    assert len(client.compares) <= 8 and max(client.compares) <= 100
+    changes[3] = PartitionChange("t", 1, 3, PartitionMeta(version=5))
+    client.compares.clear()
+    results = records_in(client).replace_partitions(changes)
+    assert [index for index, result in enumerate(results) if not isinstance(result, PartitionMeta)] == [3]
+    assert client.compares.count(1) == client.compares[0] and len(client.compares) <= 8 + client.compares[0]
 
 
 def test_an_etcd_without_room_is_not_asked_for_a_fence_again_and_again() -> None:
