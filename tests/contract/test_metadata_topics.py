@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from nsqha.election.memory import MemoryStore
-from nsqha.election.model import ChannelInfo, ChannelList, PartitionMeta, Tombstone, TopicSettings
+from nsqha.election.memory import MemoryRecords, MemoryStore
+from nsqha.election.model import (
+    ChannelInfo,
+    ChannelList,
+    PartitionMeta,
+    Tombstone,
+    TopicRecord,
+    TopicSettings,
+    Versioned,
+)
 from nsqha.election.store import MetadataStore, PartitionChange
 from nsqha.errors import Conflict, NotFound
 from tests.contract.metadata_stores import CLUSTER, Opener, changed
@@ -114,6 +124,28 @@ def test_partitions_are_added_and_never_taken_away(store: MetadataStore) -> None
         store.records.replace(
             "orders", topic.version, replace(topic.record, partitions={**more.partitions, 3: PartitionMeta()})
         )
+
+
+def test_topics_that_many_threads_create_at_once_are_all_made(store: MetadataStore, opener: Opener) -> None:
+    if isinstance(store.records, MemoryRecords):
+        pytest.skip("used by one thread at a time")
+    names = [f"t{number % 60}" for number in range(64)]  # four are wanted twice
+    with ThreadPoolExecutor(16) as threads:
+        made = list(threads.map(partial(created, store, partitions=3), names))
+        big = list(threads.map(partial(created, store, partitions=100), ["big1", "big2", "big1"]))
+    refused = [name for name, topic in zip(names, made, strict=True) if topic is None]
+    assert sorted(refused) == ["t0", "t1", "t2", "t3"] and big.count(None) == 1
+    topics = opener().records.topics()
+    assert {topic.record.name: topic for topic in [*made, *big] if topic is not None} == topics
+    assert len({topic.record.salt for topic in topics.values()}) == len({t.record.uid for t in topics.values()}) == 62
+
+
+def created(store: MetadataStore, name: str, partitions: int) -> Versioned[TopicRecord] | None:
+    try:
+        return store.records.create_topic(name, TopicSettings(partitions=partitions))
+    except Conflict as error:
+        assert "exists" in str(error)
+        return None
 
 
 def test_a_partition_is_changed_without_disturbing_the_topic(store: MetadataStore) -> None:

@@ -19,6 +19,7 @@ from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.calls import list_keys, read_key, read_ranges, transact
 from nsqha.election.etcd.client import Compacted, EtcdClient, Full
 from nsqha.election.etcd.keys import created, delete, get, none_newer, put, unchanged
+from nsqha.election.etcd.new_topics import NewTopic, NewTopics
 from nsqha.election.etcd.session import EtcdSessions
 from nsqha.election.etcd.view import join
 from nsqha.election.model import (
@@ -80,6 +81,7 @@ class EtcdRecords:
         self._rng = rng
         self._sessions = sessions
         self._known = known
+        self._new = NewTopics(client, keys)
 
     @property
     def revision(self) -> int:
@@ -133,11 +135,13 @@ class EtcdRecords:
             record = TopicRecord(name, uid, cluster.next_salt(), settings, channels=known, partitions=partitions)
             return record, replace(cluster, salt_counter=cluster.salt_counter + 1)
 
-        return self._add(name, uid, made)
+        return self._new.add(NewTopic(name, uid, len(partitions), self._sessions.lease_for(name), made))
 
     def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:
         rules.check_partitions(record)
-        return self._add(record.name, record.uid, lambda cluster: (record, cluster.past_salt(record.salt)))
+        lease, count = self._sessions.lease_for(record.name), len(record.partitions)
+        made = lambda cluster: (record, cluster.past_salt(record.salt))  # noqa: E731
+        return self._new.add(NewTopic(record.name, record.uid, count, lease, made))
 
     def replace(
         self, name: str, expected_version: int, record: TopicRecord, *, controller: int | None = None
@@ -329,39 +333,6 @@ class EtcdRecords:
         if found is None:
             raise NotFound(f"there is no topic {name}")
         return found
-
-    def _add(
-        self, name: str, uid: int, made: Callable[[ClusterRecord], tuple[TopicRecord, ClusterRecord]]
-    ) -> Versioned[TopicRecord]:
-        """Put a new topic and what it makes of the cluster record, in one transaction."""
-        lease = self._sessions.lease_for(name)
-        keys = self._keys
-        absent = {
-            keys.topic(name): f"topic {name} exists already",
-            keys.tombstone(uid): f"topic {name} with uid {uid:016x} was deleted",
-            keys.partition(uid, 0): f"uid {uid:016x} belongs to another topic",
-        }
-        for _ in range(RETRIES):
-            (clusters, *others), _ = read_ranges(self._client, get(keys.cluster), *map(get, absent))
-            for found, problem in zip(others, absent.values(), strict=True):
-                if found:
-                    raise Conflict(problem)
-            if not clusters:
-                raise Unavailable(f"etcd has no key {keys.prefix}cluster any more; put it back from a backup")
-            record, cluster = made(etcd_keys.record_of(ClusterRecord, clusters[0]))
-            ops = [
-                put(keys.cluster, encode(cluster)),
-                put(keys.topic(name), etcd_keys.topic_value(record), lease=lease),
-            ]
-            for number, meta in record.partitions.items():
-                ops.append(put(keys.partition(uid, number), etcd_keys.partition_value(meta), lease=lease))
-            compares = [unchanged(keys.cluster, clusters[0].mod_revision), *(created(key, 0) for key in absent)]
-            answer = transact(self._client, compares, ops)
-            if answer.succeeded:
-                revision = answer.header.revision
-                metas = {number: replace(meta, version=revision) for number, meta in record.partitions.items()}
-                return Versioned(replace(record, partitions=metas), revision)
-        raise _too_many("the cluster record")
 
     def _raise_epochs(self, part: list[tuple[int, int, PartitionMeta]], leader: int | None) -> None:
         keys = {self._keys.partition(uid, number): meta for uid, number, meta in part}

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import grpc
 import pytest
 
 from nsqha.clock import SystemClock
+from nsqha.election.codec import encode
 from nsqha.election.etcd import binary as etcd_binary
 from nsqha.election.etcd import bridge as etcd_bridge
 from nsqha.election.etcd import keys as etcd_keys
@@ -23,7 +25,7 @@ from nsqha.election.etcd.calls import read_ranges
 from nsqha.election.etcd.client import Compacted, EtcdClient, EtcdOptions, Full, _meaning
 from nsqha.election.etcd.records import EtcdRecords
 from nsqha.election.etcd.session import EtcdSessions
-from nsqha.election.model import PartitionMeta
+from nsqha.election.model import ClusterRecord, PartitionMeta, TopicSettings
 from nsqha.election.session import View
 from nsqha.election.store import PartitionChange
 from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata, Unavailable
@@ -365,6 +367,35 @@ def test_many_changes_take_few_transactions_and_those_beside_a_conflict_one_each
     results = records_in(client).replace_partitions(changes)
     assert [index for index, result in enumerate(results) if not isinstance(result, PartitionMeta)] == [3]
     assert client.compares.count(1) == client.compares[0] and len(client.compares) <= 8 + client.compares[0]
+
+
+class Adding(EtcdClient):
+    """An etcd that takes topics; it holds up the first transaction until all threads wait."""
+
+    def __init__(self) -> None:
+        self.transactions: list[Any] = []
+        self.records: EtcdRecords
+
+    def read(self, method: Any, request: Any) -> Any:
+        value = encode(ClusterRecord(7))
+        return SimpleNamespace(kvs=[SimpleNamespace(key=b"cluster", value=value, mod_revision=3)])
+
+    def change(self, method: Any, request: Any) -> Any:
+        self.transactions.append(request)
+        first = len(request.compare) // 3
+        while len(self.transactions) == 1 and first + len(self.records._new._waiting) < 20:
+            time.sleep(0.001)
+        return SimpleNamespace(succeeded=True, header=SimpleNamespace(revision=10))
+
+
+def test_topics_that_are_created_meanwhile_go_into_the_next_transaction() -> None:
+    client = Adding()
+    records = client.records = records_in(client)
+    with ThreadPoolExecutor(20) as threads:
+        made = list(threads.map(lambda n: records.create_topic(f"t{n}", TopicSettings()), range(20)))
+    assert {topic.record.name for topic in made} == {f"t{n}" for n in range(20)}
+    sizes = [len(request.compare) for request in client.transactions]
+    assert sum(size - 1 for size in sizes) == 60 and len(sizes) <= 3 and max(sizes) <= 64
 
 
 def test_an_etcd_without_room_is_not_asked_for_a_fence_again_and_again() -> None:
