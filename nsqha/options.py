@@ -243,6 +243,10 @@ class Options:
     allow_config_from_cidr: str = _flag(
         STRING, "127.0.0.0/8,::1/128", "networks from which PUT /config is allowed, with commas; empty: from none"
     )
+    ephemeral_topic_bytes: int = _flag(
+        INT, 64 * MIB, "memory of an #ephemeral topic's messages; beyond 3/4 of it the oldest unread ones are dropped"
+    )
+    ephemeral_bytes: int = _flag(INT, 256 * MIB, "... of all #ephemeral topics of this node, in equal shares above it")
     topic_partitions: int = _flag(INT, 1, "partitions of a topic that a client creates by using it")
     auto_create_topics: bool = _flag(BOOL, True, "PUB and SUB create the topic they name")
     publish_queue_bytes: int = _flag(INT, 64 * MIB, "bytes of waiting publishes; above it sockets are not read")
@@ -458,6 +462,7 @@ def _check_ranges(options: Options) -> None:
     _at_least(options, 1, *_POSITIVE)
     _at_least(options, 0, *_NOT_NEGATIVE)
     _at_least(options, -1, "retention_bytes")
+    _at_least(options, MIB, "ephemeral_topic_bytes", "ephemeral_bytes")
     _at_most(options, 65535, "broadcast_tcp_port", "broadcast_http_port", "statsd_udp_packet_size")
     _at_most(options, 1 << 30, "max_msg_size")
     _at_most(options, BODY_BYTES_LIMIT, "max_body_size")

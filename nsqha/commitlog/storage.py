@@ -377,6 +377,17 @@ class MemStorage:
         self._dirs: set[str] = set()
         self._locks: set[str] = set()
 
+    @property
+    def used(self) -> int:
+        """The bytes in all files, in any thread."""
+        return sum(map(len, list(self._files.values())))
+
+    def clear(self) -> None:
+        """Give back the memory of all files, open ones too."""
+        files, self._files = self._files, {}
+        for data in files.values():
+            data.clear()
+
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
         data = self._files.get(path)
         if data is None:

@@ -183,6 +183,11 @@ class PartitionCursors:
             channel.cursor.keep_unread(self.state.pump)
         return effects
 
+    def drop_unread(self, end: int) -> int:
+        """The channels that keep a limited number drop what is unread below `end`; how many messages, of all."""
+        pump = self.state.pump
+        return sum(channel.cursor.keep_unread(pump, drop_below=min(end, pump)) for channel in self._bounded)
+
     def _live(self, effect: Effect | Forgotten, own: set[int]) -> Forgotten | None:
         match effect:
             case state.Created(committed):

@@ -122,17 +122,22 @@ class ChannelCursor:
         lowest = self.deferred_overlay.lowest()
         return self.ring.low < offset or (lowest is not None and lowest < offset)
 
-    def keep_unread(self, pump: int) -> None:
-        """A channel that is kept in memory only and not read drops its oldest unread messages.
+    def keep_unread(self, pump: int, *, drop_below: int = 0) -> int:
+        """A channel that is kept in memory only and not read drops its oldest unread messages; how many.
 
-        nsqd drops the newest; then a channel without consumers would hold the log where it began.
+        nsqd drops the newest; then a channel without consumers would hold the log where it began. `drop_below`: those
+        below this offset go too.
         """
-        ring = self.ring
-        excess = pump - ring.next - self.unread.passed.total() - self.context.limits.ephemeral_unread_max
-        if excess > 0:
-            ring.settle(ring.next, ring.next + excess, FINISHED)
-            self.unread.look()
-            self.mark_dirty()
+        ring, passed = self.ring, self.unread.passed
+        excess = pump - ring.next - passed.total() - self.context.limits.ephemeral_unread_max
+        end = max(ring.next + excess, drop_below)
+        if end <= ring.next:
+            return 0
+        count = end - ring.next - passed.count_below(end)
+        ring.settle(ring.next, end, FINISHED)
+        self.unread.look()
+        self.mark_dirty()
+        return count
 
     # ---- what the log did to it
 

@@ -163,6 +163,13 @@ def _publishing(stats: BrokerStats) -> Iterator[Metric]:
     yield _counters(
         "publish_errors", "Publishes that were not answered OK.", ("code",), [((c,), n) for c, n in node.publish_errors]
     )
+    yield _gauge("ephemeral_bytes", "Memory that #ephemeral topics hold.", node.ephemeral_bytes)
+    yield _counters(
+        "ephemeral_dropped_messages",
+        "Messages that #ephemeral topics dropped unread, to stay within their bounds.",
+        (),
+        [((), node.ephemeral_dropped)],
+    )
     yield _histogram("publish_seconds", "From the flush of a batch to its commit.", node.publish_seconds)
     yield _histogram("publish_group_commit_messages", "Messages committed together.", node.batch_messages)
     yield _gauges(

@@ -227,6 +227,8 @@ class NodeStats:
     loop_lag_seconds: HistogramData = EMPTY_SECONDS
     publish_errors: tuple[tuple[str, int], ...] = ()  # by error code
     log_events: tuple[tuple[str, int], ...] = ()  # recovery cuts, checksum errors, possible losses: event -> count
+    ephemeral_bytes: int = 0  # memory of #ephemeral topics
+    ephemeral_dropped: int = 0  # messages of theirs that were not kept, to stay within their bounds
     scrub: ScrubStats = ScrubStats()
     cluster: ClusterStats | None = None  # None: a single node
 
@@ -410,6 +412,8 @@ def _extra_json(stats: BrokerStats, topics: Sequence[TopicStats]) -> dict[str, A
         "batch_messages": _histogram_json(node.batch_messages),
         "publish_errors": dict(node.publish_errors),
         "log_events": dict(node.log_events),
+        "ephemeral_bytes": node.ephemeral_bytes,
+        "ephemeral_dropped": node.ephemeral_dropped,
         "scrub": {
             "rounds": node.scrub.rounds,
             "read_bytes": node.scrub.read_bytes,

@@ -100,6 +100,8 @@ def node_stats(node: NodeFigures) -> NodeStats:
         loop_lag_seconds=measures.loop_lag_seconds.data(),
         publish_errors=tuple(sorted(measures.publish_errors.items())),
         log_events=tuple(sorted(measures.log_events.items())),
+        ephemeral_bytes=node.parts.opener.folders.ephemeral.used,
+        ephemeral_dropped=node.parts.opener.folders.ephemeral.dropped,
         scrub=scrub_stats(node.scrub.scrubber),
         cluster=node.side.stats(),
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nsqha import ids
 from nsqha.commitlog.files.pairs import unlink_some
 from nsqha.commitlog.storage import MemStorage, parent
+from nsqha.server.partition.memory import EphemeralMemory
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
@@ -22,8 +23,9 @@ UNLINKED_AT_ONCE = 4  # files of a deleted topic: a large one takes a tenth of a
 class LogFolders:
     """The folders of one node's topics and partitions."""
 
-    def __init__(self, data_path: str, storage: Storage) -> None:
+    def __init__(self, data_path: str, storage: Storage, ephemeral: EphemeralMemory | None = None) -> None:
         self.storage = storage
+        self.ephemeral = ephemeral or EphemeralMemory()
         self._data_path = data_path
 
     def topic(self, name: str, uid: int) -> str:

@@ -23,7 +23,7 @@ from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, RecoveryReport, recover
 from nsqha.commitlog.retention import Retention
-from nsqha.commitlog.storage import OsStorage, Storage
+from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
 from nsqha.cursor.cache.lmdb_cache import LmdbCache
 from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.limits import ChannelLimits
@@ -37,6 +37,7 @@ from nsqha.server.opening.state_loader import StateLoader
 from nsqha.server.opening.sync_history import SyncHistory, weakest
 from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.local_repair import LocalRepair
+from nsqha.server.partition.memory import EphemeralMemory
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
@@ -120,7 +121,12 @@ class PartitionOpener:
         self._journal = journal
         self.syncs = SyncHistory(journal)
         self._rng = rng
-        self.folders = LogFolders(options.data_path, storage or OsStorage())
+        ephemeral = EphemeralMemory(
+            topic_bytes_max=options.ephemeral_topic_bytes,
+            node_bytes_max=options.ephemeral_bytes,
+            messages_max=options.mem_queue_size,
+        )
+        self.folders = LogFolders(options.data_path, storage or OsStorage(), ephemeral)
         self.cursor_cache = cursor_cache or LmdbCache.open(f"{options.data_path}/cursors.lmdb")
         self.states = StateLoader(self.cursor_cache)
         self._news = RecoveryNews(self.measures)
@@ -146,12 +152,12 @@ class PartitionOpener:
 
     def create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> dict[int, OpenedLog]:
         """New, empty logs. The record is durable already, so a crash here leaves nothing that is not known of."""
-        storage = self.folders.storage_of(record)
         opened = {}
         for number, log_uid in log_uids.items():
             identity = LogIdentity(record.uid, number)
-            folder = self.folders.partition(record, number)
-            log = PartitionLog.create(storage, folder, identity, cache=self._cache, limits=self._limits)
+            storage, folder = self.folders.storage_of(record), self.folders.partition(record, number)
+            limits = self.folders.ephemeral.limits if ids.is_ephemeral(record.name) else self._limits
+            log = PartitionLog.create(storage, folder, identity, cache=self._cache, limits=limits)
             state = PartitionState() if ids.is_ephemeral(record.name) else self.states.load((record.uid, number), log)
             opened[number] = OpenedLog(log, log_uid, state, None)
         return opened
@@ -268,12 +274,15 @@ class PartitionOpener:
             ordered=record.settings.ordered,
             bounded=ids.is_ephemeral(record.name),
         )
+        storage = log.files.storage if ids.is_ephemeral(record.name) else None
         partition = Partition(
             self._runtime,
             LedLog(number, id_base, log, cursors, leader),
             retention=RetentionRunner(self.retention_of(record), abandoned_of(record)),
             sync=sync,
-            held_back_max=self._options.mem_queue_size if ids.is_ephemeral(record.name) else None,
+            memory=self.folders.ephemeral.log(storage, len(record.partitions))
+            if isinstance(storage, MemStorage)
+            else None,
         )
         alone = {node, *meta.replicas, *meta.isr} == {node}
         partition.local_repair = LocalRepair(

@@ -12,6 +12,7 @@ Downwards:
     publishes      publishes that wait for a batch, and whether a flush waits for more of them
     log_sync       when the log goes to the disk, at the topic's sync setting
     local_repair   damage of a log that no other node has is written again
+    memory         what #ephemeral topics hold in memory, per topic and in the node
     retention      what the log may forget, and how it goes
     delivery       committed messages handed to the consumers of each channel
     file_jobs      work on a partition's files, one job at a time

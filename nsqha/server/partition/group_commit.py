@@ -32,6 +32,7 @@ from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN, Taken
 from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
 from nsqha.server.partition.file_jobs import FileJobs
 from nsqha.server.partition.log_sync import LogSync
+from nsqha.server.partition.memory import EphemeralLog
 from nsqha.server.partition.outstanding import Future, Outstanding, OutstandingBatches, settle
 from nsqha.server.partition.publishes import FLUSH_BYTES, PUSHED_FLUSH_BYTES, WaitingPublishes
 
@@ -131,14 +132,14 @@ class GroupCommit:
         files: FileJobs,
         *,
         sync: str,
-        held_back_max: int | None,
+        memory: EphemeralLog | None,
         commit: Callable[[Now], None],
         resume: Callable[[], None],
         stop: Callable[[Exception], None],
     ) -> None:
         """`commit`: the commit point moved. `resume`: a disk that refused may be tried again. `stop`: an invariant is
         broken."""
-        self.publishes = WaitingPublishes(runtime, led, life, self._flush_soon, held_back_max)
+        self.publishes = WaitingPublishes(runtime, led, life, self._flush_soon, memory)
         self.events = PendingEvents()
         self.outstanding = OutstandingBatches(led, life, self.publishes, runtime.measures, self.schedule)
         self.sync = LogSync(

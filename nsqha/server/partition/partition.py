@@ -28,6 +28,7 @@ from nsqha.server.partition.delivery import Deliveries
 from nsqha.server.partition.file_jobs import FileJobs
 from nsqha.server.partition.group_commit import GroupCommit
 from nsqha.server.partition.local_repair import LocalRepair
+from nsqha.server.partition.memory import EphemeralLog
 from nsqha.server.partition.outstanding import Outstanding
 from nsqha.server.partition.retention import RetentionRunner
 
@@ -44,9 +45,9 @@ class Partition:
         *,
         retention: RetentionRunner,
         sync: str,
-        held_back_max: int | None,
+        memory: EphemeralLog | None,
     ) -> None:
-        """`held_back_max`: messages kept while no channel takes them; None: all."""
+        """`memory`: what bounds an #ephemeral topic."""
         self.number = led.number
         self.id_base = led.id_base
         self.log = led.log
@@ -67,7 +68,7 @@ class Partition:
             self.life,
             self.files,
             sync=sync,
-            held_back_max=held_back_max,
+            memory=memory,
             commit=self._commit,
             resume=self._resume,
             stop=self._stop,
@@ -178,6 +179,9 @@ class Partition:
             self._stop(error)
             return
         self.deliveries.pump(now)
+        memory = self.batches.publishes.memory
+        if memory is not None and self.serving and not self.closed:
+            memory.trim(self, now)
         if self.batches.on_committed is not None:
             self.batches.on_committed()
 
@@ -217,6 +221,8 @@ class Partition:
         self.deliveries.watch_clock(now)
         if self.serving:
             self.retention.step(self, now, by_age=self._runtime.clock.trusted)
+            if (memory := self.batches.publishes.memory) is not None:
+                memory.trim(self, now)
         if self.local_repair is not None:
             self.local_repair.step()
 
@@ -254,6 +260,8 @@ class Partition:
         self.abandon(why)
         await self.files.wait()
         self.log.close()
+        if (memory := self.batches.publishes.memory) is not None:
+            memory.end()
 
     async def release(self, why: str) -> None:
         """Lead no longer: answer who waits, and leave the log and the channel state to the follower that takes them."""

@@ -23,6 +23,7 @@ from nsqha import hot
 from nsqha.hot import NOT_STORED, Reply, Waiter
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
+from nsqha.server.partition.memory import EphemeralLog
 
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
@@ -43,9 +44,9 @@ class WaitingPublishes:
         led: LedLog,
         life: PartitionLifecycle,
         schedule: Callable[[], None],
-        held_back_max: int | None,
+        memory: EphemeralLog | None,
     ) -> None:
-        """`schedule`: something waits. `held_back_max`: messages kept while no channel takes them; None: all."""
+        """`schedule`: something waits. `memory`: what bounds an #ephemeral topic."""
         self.queue = hot.PublishQueue(runtime.budget, schedule)
         self.linger = Linger()
         self.flush_bytes = FLUSH_BYTES
@@ -55,12 +56,12 @@ class WaitingPublishes:
         self._time = runtime.loop.time
         self._led = led
         self._life = life
-        self._held_back_max = held_back_max
+        self.memory = memory
 
     @property
     def open_queue(self) -> hot.PublishQueue | None:
         """For publishers that put whole runs there themselves; None: only `publish` knows what the topic keeps."""
-        return self.queue if self._held_back_max is None else None
+        return self.queue if self.memory is None else None
 
     def publish(self, frames: bytes, reply: Reply, delay_ms: int | None = None, *, waited: float = 0.0) -> None:
         """Store a run of blank frames as one unit; `reply` hears of the outcome.
@@ -71,21 +72,26 @@ class WaitingPublishes:
         if self._life.closed:
             reply.failed(f"{NOT_STORED}{self._life.why}")
             return
-        if self._held_back_max is not None:
-            frames = self._fitting(frames, self._held_back_max)
+        if self.memory is not None:
+            frames = self._fitting(frames, self.memory)
             if not frames:
                 reply.stored()
                 return
         self.queue.add(frames, reply, self._time() - waited, delay_ms)
 
-    def _fitting(self, frames: bytes, held_back_max: int) -> bytes:
-        """What of a publish an #ephemeral topic keeps while no channel takes it: nsqd drops the rest and says OK."""
-        cursors = self._led.cursors
+    def _fitting(self, frames: bytes, memory: EphemeralLog) -> bytes:
+        """What of a publish an #ephemeral topic keeps: nsqd drops the rest and says OK."""
+        state = self._led.cursors.state
         _, count = hot.walk(frames, 0, len(frames), len(frames))
-        waiting = sum(hot.walk(run, 0, len(run), len(run))[1] for run in self.queue.runs)
-        room = max(held_back_max - (self._led.log.end.offset + waiting - cursors.state.pump), 0)
-        if cursors.state.moving or count <= room:
+        room = count
+        if memory.full(self.queue.bytes_waiting):
+            room = 0
+        elif not state.moving:
+            waiting = sum(hot.walk(run, 0, len(run), len(run))[1] for run in self.queue.runs)
+            room = max(memory.messages_max - (self._led.log.end.offset + waiting - state.pump), 0)
+        if count <= room:
             return frames
+        memory.dropped(count - room)
         self.message_count += count - room
         end, _ = hot.walk(frames, 0, len(frames), room)
         return frames[:end]

@@ -201,7 +201,7 @@ class RelayNode:
             ),
             retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
             sync="none",
-            held_back_max=None,
+            memory=None,
         )  # fmt: skip
         self.topic.add_led(partition)
         started = partition.start_epoch(self.store.record.channels)

@@ -29,6 +29,7 @@ from nsqha.election.model import ChannelInfo, ChannelList
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.delivery import Consumer, Delivery
+from nsqha.server.partition.memory import EphemeralMemory
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
@@ -94,7 +95,7 @@ class PartitionRig:
         storage: Storage | None = None,
         limits: LogLimits | None = None,
         cursor_limits: ChannelLimits | None = None,
-        held_back_max: int | None = None,
+        memory: EphemeralMemory | None = None,
         channel: bool = True,
         waiting_bytes_max: int = 1 << 20,
         **runtime: Any,
@@ -108,7 +109,10 @@ class PartitionRig:
             self.storage, "topic/0", LogIdentity(5, 0), cache=BatchCache(), limits=limits or LogLimits()
         )
         self.cursors = PartitionCursors(
-            id_base=ids.id_base(0, 3), state=PartitionState(), limits=cursor_limits or ChannelLimits()
+            id_base=ids.id_base(0, 3),
+            state=PartitionState(),
+            limits=cursor_limits or ChannelLimits(),
+            bounded=memory is not None,
         )
         leader = LeaderReplica(
             node=NODE, epoch=1, isr=(NODE,), min_isr=1, sync_always=sync == "always", end=1, durable=1
@@ -121,7 +125,8 @@ class PartitionRig:
         }
         self.budget = PublishBudget(self.loop, waiting_bytes_max)  # type: ignore[arg-type]
         self.runtime = self._runtime(settings | runtime)
-        self._sync, self._held_back_max = sync, held_back_max
+        self._sync = sync
+        self.memory = memory.log(self.storage) if memory and isinstance(self.storage, MemStorage) else None
         # As if its epoch start were committed; without the batch, log ids are simple.
         self.lead(leader, serving=True)
         self.version = 0
@@ -135,7 +140,7 @@ class PartitionRig:
             LedLog(0, ids.id_base(0, 3), self.log, self.cursors, leader),
             retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
             sync=self._sync,
-            held_back_max=self._held_back_max,
+            memory=self.memory,
         )
         self.partition.batches.outstanding.on_effects = self._happened
         self.partition.life.serving = serving

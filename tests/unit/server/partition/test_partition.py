@@ -9,6 +9,7 @@ from nsqha import hot
 from nsqha.commitlog.log import LogLimits
 from nsqha.errors import LogCorrupt, Poisoned, Unavailable
 from nsqha.server.node.snapshot import oldest_unfinished_seconds
+from nsqha.server.partition.memory import EphemeralMemory
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Outcome, PartitionRig
 
@@ -418,7 +419,8 @@ def test_an_event_that_another_batch_carries_is_waited_for():
 
 
 def test_a_deferred_publish_that_an_ephemeral_topic_drops_delays_no_other():
-    rig = PartitionRig(sync="none", held_back_max=1, channel=False)
+    memory = EphemeralMemory(topic_bytes_max=1 << 20, node_bytes_max=1 << 20, messages_max=1)
+    rig = PartitionRig(sync="none", memory=memory, channel=False)
     rig.publish(b"kept")
     rig.turn()
     dropped = rig.publish(b"dropped", defer_ms=60_000)
