@@ -36,6 +36,7 @@ from nsqha.election.session import View
 from nsqha.errors import Conflict
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
+from nsqha.server.http.broker_api import announced_ports
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers import renewing
 
@@ -72,6 +73,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @answers
     async def GetNode(self, request: Any) -> Any:
         broker = self._broker
+        tcp_port, http_port = announced_ports(broker.options, broker.ports)
         return admin_pb2.GetNodeResponse(
             version=nsqha.__version__,
             implementation=hot.ACTIVE,
@@ -84,6 +86,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             publishes_refused=broker.availability.refuses_publish() is not None,
             retention_ms=broker.options.retention_ns // 1_000_000,
             retention_bytes=broker.options.retention_bytes,
+            tcp_port=max(tcp_port, 0),
+            http_port=max(http_port, 0),
         )
 
     @answers

@@ -25,7 +25,10 @@ PACE_SECONDS = 0.05  # with --rate, the messages of this time are sent together
 DESCRIPTION = """\
 Publish messages: the arguments, else the lines of the files, else the lines of stdin. Empty lines are skipped;
 brokers refuse empty messages, so an empty argument, or an empty file with --whole, is an error.
-Returns when every message was answered with OK. The topic's sync setting says what OK means."""
+Returns when every message was answered with OK. The topic's sync setting says what OK means.
+
+With the --address of a lookup daemon they go to a producer of the topic; a topic without one is created at a broker
+that the daemon knows."""
 
 
 def add_parser(commands: Any) -> None:
@@ -69,11 +72,12 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("give messages or files, not both")
     if "" in args.messages:
         args.parser.error(f"message {args.messages.index('') + 1} is empty, and brokers refuse empty messages")
+    from nsqha.cli.brokers.producers import tcp_addresses
     from nsqha.cli.brokers.v2client import V2Publisher
     from nsqha.cli.brokers.v2security import Security
 
     delay_ms = -(-args.delay // 10**6)
-    publisher = V2Publisher(args.nsqd_tcp_address, args.timeout / 1e9, security=Security.of(args))
+    publisher = V2Publisher(tcp_addresses(args, args.topic)[0], args.timeout / 1e9, security=Security.of(args))
     started = time.monotonic()
     tally = PubTally(args, publisher, started)
     try:

@@ -16,6 +16,7 @@ from nsqha.cli.verbs import VERBS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nsqha.cli.brokers.producers import ProducerGroup
     from nsqha.cli.brokers.v2client import Message, Subscriber
 
 WINDOW = 200
@@ -29,6 +30,8 @@ DESCRIPTION = """\
 Print the bodies of a channel's messages, one per line, and finish each after it was printed. The channel and the
 topic are created if they do not exist. Runs until Ctrl-C, -n messages, or --idle without a message. A connection that
 ends is opened again, for up to a minute; messages that were not finished then come again.
+
+With the --address of a lookup daemon they come from all producers of the topic.
 
 --requeue gives every message back after printing, with a delay, instead of finishing it."""
 SHAPE = '{"id", "timestamp_ns", "attempts", "body"} per line; "body_base64" instead of "body" if it is not UTF-8'
@@ -73,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int | None) -> int:
     """Print messages until a limit, an idle time or an interrupt ends it. A message is answered only after its line
     has left this process."""
+    from nsqha.cli.brokers.producers import ProducerGroup, tcp_addresses
     from nsqha.cli.brokers.v2client import RefusedByServer, Subscriber
     from nsqha.cli.brokers.v2security import Security
 
@@ -80,10 +84,12 @@ def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int 
     idle_s = None if args.idle is None else args.idle / 1e9
     security = Security.of(args)
 
-    def connected() -> Subscriber:
-        window = WINDOW if wanted is None else min(WINDOW, wanted)
-        address, timeout_s = args.nsqd_tcp_address, args.timeout / 1e9
-        return Subscriber(address, timeout_s, topic, channel, window=window, security=security)
+    def connect(address: str, sharing: int) -> Subscriber:
+        window = max((WINDOW if wanted is None else min(WINDOW, wanted)) // sharing, 1)
+        return Subscriber(address, args.timeout / 1e9, topic, channel, window=window, security=security)
+
+    def connected() -> ProducerGroup:
+        return ProducerGroup(lambda: tcp_addresses(args, topic), connect)
 
     subscriber = connected()
     last = time.monotonic()
@@ -120,7 +126,7 @@ def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int 
     return exits.OK
 
 
-def _again(connected: Callable[[], Subscriber], lost: exits.Exit, until: float | None) -> Subscriber:
+def _again(connected: Callable[[], ProducerGroup], lost: exits.Exit, until: float | None) -> ProducerGroup:
     """Connect again. Raises `lost` if that fails until `until`, if given, and for AGAIN_SECONDS."""
     ends = time.monotonic() + AGAIN_SECONDS
     pause = AGAIN_PAUSE

@@ -4,6 +4,8 @@ The body decodes as Go's encoding/json does it into a struct: keys match without
 skipped, null leaves a value alone, the last of several equal keys wins, and a value of another type anywhere fails
 the whole body; 1.0 and 1e3 are not integers.
 
+A client that sends `"nsqha_ports": true`, which is ours, finds the other ports of this server under that key.
+
 A client may IDENTIFY again before SUB: zeros then keep what was agreed before, the names are always replaced.
 """
 
@@ -20,7 +22,7 @@ BODY_BYTES_MAX = 64 << 10
 """Real clients send a few hundred bytes; decoded JSON takes many times its size, before anybody has authenticated."""
 
 _STRINGS = frozenset(("client_id", "hostname", "user_agent", "topology_region", "topology_zone"))
-_BOOLS = frozenset(("feature_negotiation", "tls_v1", "snappy", "deflate"))
+_BOOLS = frozenset(("feature_negotiation", "tls_v1", "snappy", "deflate", "nsqha_ports"))
 _INTS = {
     "heartbeat_interval": 64,
     "output_buffer_size": 64,
@@ -108,7 +110,8 @@ def negotiate(body: bytes, limits: ProtocolLimits, before: Agreed) -> AgreedIden
         codec="snappy" if snappy else "deflate" if deflate else "",
         deflate_level=min(level, limits.deflate_level_max),
     )
-    return AgreedIdentify(agreed, encoder.response(_reply(agreed, limits)))
+    ports = {"nsqha_ports": dict(limits.ports())} if limits.ports and wishes.get("nsqha_ports") else {}
+    return AgreedIdentify(agreed, encoder.response(_json(_reply(agreed, limits) | ports)))
 
 
 def _settings(wishes: dict[str, Any], limits: ProtocolLimits, before: Agreed) -> Agreed | bytes:
@@ -166,27 +169,25 @@ def _settings(wishes: dict[str, Any], limits: ProtocolLimits, before: Agreed) ->
     )
 
 
-def _reply(agreed: Agreed, limits: ProtocolLimits) -> bytes:
+def _reply(agreed: Agreed, limits: ProtocolLimits) -> dict[str, object]:
     """The keys in nsqd's order, compact; the server's topology, not the client's."""
-    return _json(
-        {
-            "max_rdy_count": limits.rdy_count_max,
-            "version": limits.version,
-            "max_msg_timeout": limits.msg_timeout_ms_max,
-            "msg_timeout": agreed.msg_timeout_ms,
-            "tls_v1": agreed.tls,
-            "deflate": agreed.deflate,
-            "deflate_level": agreed.deflate_level,
-            "max_deflate_level": limits.deflate_level_max,
-            "snappy": agreed.snappy,
-            "sample_rate": agreed.sample_rate,
-            "auth_required": limits.auth_required,
-            "output_buffer_size": agreed.output_buffer_bytes,
-            "output_buffer_timeout": agreed.output_buffer_timeout_ms,
-            "topology_region": limits.topology_region,
-            "topology_zone": limits.topology_zone,
-        }
-    )
+    return {
+        "max_rdy_count": limits.rdy_count_max,
+        "version": limits.version,
+        "max_msg_timeout": limits.msg_timeout_ms_max,
+        "msg_timeout": agreed.msg_timeout_ms,
+        "tls_v1": agreed.tls,
+        "deflate": agreed.deflate,
+        "deflate_level": agreed.deflate_level,
+        "max_deflate_level": limits.deflate_level_max,
+        "snappy": agreed.snappy,
+        "sample_rate": agreed.sample_rate,
+        "auth_required": limits.auth_required,
+        "output_buffer_size": agreed.output_buffer_bytes,
+        "output_buffer_timeout": agreed.output_buffer_timeout_ms,
+        "topology_region": limits.topology_region,
+        "topology_zone": limits.topology_zone,
+    }
 
 
 def _json(values: dict[str, object]) -> bytes:

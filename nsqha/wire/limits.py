@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nsqha import NSQ_VERSION
@@ -34,3 +35,5 @@ class ProtocolLimits:
     topology_region: str = ""
     topology_zone: str = ""
     version: str = NSQ_VERSION
+    ports: Callable[[], Mapping[str, object]] | None = None
+    """The other ports of this server, for a client that asks for them with `nsqha_ports`."""

@@ -317,6 +317,21 @@ def test_published_lines_arrive_in_order(node: DevNode) -> None:
     assert (channel["depth"], channel["in_flight"], channel["finished"]) == (0, 0, 1000)
 
 
+@pytest.mark.parametrize("port", ["tcp", "http", "grpc", "lookupd"])
+def test_any_address_leads_to_the_rest(node: DevNode, port: str) -> None:
+    at = f"--address={node.description['lookupd'][0]['http'] if port == 'lookupd' else getattr(node, port)}"
+    topic = f"from-{port}"
+    node.ok("pub", topic, "hello", at)
+    assert topic in node.ok("topic", "list", at)
+    assert node.ok("sub", topic, "c", "-n", "1", at) == "hello\n"
+    node.ok("topic", "delete", topic, "--yes", at)
+
+
+def test_the_register_port_of_a_lookup_daemon_is_named_as_that(node: DevNode) -> None:
+    done = node.run("topic", "list", f"--address={node.description['lookupd'][0]['tcp']}")
+    assert done.returncode == 2 and "give its HTTP port" in done.stderr
+
+
 def test_n_takes_exactly_n(node: DevNode) -> None:
     node.create("exact", "c")
     node.publish("exact", *[str(n) for n in range(10)])

@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from nsqha.cli.brokers.discovery import ENVIRONMENT, given, grpc_port, host_and_port, unreachable
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.parser import CERTIFICATE_INCOMPLETE, did_you_mean
+from nsqha.cli.terminal.parser import CERTIFICATE_INCOMPLETE, GRPC_ADDRESS, did_you_mean
 from nsqha.cli.terminal.screen import print_json, say, some
 from nsqha.cluster_secret import ClusterSecret, read_secret
 from nsqha.errors import ConfigError, Unavailable
 
-ENVIRONMENT = {"--grpc-address": "NSQHA_GRPC_ADDRESS", "--nsqd-tcp-address": "NSQHA_TCP_ADDRESS"}
 USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)  # statuses of a verb that names a topic or a channel
 LOOK_SECONDS = 1.0  # for requests that only make an error more useful
 CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
@@ -46,7 +46,11 @@ class Admin:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Admin:
-        return cls(args.grpc_address, args.timeout / 1e9, credentials(args), secret(args))
+        address, any_port = given(args, "--grpc-address", GRPC_ADDRESS)
+        certified, shared = credentials(args), secret(args)
+        if any_port:
+            address = grpc_port(address, args.timeout / 1e9, certified=certified is not None)
+        return cls(address, args.timeout / 1e9, certified, shared)
 
     def __enter__(self) -> Admin:
         return self
@@ -186,21 +190,6 @@ def probe(address: str, timeout_s: float) -> None:
         where = f"--grpc-address or {ENVIRONMENT['--grpc-address']}"
         free = "nsqd chooses a free port unless its own --grpc-address names one"
         raise unreachable(address, error, f"{where} ({free})") from None
-
-
-def host_and_port(address: str, flag: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port[:9]) < 65536:
-        name = ENVIRONMENT[flag]
-        source = f"{name} in the environment:" if os.environ.get(name) == address else flag
-        raise exits.Exit(exits.USAGE, f"{source} {address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def unreachable(address: str, error: OSError, where: str) -> exits.Exit:
-    why = "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-    text = f"cannot reach the broker at {address}: {why}; start one with `nsqha dev`, or set {where}"
-    return exits.Exit(exits.UNREACHABLE, text)
 
 
 def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:

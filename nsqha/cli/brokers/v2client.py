@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nsqha import __version__
-from nsqha.cli.brokers.admin import host_and_port, unreachable
+from nsqha.cli.brokers.discovery import host_and_port, unreachable
 from nsqha.cli.brokers.v2security import PLAIN, Security, words
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import show_count
@@ -180,6 +180,14 @@ class V2Connection:
     def wait_at_most(self, seconds: float | None) -> None:
         """Set how long `frames` waits; None: without a limit."""
         self._socket.settimeout(seconds)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def buffered(self) -> bool:
+        """Whether TLS has bytes that a wait for the socket would not notice."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def close(self) -> None:
         self._socket.close()

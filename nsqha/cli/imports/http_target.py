@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from nsqha.cli.brokers.admin import host_and_port
+from nsqha.cli.brokers.discovery import host_and_port
 from nsqha.cli.terminal import exits
 
 _U32 = struct.Struct(">I")

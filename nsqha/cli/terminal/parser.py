@@ -168,14 +168,17 @@ def add_yes(parser: Parser) -> None:
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
 
 
+def add_address(parser: Parser) -> None:
+    """Add --address, any port of a broker or the HTTP port of a lookup daemon; flags for one port go before it."""
+    help = "a broker's TCP, HTTP or gRPC port, or a lookup daemon's HTTP port; the rest is found ($NSQHA_ADDRESS)"
+    parser.add_argument("--address", metavar="HOST:PORT", help=help)
+
+
 def add_grpc(parser: Parser) -> None:
     """Add --grpc-address: where the administration of the broker is."""
-    default = os.environ.get("NSQHA_GRPC_ADDRESS", GRPC_ADDRESS)
+    add_address(parser)
     parser.add_argument(
-        "--grpc-address",
-        metavar="HOST:PORT",
-        default=default,
-        help=f"broker (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)",
+        "--grpc-address", metavar="HOST:PORT", help=f"its gRPC port (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)"
     )
     add_timeout(parser)
     add_certificate(parser)
@@ -208,12 +211,9 @@ def add_certificate(parser: Parser) -> None:
 
 def add_tcp(parser: Parser) -> None:
     """Add --nsqd-tcp-address, where NSQ clients connect, and flags for TLS and AUTH."""
-    default = os.environ.get("NSQHA_TCP_ADDRESS", TCP_ADDRESS)
+    add_address(parser)
     parser.add_argument(
-        "--nsqd-tcp-address",
-        metavar="HOST:PORT",
-        default=default,
-        help=f"broker or nsqd (default {TCP_ADDRESS}, $NSQHA_TCP_ADDRESS)",
+        "--nsqd-tcp-address", metavar="HOST:PORT", help=f"its TCP port (default {TCP_ADDRESS}, $NSQHA_TCP_ADDRESS)"
     )
     add_timeout(parser)
     _add_security(parser)

@@ -140,6 +140,8 @@ class GetNodeResponse(_message.Message):
     PUBLISHES_REFUSED_FIELD_NUMBER: _builtins.int
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
+    TCP_PORT_FIELD_NUMBER: _builtins.int
+    HTTP_PORT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     implementation: _builtins.str
     """of the hot functions: "compiled" or "pure" """
@@ -156,6 +158,9 @@ class GetNodeResponse(_message.Message):
     retention_ms: _builtins.int
     """Of topics that have no settings of their own; -1: no limit."""
     retention_bytes: _builtins.int
+    tcp_port: _builtins.int
+    """the announced ones, as /info shows them"""
+    http_port: _builtins.int
     def __init__(
         self,
         *,
@@ -170,10 +175,12 @@ class GetNodeResponse(_message.Message):
         publishes_refused: _builtins.bool = ...,
         retention_ms: _builtins.int | None = ...,
         retention_bytes: _builtins.int | None = ...,
+        tcp_port: _builtins.int = ...,
+        http_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "data_path", b"data_path", "disk_free_bytes", b"disk_free_bytes", "health", b"health", "implementation", b"implementation", "node_uid", b"node_uid", "publishes_refused", b"publishes_refused", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "start_time_ns", b"start_time_ns", "sync", b"sync", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "data_path", b"data_path", "disk_free_bytes", b"disk_free_bytes", "health", b"health", "http_port", b"http_port", "implementation", b"implementation", "node_uid", b"node_uid", "publishes_refused", b"publishes_refused", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "start_time_ns", b"start_time_ns", "sync", b"sync", "tcp_port", b"tcp_port", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
     _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015

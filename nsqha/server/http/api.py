@@ -3,7 +3,7 @@
     POST /pub?topic=T[&defer=MS]       POST /mpub?topic=T[&binary=true][&defer=MS]
     POST /topic/{create,delete,empty,pause,unpause}?topic=T
     POST /channel/{create,delete,empty,pause,unpause}?topic=T&channel=C
-    GET /ping   /info   /stats   /config/:opt          PUT /config/{nsqlookupd_tcp_addresses,log_level}
+    GET /ping   /info[?include_nsqha=true]   /stats   /config/:opt    PUT /config/{nsqlookupd_tcp_addresses,log_level}
     GET /healthz   /readyz[?verbose]   /startupz   /metrics   /debug/pprof/...
 
 `server` has the conventions (headers, error bodies, redirects), `publishing` and `administration` the handlers of what
@@ -32,6 +32,7 @@ from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name, netw
 from nsqha.server.http import debug as http_debug
 from nsqha.server.http import server as http_envelope
 from nsqha.server.http.administration import AdministrationRoutes
+from nsqha.server.http.broker_api import announced_ports
 from nsqha.server.http.publishing import HttpPublishRoutes
 from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
@@ -80,9 +81,10 @@ class NodeRoutes:
             raise ApiError(500, health)
         return "OK"
 
-    async def info(self, _request: HttpRequest) -> object:
+    async def info(self, request: HttpRequest) -> object:
         options = self._broker.options
-        tcp_port, http_port = announced_ports(self._broker)
+        tcp_port, http_port = announced_ports(options, self._broker.ports)
+        ours = {"grpc_address": self._broker.ports.grpc_address} if request.query.flag("include_nsqha", False) else {}
         return {
             "version": NSQ_VERSION,
             "broadcast_address": options.broadcast_address,
@@ -96,6 +98,7 @@ class NodeRoutes:
             "max_deflate_level": options.max_deflate_level,
             "topology_zone": options.topology_zone,
             "topology_region": options.topology_region,
+            **ours,
         }
 
     async def stats(self, request: HttpRequest) -> object:
@@ -179,12 +182,6 @@ class NodeRoutes:
         except ValueError:  # a Unix socket, which has permissions of its own; or the connection is gone
             return not is_tcp(options.http_address)
         return any(address in network for network in networks(options.allow_config_from_cidr))
-
-
-def announced_ports(broker: BrokerApi) -> tuple[int, int]:
-    """The TCP and HTTP ports that are announced: the bound ones, unless the flags set others."""
-    options, ports = broker.options, broker.ports
-    return options.broadcast_tcp_port or ports.tcp, options.broadcast_http_port or ports.http
 
 
 class _TlsOnly(HttpApi):

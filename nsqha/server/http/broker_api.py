@@ -25,6 +25,12 @@ class BoundPorts:
     tcp: int = 0
     http: int = 0
     https: int = 0
+    grpc_address: str = ""  # of the administration, which starts last
+
+
+def announced_ports(options: Options, ports: BoundPorts) -> tuple[int, int]:
+    """The TCP and HTTP ports that are announced: the bound ones, unless the flags set others."""
+    return options.broadcast_tcp_port or ports.tcp, options.broadcast_http_port or ports.http
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ class Endpoints:
     """Where a node listens and what it announces; filled in while it starts."""
 
     ports: BoundPorts = field(default_factory=BoundPorts)
-    grpc_address: str = ""
     segments_address: str = ""
     segments: ByteServer | None = None
     registrar: Registrar | None = None

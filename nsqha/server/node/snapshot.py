@@ -84,7 +84,7 @@ def node_stats(node: NodeFigures) -> NodeStats:
         hot=hot.ACTIVE,
         sync=node.options.sync,
         data_path=node.options.data_path,
-        grpc_address=endpoints.grpc_address,
+        grpc_address=endpoints.ports.grpc_address,
         segments_address=endpoints.segments_address,
         segments=SegmentStats() if endpoints.segments is None else endpoints.segments.figures,
         connections=len(node.connections),

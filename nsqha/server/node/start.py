@@ -30,7 +30,7 @@ from nsqha.options import Options, version_line
 from nsqha.replication.clocks import BoundedClock
 from nsqha.server.clients.auth import AuthClient
 from nsqha.server.clients.connection import Connection
-from nsqha.server.http.broker_api import BoundPorts
+from nsqha.server.http.broker_api import BoundPorts, announced_ports
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.parts import NodeParts
 from nsqha.server.node.registrar import ProducerIdentity, Registrar
@@ -71,6 +71,12 @@ class Addresses:
     grpc: str
     segments: str
     peer: str
+
+
+def ports_of(broker: Broker) -> dict[str, object]:
+    """What a V2 client is told that asks for the other ports."""
+    tcp_port, http_port = announced_ports(broker.options, broker.ports)
+    return {"tcp_port": tcp_port, "http_port": http_port, "grpc_address": broker.ports.grpc_address}
 
 
 def limits_of(options: Options) -> ProtocolLimits:
@@ -198,13 +204,14 @@ class Node:
         if cluster is not None:
             cluster.on_fatal = self._failed
         ports = {name: listen.bound_port(sock) for name, sock in sockets.items() if name in ("tcp", "http", "https")}
-        broker.endpoints.ports = BoundPorts(**ports)
+        broker.endpoints.ports = BoundPorts(ports.get("tcp", 0), ports.get("http", 0), ports.get("https", 0))
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()
             for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
                 store.records.put_recovered(record)
         await broker.open_topics()
-        context = broker.client_context(limits_of(options), self._auth(broker), self._tls_context())
+        limits = replace(limits_of(options), ports=lambda: ports_of(broker))
+        context = broker.client_context(limits, self._auth(broker), self._tls_context())
         self._announce(broker)
         await self._serve(broker, sockets, context)
         if cluster is not None:
@@ -418,7 +425,7 @@ class Node:
                     disk=broker.parts.disk,
                     journal=broker.parts.journal,
                     journal_writer=broker.journal_writer,
-                    grpc_address=lambda: broker.endpoints.grpc_address,
+                    grpc_address=lambda: broker.ports.grpc_address,
                 ),
                 cast("EtcdStore", cluster.store),  # as `open_cluster` opened it
                 self.begins_again.set,
@@ -431,7 +438,7 @@ class Node:
         admin = await asyncio.to_thread(self._open_grpc, broker, address, peers, certificates)
         await admin.start()
         self._closers.append(admin.close)
-        broker.endpoints.grpc_address = admin.address
+        broker.endpoints.ports = replace(broker.ports, grpc_address=admin.address)
         peer = "" if peers is None else self._serve_streams(peers, sockets["peer"])
         if "segments" in sockets:
             await self._serve_segments(broker, sockets["segments"], admin.renewals)

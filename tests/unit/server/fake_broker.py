@@ -133,7 +133,7 @@ class FakePublishing:
 class FakeBroker:
     def __init__(self, **options: Any) -> None:
         self.options = checked(Options(broadcast_address="node.example", **options))
-        self.ports = BoundPorts(tcp=4150, http=4151, https=4152)
+        self.ports = BoundPorts(tcp=4150, http=4151, https=4152, grpc_address="127.0.0.1:4155")
         self.clock = ManualClock()
         self.start_time_ns = self.clock.wall_ns()
         self.exiting = False

@@ -43,6 +43,10 @@ def test_info() -> None:
     )
 
 
+def test_info_names_the_grpc_port_if_it_is_asked_for() -> None:
+    assert ask(FakeBroker(), "GET", "/info?include_nsqha=true").json["grpc_address"] == "127.0.0.1:4155"
+
+
 def test_options_are_read_by_the_name_they_have_in_the_file() -> None:
     broker = FakeBroker(snappy=False)
     found = {}
