@@ -185,6 +185,7 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
         clock,
         random.SystemRandom(),
         trouble=lambda text: logger.warning("metadata_trouble", "%s", text),
+        new_cluster=options.new_cluster,
     )
     stack.callback(store.close)
     described = (replication_pb2.DESCRIPTOR, routing_pb2.DESCRIPTOR)

@@ -304,7 +304,7 @@ def test_every_example_of_the_daemons_serves(shared: DevCluster, tmp_path: Path,
     words = shlex.split(example.replace("127.0.0.1:2379", shared.description["etcd"]["endpoint"]))[1:]
     words += ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
     words += ["--grpc-address=127.0.0.1:0"] if words[0] == "broker" else []
-    words += ["--cluster-name=examples"] if "--etcd-endpoint" in words else []
+    words += ["--cluster-name=examples", "--new-cluster"] if "--etcd-endpoint" in words else []
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [str(BIN / "nsqha"), *words], cwd=tmp_path, stdout=log, stderr=log, preexec_fn=die_with_parent

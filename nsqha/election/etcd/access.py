@@ -13,7 +13,7 @@ from typing import Protocol
 from nsqha.clock import Clock
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
-from nsqha.election.etcd.keys import Keys
+from nsqha.election.etcd.keys import ROOT, Keys, prefix_end, valid_cluster_name
 from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.etcd.view import Trouble
@@ -22,6 +22,7 @@ from nsqha.election.session import StoreIdentity
 from nsqha.errors import ConfigError, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 
 PASSWORD_BYTES_MAX = 4096
+NAMES_SHOWN = 10  # of other clusters, in an error
 
 
 class EtcdFlags(Protocol):
@@ -70,14 +71,19 @@ def open_store(
     seen: StoreIdentity = StoreIdentity(0, 0),
     trouble: Trouble = lambda text: None,
     begin: bool = True,
+    new_cluster: bool = False,
 ) -> EtcdStore:
     """Open the metadata of the cluster; blocks up to a few seconds. Errors are `EtcdStore`'s, and name the flags.
 
-    Without `begin` a cluster that does not exist is not created: NotFound."""
+    Without `begin` a cluster that does not exist is not created: NotFound. Without `new_cluster` it is not created
+    either, ConfigError, if etcd has other clusters: the name may be misspelled. A process that knows its `cluster_id`
+    has been in one of this name."""
     options = etcd_options(flags)
     try:
         if not begin:
             _check_exists(options, flags.cluster_name)
+        elif not new_cluster and not cluster_id:
+            _check_alone(options, flags.cluster_name)
         return EtcdStore(options, flags.cluster_name, clock, rng, cluster_id=cluster_id, seen=seen, trouble=trouble)
     except (Unavailable, OutcomeUnknown) as error:
         raise _unusable(flags, error) from None
@@ -112,14 +118,52 @@ def stored_topics(flags: EtcdFlags, clock: Clock) -> dict[str, Versioned[TopicRe
         store.close()
 
 
-def _check_exists(options: EtcdOptions, name: str) -> None:
-    key = Keys(name).cluster
+def _check_alone(options: EtcdOptions, name: str) -> None:
+    """Raise ConfigError if etcd has clusters, but none of this name."""
     client = EtcdClient(options)
     try:
-        found = client.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=key, keys_only=True))
+        others = [] if _exists(client, name) else _clusters(client)
     finally:
         client.close()
-    if not found.kvs:
+    if others:
+        more = ", .." if len(others) > NAMES_SHOWN else ""
+        raise ConfigError(
+            f"etcd at {', '.join(options.endpoints)} has no cluster {name}, but it has "
+            f"{', '.join(others[:NAMES_SHOWN])}{more}; correct --cluster-name, or begin another with --new-cluster"
+        )
+
+
+def _clusters(client: EtcdClient) -> list[str]:
+    """The names of the clusters in this etcd; empty if etcd's user may not see them."""
+    names: list[str] = []
+    start = ROOT
+    while len(names) <= NAMES_SHOWN:
+        request = rpc.RangeRequest(key=start, range_end=prefix_end(ROOT), limit=1, keys_only=True)
+        try:
+            found = client.read(lambda stubs: stubs.kv.Range, request).kvs
+        except ConfigError:
+            return []
+        if not found:
+            break
+        name = found[0].key[len(ROOT) :].partition(b"/")[0]
+        if valid_cluster_name(text := name.decode("utf-8", "replace")) and _exists(client, text):
+            names.append(text)
+        start = prefix_end(ROOT + name + b"/")
+    return sorted(names)
+
+
+def _exists(client: EtcdClient, name: str) -> bool:
+    request = rpc.RangeRequest(key=Keys(name).cluster, keys_only=True)
+    return bool(client.read(lambda stubs: stubs.kv.Range, request).kvs)
+
+
+def _check_exists(options: EtcdOptions, name: str) -> None:
+    client = EtcdClient(options)
+    try:
+        found = _exists(client, name)
+    finally:
+        client.close()
+    if not found:
         where = ", ".join(options.endpoints)
         raise NotFound(f"etcd at {where} has no cluster {name}; check --cluster-name, or start a broker to begin it")
 

@@ -37,9 +37,15 @@ OPS_PER_PART = 64
 
 R = TypeVar("R", bound=StoredRecord)
 
+ROOT = b"/nsqha/"  # of all clusters
+
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _PARTITION = re.compile(r"partitions/([0-9a-f]{16})/([0-9]{1,4})")
 _UID = re.compile(r"(?:nodes|tombstones|waiting|intents/names)/([0-9a-f]{16})")
+
+
+def valid_cluster_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
 
 
 class Keys:
@@ -47,9 +53,9 @@ class Keys:
 
     def __init__(self, cluster_name: str) -> None:
         """Raise ConfigError for a name that could reach another cluster's keys."""
-        if not _NAME.fullmatch(cluster_name):
+        if not valid_cluster_name(cluster_name):
             raise ConfigError(f"{cluster_name!r} is not a cluster name: 1 to 64 letters, digits, . _ -")
-        self.prefix = f"/nsqha/{cluster_name}/"
+        self.prefix = f"{ROOT.decode()}{cluster_name}/"
         self.cluster = self._key("cluster")
         self.controller = self._key("controller")
         self.topics = self._key("topics/")

@@ -52,6 +52,7 @@ async def open_cluster(
             cluster_id=mine.cluster_id,
             seen=StoreIdentity(mine.etcd_cluster_id, mine.revision_seen),
             trouble=lambda text: logger.warning("etcd", "%s", text),
+            new_cluster=options.new_cluster,
         ),
     )
     cluster = store.records.cluster().record
