@@ -422,12 +422,15 @@ class RelaySubscribe(_message.Message):
     CHANNEL_FIELD_NUMBER: _builtins.int
     MSG_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     SAMPLE_RATE_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
     msg_timeout_ms: _builtins.int
     sample_rate: _builtins.int
     @_builtins.property
     def key(self) -> _replication_pb2.PartitionKey: ...
+    @_builtins.property
+    def client(self) -> Global___RelayedClient: ...
     def __init__(
         self,
         *,
@@ -436,14 +439,89 @@ class RelaySubscribe(_message.Message):
         channel: _builtins.str = ...,
         msg_timeout_ms: _builtins.int = ...,
         sample_rate: _builtins.int = ...,
+        client: Global___RelayedClient | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "key", b"key", "msg_timeout_ms", b"msg_timeout_ms", "sample_rate", b"sample_rate", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "client", b"client", "key", b"key", "msg_timeout_ms", b"msg_timeout_ms", "sample_rate", b"sample_rate", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RelaySubscribe: _TypeAlias = RelaySubscribe  # noqa: Y015
+
+@_typing.final
+class RelayedClient(_message.Message):
+    """who is behind a subscription, for the leader's statistics; no string is long"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONNECTION_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    HOSTNAME_FIELD_NUMBER: _builtins.int
+    REMOTE_ADDRESS_FIELD_NUMBER: _builtins.int
+    USER_AGENT_FIELD_NUMBER: _builtins.int
+    CONNECT_TS_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_ZONE_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_REGION_FIELD_NUMBER: _builtins.int
+    DEFLATE_FIELD_NUMBER: _builtins.int
+    SNAPPY_FIELD_NUMBER: _builtins.int
+    AUTHED_FIELD_NUMBER: _builtins.int
+    AUTH_IDENTITY_FIELD_NUMBER: _builtins.int
+    AUTH_IDENTITY_URL_FIELD_NUMBER: _builtins.int
+    TLS_FIELD_NUMBER: _builtins.int
+    TLS_CIPHER_SUITE_FIELD_NUMBER: _builtins.int
+    TLS_VERSION_FIELD_NUMBER: _builtins.int
+    TLS_NEGOTIATED_PROTOCOL_FIELD_NUMBER: _builtins.int
+    TLS_NEGOTIATED_PROTOCOL_IS_MUTUAL_FIELD_NUMBER: _builtins.int
+    connection: _builtins.int
+    """to its node: the same in its subscriptions at several partitions"""
+    client_id: _builtins.str
+    hostname: _builtins.str
+    remote_address: _builtins.str
+    user_agent: _builtins.str
+    connect_ts: _builtins.int
+    """seconds since 1970"""
+    topology_zone: _builtins.str
+    topology_region: _builtins.str
+    deflate: _builtins.bool
+    snappy: _builtins.bool
+    authed: _builtins.bool
+    auth_identity: _builtins.str
+    auth_identity_url: _builtins.str
+    tls: _builtins.bool
+    tls_cipher_suite: _builtins.str
+    tls_version: _builtins.str
+    tls_negotiated_protocol: _builtins.str
+    tls_negotiated_protocol_is_mutual: _builtins.bool
+    def __init__(
+        self,
+        *,
+        connection: _builtins.int = ...,
+        client_id: _builtins.str = ...,
+        hostname: _builtins.str = ...,
+        remote_address: _builtins.str = ...,
+        user_agent: _builtins.str = ...,
+        connect_ts: _builtins.int = ...,
+        topology_zone: _builtins.str = ...,
+        topology_region: _builtins.str = ...,
+        deflate: _builtins.bool = ...,
+        snappy: _builtins.bool = ...,
+        authed: _builtins.bool = ...,
+        auth_identity: _builtins.str = ...,
+        auth_identity_url: _builtins.str = ...,
+        tls: _builtins.bool = ...,
+        tls_cipher_suite: _builtins.str = ...,
+        tls_version: _builtins.str = ...,
+        tls_negotiated_protocol: _builtins.str = ...,
+        tls_negotiated_protocol_is_mutual: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_identity", b"auth_identity", "auth_identity_url", b"auth_identity_url", "authed", b"authed", "client_id", b"client_id", "connect_ts", b"connect_ts", "connection", b"connection", "deflate", b"deflate", "hostname", b"hostname", "remote_address", b"remote_address", "snappy", b"snappy", "tls", b"tls", "tls_cipher_suite", b"tls_cipher_suite", "tls_negotiated_protocol", b"tls_negotiated_protocol", "tls_negotiated_protocol_is_mutual", b"tls_negotiated_protocol_is_mutual", "tls_version", b"tls_version", "topology_region", b"topology_region", "topology_zone", b"topology_zone", "user_agent", b"user_agent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayedClient: _TypeAlias = RelayedClient  # noqa: Y015
 
 @_typing.final
 class RelayWindow(_message.Message):

@@ -2,6 +2,7 @@
 
 Downwards:
 
+    figures           one connection as a record for the statistics
     connection        one client's socket: bytes in to the session, replies and messages out; all clients of the node
     negotiation       IDENTIFY and AUTH: what client and server agree on
     consuming         the SUB of a client, and its window

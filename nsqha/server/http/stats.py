@@ -93,6 +93,8 @@ class ChannelStats:
     global_msg_count: int = 0
     client_count: int = 0
     clients: tuple[ClientStats, ...] = ()
+    relayed_count: int = 0
+    relayed: tuple[ClientStats, ...] = ()  # connected to other nodes, and served from here
     paused: bool = False
     reader: bool = False  # a reader channel: it delivers nothing; `depth` is how far its reader is behind
     e2e_processing_latency: Result = NOTHING
@@ -319,6 +321,7 @@ def _topic_json(topic: TopicStats, wanted: Selection) -> dict[str, Any]:
 
 
 def _channel_json(channel: ChannelStats, wanted: Selection) -> dict[str, Any]:
+    clients = channel.clients + channel.relayed
     return {
         "channel_name": channel.channel_name,
         "depth": channel.depth,
@@ -329,8 +332,8 @@ def _channel_json(channel: ChannelStats, wanted: Selection) -> dict[str, Any]:
         **_locality_json(channel),
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
-        "client_count": channel.client_count,
-        "clients": [_client_json(c, wanted.topic) for c in channel.clients] if wanted.clients else None,
+        "client_count": channel.client_count + channel.relayed_count,
+        "clients": [_client_json(c, wanted.topic) for c in clients] if wanted.clients else None,
         "paused": channel.paused,
         "e2e_processing_latency": _latency_json(channel.e2e_processing_latency),
     }

@@ -75,7 +75,9 @@ def _topic(topic: TopicStats, wanted: Selection, now_ns: int) -> Iterator[str]:
     for channel in topic.channels:
         yield _channel(channel)
         if wanted.clients:
-            yield from (f"        {_client(client, wanted.topic, now_ns)}" for client in channel.clients)
+            yield from (
+                f"        {_client(client, wanted.topic, now_ns)}" for client in channel.clients + channel.relayed
+            )
 
 
 def _channel(channel: ChannelStats) -> str:

@@ -5,17 +5,17 @@ Taken only on request. Figures of a channel are the sums over the partitions thi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import nsqha
 from nsqha import hot
 from nsqha.clock import Now
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
+from nsqha.server.clients.figures import client_stats
 from nsqha.server.http.stats import (
     BrokerStats,
     ChannelStats,
-    ClientStats,
     CursorStats,
     DamagedRangeStats,
     NodeStats,
@@ -25,17 +25,16 @@ from nsqha.server.http.stats import (
     TopicStats,
 )
 from nsqha.server.partition.holding import live_holds
-from nsqha.server.runtime.tls import describe
+from nsqha.server.routing.relayed_clients import relayed_stats
 
 if TYPE_CHECKING:
     from nsqha.cursor.live.channel import Channel
     from nsqha.options import Options
-    from nsqha.server.clients.connection import Connection, Connections
+    from nsqha.server.clients.connection import Connections
     from nsqha.server.node.availability import Availability
     from nsqha.server.node.cluster_side import ClusterSide
     from nsqha.server.node.parts import Endpoints, NodeParts
     from nsqha.server.node.scrubbing import NodeScrub
-    from nsqha.server.partition.delivery import Consumer
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.scrub import Scrubber
     from nsqha.server.partition.topic import Topic
@@ -192,6 +191,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
             )
         )
     consumers = topic.consumers.here.get(name, [])
+    relayed = relayed_stats(topic.consumers.relayed.get(name, ()))
     depth = sum(c.depth for c in cursors)
     ended = topic.ended.channel(name)
     return ChannelStats(
@@ -206,6 +206,8 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         finish_count=sum(c.finish_count for c in cursors) + ended["finish_count"],
         client_count=len(consumers),
         clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
+        relayed_count=len(relayed),
+        relayed=relayed if clients else (),
         paused=paused,
         reader=bool(topic.is_reader(name)),
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
@@ -223,60 +225,3 @@ def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) 
     except LogCorrupt:
         return None  # its channel says that it is stuck; the other figures are still wanted
     return max(0.0, (now.wall_ns - entry.timestamp_ns) / 1e9) if entry is not None else None
-
-
-def client_stats(connection: Connection | Any, consumer: Consumer | None) -> ClientStats:
-    agreed = connection.negotiation.agreed
-    address = connection.transport.remote_address
-    auth = connection.negotiation.permissions.state
-    counts: dict[str, Any] = {}
-    if consumer is not None:
-        counts = {
-            "ready_count": consumer.rdy,
-            "in_flight_count": consumer.in_flight + consumer.remote.in_flight,
-            "message_count": consumer.message_count,
-            "finish_count": consumer.finish_count,
-            "requeue_count": consumer.requeue_count,
-        }
-    elif connection.consuming.consumer is not None:
-        return client_stats(connection, connection.consuming.consumer)
-    identity: dict[str, Any]
-    if agreed is None:
-        # Never identified: nsqd shows the peer's address instead.
-        host = address.rpartition(":")[0].strip("[]") or address
-        identity = {"client_id": host, "hostname": host}
-    else:
-        identity = {
-            "client_id": agreed.client_id,
-            "hostname": agreed.hostname,
-            "user_agent": agreed.user_agent,
-            "topology_zone": agreed.topology_zone,
-            "topology_region": agreed.topology_region,
-        }
-    return ClientStats(
-        remote_address=address,
-        state=connection.session.consuming.state,
-        connect_ts=connection.connected_at,
-        sample_rate=agreed.sample_rate if agreed else 0,
-        deflate=bool(agreed and agreed.deflate),
-        snappy=bool(agreed and agreed.snappy),
-        authed=auth is not None,
-        auth_identity=auth.identity if auth else "",
-        auth_identity_url=auth.identity_url if auth else "",
-        pub_counts=tuple(connection.publisher.counts.items()),
-        **tls_fields(connection.transport.tls),
-        **identity,
-        **counts,
-    )
-
-
-def tls_fields(session: Any) -> dict[str, Any]:
-    """What /stats says of a TLS session."""
-    info = describe(session)
-    return {
-        "tls": session is not None,
-        "tls_cipher_suite": info.cipher_suite,
-        "tls_version": info.version,
-        "tls_negotiated_protocol": info.negotiated_protocol,
-        "tls_negotiated_protocol_is_mutual": info.negotiated_protocol_is_mutual,
-    }

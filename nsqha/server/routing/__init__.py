@@ -3,6 +3,7 @@
 Downwards:
 
     relay_client    consumers of this node that read partitions led elsewhere
+    relayed_clients who is behind a relayed consumer, for the leader's statistics
     relay_server    clients of other nodes as consumers of a channel here
     rdy_credit      one RDY window shared among partitions that different nodes lead
     forward_server  forwarded publishes go into the partition that is led here

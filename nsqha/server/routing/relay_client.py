@@ -33,9 +33,11 @@ from nsqha.server.partition.delivery import NO_REMOTE
 from nsqha.server.routing.hints import from_wire
 from nsqha.server.routing.leaders import LeaderAt, Leaders
 from nsqha.server.routing.rdy_credit import LentCredit, shares
+from nsqha.server.routing.relayed_clients import to_wire
 
 if TYPE_CHECKING:
     from nsqha.clock import Now
+    from nsqha.server.http.stats import ClientStats
     from nsqha.server.partition.delivery import Consumer, Subscription
     from nsqha.server.partition.topic import Topic
     from nsqha.server.peers.api import Peers, PeerStream
@@ -299,6 +301,7 @@ class RemoteSubscriptions:
         self.relaying = relaying
         self.consumer = consumer
         self.subscriptions: dict[int, RemoteSubscription] = {}
+        self._connection = relaying.next_number()
         self._turn = 0
         self._backlogged_here = 0.0  # until
         self._timer: asyncio.TimerHandle | None = None
@@ -312,6 +315,7 @@ class RemoteSubscriptions:
             channel=consumer.channel,
             msg_timeout_ms=round(consumer.msg_timeout * 1000),
             sample_rate=consumer.sample_rate,
+            client=to_wire(self.relaying.describe(consumer), self._connection),
         )
 
     def follow(self, partitions: int, led: set[int]) -> None:
@@ -451,9 +455,11 @@ class Relaying:
         *,
         loop: asyncio.AbstractEventLoop,
         now: Callable[[], Now],
+        describe: Callable[[Consumer], ClientStats],
     ) -> None:
         self.loop = loop
         self.now = now
+        self.describe = describe
         self._topics = topics
         self.leaders = leaders
         self._peers = peers

@@ -98,11 +98,12 @@ class RelayedConsumer(Consumer):
         )
         self.key = (subscribe.key.topic_uid, subscribe.key.partition)
         self.number = number
+        self.client = subscribe.client if subscribe.HasField("client") else None
         self.standby = False
         self.window = 0
         self.serial = 0
         self.acks = ConsumerAcks(self, self.wire.reply, stream.service.now)
-        self._stream = stream
+        self.stream = stream
         self._sent_status: tuple[int, int, bool, bool] | None = None  # None: not accepted yet
         self._sent_in_flight = 0
 
@@ -110,7 +111,7 @@ class RelayedConsumer(Consumer):
         self.window, self.serial = size, serial
         self.rdy = 0 if self.standby else size
         self.wake()
-        self._stream.look_at(self)
+        self.stream.look_at(self)
 
     def set_standby(self, standby: bool) -> None:
         """Whether clients connected here are served instead."""
@@ -118,16 +119,16 @@ class RelayedConsumer(Consumer):
             self.standby = standby
             self.rdy = 0 if standby else self.window
             self.wake()
-            self._stream.look_at(self)
+            self.stream.look_at(self)
 
     def attached(self) -> None:
-        self._stream.look_at(self)
+        self.stream.look_at(self)
 
     def starved(self) -> None:
-        self._stream.look_at(self)
+        self.stream.look_at(self)
 
     def moved(self, why: str) -> None:
-        self._stream.close_subscription(self.number, gone=False, why=why)
+        self.stream.close_subscription(self.number, gone=False, why=why)
 
     def status(self, now: Now, *, figures: bool) -> routing_pb2.RelayStatus | None:
         """What its node should know; None if it does. `figures`: also if only a figure changed."""

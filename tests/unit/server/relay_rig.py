@@ -19,6 +19,7 @@ from nsqha.cursor.partition import PartitionCursors
 from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versioned
 from nsqha.errors import NotFound
 from nsqha.replication.leader import LeaderReplica
+from nsqha.server.http.stats import ClientStats
 from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.delivery import Consumer, Delivery
@@ -132,7 +133,14 @@ class RelayNode:
         self.service = RelayService(self.topics, self, self.leaders, loop=self.loop, now=self.now, spawn=self.spawn)
         self.service.register(self.server)
         self.leaders.hear(self.peers, self.server, 4)
-        self.relaying = Relaying(self.topics, self.leaders, self.peers, loop=self.loop, now=self.now)
+        self.relaying = Relaying(
+            self.topics, self.leaders, self.peers, loop=self.loop, now=self.now, describe=self._describe
+        )
+
+    def _describe(self, consumer: Consumer) -> ClientStats:
+        return ClientStats(
+            client_id="me", hostname=f"h{self.number}", remote_address="10.0.0.9:5", state=3, connect_ts=7
+        )
 
     def now(self) -> Now:
         return read(self.clock)

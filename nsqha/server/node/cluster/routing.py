@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from nsqha import ids
 from nsqha.errors import NotFound, OutcomeUnknown, Unavailable
+from nsqha.server.clients.figures import client_stats
 from nsqha.server.clients.subscribe import check_room
 from nsqha.server.node.parts import ClientRoutes, RoutedNode
 from nsqha.server.routing.channel_sync import Reconciler
@@ -60,7 +61,14 @@ class Routing:
         self.forward_service = ForwardService(
             topics, leaders, loop=loop, budget=node.budget, refusal=node.availability.refuses_publish
         )
-        self.relaying = Relaying(topics, leaders, peers, loop=loop, now=node.now)
+        self.relaying = Relaying(
+            topics,
+            leaders,
+            peers,
+            loop=loop,
+            now=node.now,
+            describe=lambda consumer: client_stats(consumer.wire, consumer),
+        )
         self.relay_service = RelayService(topics, channels, leaders, loop=loop, now=node.now, spawn=node.spawn)
         self.reconciler = Reconciler(
             leaders,

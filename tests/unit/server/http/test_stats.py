@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -94,6 +95,16 @@ CLIENT_TAIL = (
 def clients_text(*clients: Any, **wanted: Any) -> str:
     stats = broker_of(TopicStats(topic_name="t", channels=(ChannelStats(channel_name="c", clients=clients),)))
     return text_of(shown(stats, **wanted)["topics"][0]["channels"][0]["clients"])
+
+
+def test_clients_of_other_nodes_are_shown_with_those_connected_here() -> None:
+    here, there = client(), replace(client(), client_id="there")
+    channel = ChannelStats(channel_name="c", clients=(here,), client_count=1, relayed=(there,), relayed_count=1)
+    stats = broker_of(TopicStats(topic_name="t", channels=(channel,)))
+    found = shown(stats)["topics"][0]["channels"][0]
+    assert found["client_count"] == 2
+    assert [c["client_id"] for c in found["clients"]] == ["c", "there"]
+    assert sum("[V2" in line for line in lines(stats)) == 2
 
 
 def test_a_client_key_by_key() -> None:

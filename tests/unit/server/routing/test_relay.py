@@ -418,3 +418,45 @@ def test_a_consumer_of_another_node_stands_by_for_those_of_its_partition_alone()
         assert (direct.bodies, relayed.bodies) == ([b"0"], [b"1"])
 
     RelayNodes(partitions=2).run(story)
+
+
+# ---- what the leader's statistics show, where NSQ's tools look
+
+
+def shown(node: Any, clients: bool = True) -> Any:
+    (channel,) = topic_stats(node.topic, node.now(), clients, SimpleNamespace(replication=lambda *_: {})).channels
+    return channel
+
+
+def test_a_leader_shows_the_clients_of_other_nodes_once_each():
+    async def story(nodes: Any) -> None:
+        nodes.elect(2)
+        nodes.elect(2, 1)
+        client = nodes[1].subscribe(rdy=10)
+        await until(lambda: len(nodes[2].topic.consumers.relayed.get("c", ())) == 2)
+        nodes[2].publish(*bodies(0, 2))
+        nodes[2].publish(*bodies(2, 5), number=1)
+        await until(lambda: len(client.bodies) == 5)
+        client.fin(*client.ids[:2])
+        await until(lambda: shown(nodes[2]).in_flight_count == 3)
+        channel = shown(nodes[2])
+        (relayed,) = channel.relayed
+        assert (relayed.client_id, relayed.hostname, relayed.remote_address) == ("me", "h1", "10.0.0.9:5")
+        assert (relayed.message_count, relayed.finish_count, relayed.in_flight_count) == (5, 2, 3)
+        assert (channel.relayed_count, channel.client_count) == (1, 0)
+        client.leave()
+        await until(lambda: not shown(nodes[2]).relayed)
+
+    RelayNodes(partitions=2).run(story)
+
+
+def test_a_relayed_client_that_stands_by_is_not_shown():
+    async def story(nodes: Any) -> None:
+        await nodes.relayed(rdy=10)
+        assert shown(nodes[2]).relayed_count == 1
+        here = nodes[2].subscribe(rdy=10)
+        await until(lambda: shown(nodes[2], clients=False).relayed_count == 0)
+        here.leave()
+        await until(lambda: shown(nodes[2]).relayed_count == 1)
+
+    RelayNodes().run(story)
