@@ -9,13 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from nsqha.election import moves, rules
 from nsqha.election.model import ChannelList, PartitionMeta, TopicSettings
 from nsqha.election.placement import Move, PartitionName
 from nsqha.election.store import Intent, MetadataIntents, MetadataRecords
-from nsqha.errors import Conflict, NotFound, too_many_changes
+from nsqha.errors import Conflict, LimitReached, NotFound, too_many_changes
 from nsqha.ids import is_ephemeral, new_uid
 
 RETRIES = 100
@@ -27,7 +28,11 @@ T = TypeVar("T")
 class MetadataChanges:
     """Blocking; raises what the store raises, and Unavailable after too many lost races."""
 
-    def __init__(self, records: MetadataRecords, intents: MetadataIntents, rng: random.Random) -> None:
+    def __init__(
+        self, records: MetadataRecords, intents: MetadataIntents, rng: random.Random, *, channels_max: int = 0
+    ) -> None:
+        """`channels_max`: of one topic; 0: no limit."""
+        self._channels_max = channels_max
         self._records = records
         self._intents = intents
         self._rng = rng
@@ -67,26 +72,26 @@ class MetadataChanges:
         raise too_many_changes(f"topic {name}")
 
     def create_channel(self, topic: str, channel: str, channels: Iterable[str] = ()) -> None:
-        """Create a channel unless it exists; a missing topic is created too, with `channels`."""
+        """Create a channel unless it exists; a missing topic is created too, with `channels`. LimitReached: the topic
+        has as many as it may."""
         self.ensure_topic(topic, channels)
         uid = new_uid(self._rng)
 
         def add(channels: ChannelList) -> ChannelList:
-            return channels if channel in channels.channels else channels.with_channel(channel, uid)
+            if channel in channels.channels:
+                return channels
+            if 0 < self._channels_max <= len(channels.channels):
+                raise LimitReached(
+                    f"topic {topic} has {len(channels.channels)} channels, as many as this lookup daemon's "
+                    "--max-topic-channels allows: delete one that is not used"
+                )
+            return channels.with_channel(channel, uid)
 
         self._change_channels(topic, add)
 
-    def delete_channel(self, topic: str, channel: str) -> bool:
-        """Delete a channel. False: the cluster has no such channel."""
-        try:
-            self._change_channels(topic, lambda channels: channels.without_channel(channel))
-        except NotFound:
-            return False
-        return True
-
     def _listed(self, channels: Iterable[str]) -> ChannelList:
         listed = ChannelList()
-        for channel in channels:
+        for channel in islice(channels, self._channels_max or None):
             listed = listed.with_channel(channel, new_uid(self._rng))
         return listed
 

@@ -32,7 +32,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.election.moves import HIDDEN_SECONDS, Intents, read_intents
 from nsqha.election.placement import PartitionName, able, balance, host_of, spread
 from nsqha.election.session import View
-from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.errors import Conflict, LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral
 from nsqha.pb.v1.routing_pb2 import KnownChannelsRequest
 from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest
@@ -68,6 +68,8 @@ class LookupCluster:
             raise ApiError(404, "NOT_FOUND", why=str(error)) from error
         except Conflict as error:
             raise ApiError(409, "CONFLICT", why=str(error)) from error
+        except LimitReached as error:
+            raise ApiError(507, "LIMIT_REACHED", why=str(error)) from error
         except OutcomeUnknown as error:
             raise ApiError(503, "OUTCOME_UNKNOWN", why=str(error)) from error
         except (Unavailable, NsqhaError) as error:

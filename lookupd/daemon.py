@@ -74,7 +74,9 @@ class Lookupd:
             self.controller = ControllerShell(
                 store, peers, clock, name=name, limits=_limits(options), gate=gate, gone=gone
             )
-            changes = MetadataChanges(store.records, store.intents, random.SystemRandom())
+            changes = MetadataChanges(
+                store.records, store.intents, random.SystemRandom(), channels_max=options.max_topic_channels
+            )
             self._cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
         self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
         self._http = HttpServer(

@@ -3,11 +3,12 @@
 Key order and spelling are upstream's. /nodes gives as many `tombstones` as `topics`: nsqadmin indexes one by the other.
 
 With a cluster, answers are the cluster's topics, channels and leaders together with what stock nsqds registered here;
-a create, or the deletion of a channel, changes the metadata and the registrations. This daemon never puts #ephemeral
-names into the metadata: they live on the nodes that use them, which register them.
+a create changes the metadata and the registrations. This daemon never puts #ephemeral names into the metadata: they
+live on the nodes that use them, which register them.
 
-/topic/delete drops registrations, as upstream's: messages are deleted where clients of brokers are authorized, by a
-broker's /topic/delete or `nsqha topic delete`. nsqadmin's cross at a node is a /topic/tombstone here and then a
+/topic/delete and /channel/delete drop registrations, as upstream's: messages are deleted where clients of brokers are
+authorized, by the same requests to a broker or by `nsqha topic delete` and `nsqha channel delete`. nsqadmin sends
+them to both. Its cross at a node is a /topic/tombstone here and then a
 /topic/delete at that node. In a cluster that node keeps the topic: it finds the tombstone in the metadata
 (`election.moves`).
 
@@ -71,7 +72,7 @@ class LookupdApi:
         api.add("POST", "/topic/delete", _async(self.delete_topic))
         api.add("POST", "/topic/tombstone", self.tombstone)
         api.add("POST", "/channel/create", self.create_channel)
-        api.add("POST", "/channel/delete", self.delete_channel)
+        api.add("POST", "/channel/delete", _async(self.delete_channel))
         if self._cluster is not None:
             ClusterApi(self._cluster).add_to(api)
             ForkApi(self._cluster, self._describe).add_to(api)
@@ -227,11 +228,9 @@ class LookupdApi:
     def delete_topic(self, request: HttpRequest) -> None:
         self._registry.delete_topic(request.query.require("topic"))
 
-    async def delete_channel(self, request: HttpRequest) -> None:
+    def delete_channel(self, request: HttpRequest) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")
-        known = False
-        if (cluster := self._cluster) is not None:
-            known = await cluster.run(lambda: cluster.changes.delete_channel(topic, channel))
+        known = channel in self._channels(topic)
         if not self._registry.delete_channel(topic, channel) and not known:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
 

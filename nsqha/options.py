@@ -295,6 +295,9 @@ class LookupdOptions:
     replace_after_ns: int = _flag(
         DURATION, 10 * MINUTE, "a node that is away for this long is replaced on other hosts; 0: never"
     )
+    max_topic_channels: int = _flag(
+        INT, 1000, "channels of a cluster's topic; /channel/create of one more is refused; 0: no limit"
+    )
     cluster_secret_file: str = _flag(
         STRING, "", "path to a file with a secret that all processes of the cluster have; without it calls are refused"
     )
@@ -352,7 +355,7 @@ def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOp
     options = loaded.options
     _not_empty(options, "tcp_address", "http_address")
     _at_least(options, 1, "inactive_producer_timeout_ns", "tombstone_lifetime_ns")
-    _at_least(options, 0, "replace_after_ns")
+    _at_least(options, 0, "replace_after_ns", "max_topic_channels")
     _check_cluster(options, (*_ETCD_ACCESS, "cluster_tls_cert"))
     return replace(loaded, options=replace(options, broadcast_address=options.broadcast_address or host_name()))
 

@@ -110,6 +110,26 @@ def test_the_cross_of_nsqadmin_at_a_node_deletes_no_message(cluster: Cluster) ->
     assert cluster.meta("crossed") is None
 
 
+def test_deletions_of_nsqadmin_answer_200_at_every_leader(cluster: Cluster) -> None:
+    """It asks the lookup daemon, then each leader; the first of them deletes everywhere."""
+    name = "swept"
+    cluster.lookupd.request(f"/topic/create?topic={name}&partition_num=3&replicator=3", b"")
+    wait_until(lambda: all(cluster.meta(name, n).leader for n in range(3)), "all are led")  # type: ignore[union-attr]
+    wait_until(lambda: posted(cluster.nodes[0], f"/channel/create?topic={name}&channel=c"), "the channel is made")
+    for node in cluster.nodes:
+        wait_until(lambda node=node: node.channel(name, "c"), f"{node} has the channel")  # type: ignore[misc]
+    cluster.lookupd.request(f"/channel/delete?topic={name}&channel=c", b"")
+    for node in cluster.nodes:
+        node.request(f"/channel/delete?topic={name}&channel=c", b"")
+    assert not posted(cluster.nodes[0], f"/channel/delete?topic={name}&channel=c"), "404 where it was deleted"
+    cluster.lookupd.request(f"/topic/delete?topic={name}", b"")
+    for node in cluster.nodes:
+        node.request(f"/topic/delete?topic={name}", b"")
+    assert cluster.meta(name) is None
+    assert not posted(cluster.nodes[0], f"/topic/delete?topic={name}"), "404 where it was deleted"
+    assert not posted(cluster.nodes[1], "/topic/delete?topic=never")
+
+
 def has_files(node: Member, topic: str) -> bool:
     try:
         return bool(folders(str(node.data), topic, None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nsqha.server.http.failures import done
@@ -27,7 +29,9 @@ class AdministrationRoutes:
         await done(self._broker.topics.create_topic(topic), self._broker)
 
     async def topic_delete(self, request: HttpRequest) -> None:
-        await done(self._broker.topics.delete_topic(self._existing(request), unless_hidden=True), self._broker)
+        topic = request.query.require("topic")
+        with self._done_elsewhere(topic):
+            await done(self._broker.topics.delete_topic(self._existing(request), unless_hidden=True), self._broker)
 
     async def topic_empty(self, request: HttpRequest) -> None:
         request.query.require_name("topic", "INVALID_TOPIC")
@@ -50,8 +54,10 @@ class AdministrationRoutes:
         await done(self._broker.channels.create(topic, channel), self._broker)
 
     async def channel_delete(self, request: HttpRequest) -> None:
-        topic, channel = self._existing_channel(request)
-        await done(self._broker.channels.delete(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+        topic, channel = self._named(request)
+        with self._done_elsewhere((topic, channel)):
+            self._existing_channel(request)
+            await done(self._broker.channels.delete(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
 
     async def channel_empty(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
@@ -64,6 +70,15 @@ class AdministrationRoutes:
     async def channel_unpause(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
         await done(self._broker.channels.pause(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
+
+    @contextmanager
+    def _done_elsewhere(self, name: str | tuple[str, str]) -> Iterator[None]:
+        """Deleting what another node has just deleted succeeds: nsqadmin asks every leader."""
+        try:
+            yield
+        except ApiError as error:
+            if error.status != 404 or name not in self._broker.topics.deleted_elsewhere:
+                raise
 
     def _named(self, request: HttpRequest) -> tuple[str, str]:
         topic = request.query.require_name("topic")

@@ -8,7 +8,7 @@ answer at once, from memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,6 +69,10 @@ class PublishingApi(Protocol):
 
 class TopicsApi(Protocol):
     """The topics of the broker."""
+
+    @property
+    def deleted_elsewhere(self) -> Container[str | tuple[str, str]]:
+        """Topics, and channels as (topic, channel), that another node deleted a moment ago."""
 
     async def create_topic(self, topic: str) -> None:
         """Create the topic, unless it exists."""

@@ -9,5 +9,6 @@ Downwards:
     channel_list     what may be added to the list
     topics           which topics there are; how they are made, changed and deleted
     settings         settings that may change while a topic lives, and what follows from them
+    deleted_elsewhere  what other nodes deleted a moment ago
     placement        what a single node and one of a cluster do differently
 """

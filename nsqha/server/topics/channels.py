@@ -130,7 +130,10 @@ class Channels:
                         partition.cursors.requests.delete_ephemeral(channel)
                     await found.commit_events()
                 else:
-                    await self._change(found, lambda channels: channels.without_channel(channel))
+                    try:
+                        await self._change(found, lambda channels: channels.without_channel(channel))
+                    except NotFound:
+                        return  # another node was faster, and has every leader follow
                     await self.leaders.follow(found)
             logger.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
             self._topics.announce(topic)

@@ -13,6 +13,7 @@ come one after the other and read the state again when their turn comes; a chang
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields as dataclass_fields
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versione
 from nsqha.errors import AppendFailed, Conflict, NotFound, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.topic import Topic
+from nsqha.server.topics.deleted_elsewhere import DeletedElsewhere
 from nsqha.server.topics.placement import Announcer, NoLookupd, Placement, TopicContext
 from nsqha.server.topics.settings import TopicChanges, vanished_topic
 
@@ -39,6 +41,7 @@ class Topics(Mapping[str, Topic]):
         self._records = context.metadata.records
         self._ending = ending
         self._topics: dict[str, Topic] = {}
+        self.deleted_elsewhere = DeletedElsewhere()
 
     def __getitem__(self, name: str) -> Topic:
         return self._topics[name]
@@ -88,6 +91,8 @@ class Topics(Mapping[str, Topic]):
         if topic is not None and topic.record.uid == record.uid:
             if versioned.version > topic.versioned.version:
                 grown = len(record.partitions) > len(topic.record.partitions)
+                for channel in topic.record.channels.channels.keys() - record.channels.channels.keys() - topic.leaving:
+                    self.deleted_elsewhere.add((name, channel))
                 topic.versioned = versioned
                 self.settings.apply(topic)
                 if grown:
@@ -131,6 +136,8 @@ class Topics(Mapping[str, Topic]):
 
     async def vanished(self, topic: Topic) -> None:
         """The record of the topic is gone. A change under way may wait for a commit, which will not come: it ends."""
+        if not topic.deleting:
+            self.deleted_elsewhere.add(topic.name)
         topic.deleting = True
         for partition in topic.led:
             partition.abandon("the topic was deleted")
@@ -220,7 +227,9 @@ class Topics(Mapping[str, Topic]):
 
     async def _delete_topic(self, name: str) -> None:
         async with self._context.changes.of(name):
-            await self.bury(self.topic(name))
+            topic = self.topic(name)
+            with suppress(NotFound):  # another node was faster, and the watch has not shown it yet
+                await self.bury(topic)
 
     async def bury(self, topic: Topic) -> None:
         """Delete a topic whose lock is held."""

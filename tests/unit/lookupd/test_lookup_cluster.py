@@ -64,9 +64,9 @@ class Site:
 
 
 @asynccontextmanager
-async def site() -> AsyncIterator[Site]:
+async def site(**flags: Any) -> AsyncIterator[Site]:
     world, clock = World(3), ManualClock()
-    options = LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="me")
+    options = LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="me", **flags)
     daemon = Lookupd(options, clock=clock, store=world.store, peers=world.peers)
     assert daemon.controller is not None
     daemon.controller.clock = SystemClock()
@@ -77,9 +77,9 @@ async def site() -> AsyncIterator[Site]:
         await daemon.stop()
 
 
-def run(story: Callable[[Site], Awaitable[None]]) -> None:
+def run(story: Callable[[Site], Awaitable[None]], **flags: Any) -> None:
     async def main() -> None:
-        async with site() as found:
+        async with site(**flags) as found:
             await asyncio.wait_for(story(found), 15)
 
     uvloop.run(main())
@@ -223,10 +223,34 @@ def test_channels_and_topics_are_changed_in_the_metadata() -> None:
         with_reader = replace(found.record, channels=found.record.channels.with_channel("r", 9, reader=True))
         s.world.store.records.replace("t", found.version, with_reader)
         assert (await s.get("/channels?topic=t"))["channels"] == ["c", "e#ephemeral"], "nobody makes it from hearsay"
-        assert await s.post("/channel/delete?topic=t&channel=c") == 200
-        assert await s.post("/channel/delete?topic=t&channel=c") == 404
 
     run(story)
+
+
+def test_deleting_a_channel_drops_registrations_and_no_message() -> None:
+    async def story(s: Site) -> None:
+        assert await s.post("/channel/create?topic=t&channel=c") == 200
+        assert await s.post("/channel/create?topic=t&channel=e%23ephemeral") == 200
+        assert await s.post("/channel/delete?topic=t&channel=c") == 200
+        assert await s.post("/channel/delete?topic=t&channel=e%23ephemeral") == 200
+        assert await s.post("/channel/delete?topic=t&channel=e%23ephemeral") == 404
+        assert await s.post("/channel/delete?topic=t&channel=never") == 404
+        found = s.world.store.records.topic("t")
+        assert found is not None and list(found.record.channels.channels) == ["c"]
+
+    run(story)
+
+
+def test_a_topic_gets_no_more_channels_than_it_may_have() -> None:
+    async def story(s: Site) -> None:
+        for n in range(3):
+            assert await s.post(f"/channel/create?topic=t&channel=c{n}") == 200
+        assert await s.post("/channel/create?topic=t&channel=c3") == 507
+        assert await s.post("/channel/create?topic=t&channel=c2") == 200
+        found = s.world.store.records.topic("t")
+        assert found is not None and len(found.record.channels.channels) == 3
+
+    run(story, max_topic_channels=3)
 
 
 def test_deleting_a_topic_drops_registrations_and_no_message() -> None:

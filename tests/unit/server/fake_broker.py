@@ -42,6 +42,7 @@ def bodies_of(frames: bytes) -> list[bytes]:
 class FakeTopics(dict[str, BrokerTopic]):
     def __init__(self) -> None:
         self.refusal: Exception | None = None
+        self.deleted_elsewhere: set[str | tuple[str, str]] = set()
 
     async def create_topic(self, topic: str) -> None:
         self.maybe_refuse()

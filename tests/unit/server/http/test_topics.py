@@ -47,6 +47,21 @@ def test_the_life_of_topics_and_channels() -> None:
     talk(broker, conversation)
 
 
+def test_what_another_node_has_just_deleted_is_deleted() -> None:
+    """nsqadmin asks every leader."""
+    broker = FakeBroker()
+    broker.topics["t"] = BrokerTopic()
+    asked = [("POST", "/topic/delete?topic=gone", b""), ("POST", "/channel/delete?topic=t&channel=c", b"")]
+    assert refusals(broker, *asked) == [(404, "TOPIC_NOT_FOUND"), (404, "CHANNEL_NOT_FOUND")]
+    broker.topics.deleted_elsewhere |= {"gone", ("t", "c")}
+
+    async def conversation(connection: Connection) -> None:
+        for method, target, body in asked:
+            assert (await connection.ask(method, target, body)).status == 200
+
+    talk(broker, conversation)
+
+
 @pytest.mark.parametrize("verb", ["create", "delete", "empty", "pause", "unpause"])
 def test_channel_calls_check_topic_then_channel(verb: str) -> None:
     broker = FakeBroker()
