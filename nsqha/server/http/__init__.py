@@ -10,6 +10,7 @@ Downwards:
     server      NSQ's HTTP conventions; aiohttp's server
     browsers    changes that a page of another site asks for
     metrics     /metrics for Prometheus
+    series      the bound of its series: what is merged, and into what
     broker_api  what the HTTP side needs from the broker
     text        the text form of /stats
     stats       immutable snapshots, and nsqd's /stats made from them

@@ -4,7 +4,7 @@
     POST /topic/{create,delete,empty,pause,unpause}?topic=T
     POST /channel/{create,delete,empty,pause,unpause}?topic=T&channel=C
     GET /ping   /info[?include_nsqha=true]   /stats   /config/:opt    PUT /config/{nsqlookupd_tcp_addresses,log_level}
-    GET /healthz   /readyz[?verbose]   /startupz   /metrics   /debug/pprof/...
+    GET /healthz   /readyz[?verbose]   /startupz   /metrics[?topic=]   /debug/pprof/...
 
 `server` has the conventions (headers, error bodies, redirects), `publishing` and `administration` the handlers of what
 changes something; the others are here.
@@ -34,6 +34,7 @@ from nsqha.server.http import server as http_envelope
 from nsqha.server.http.administration import AdministrationRoutes
 from nsqha.server.http.broker_api import announced_ports
 from nsqha.server.http.publishing import HttpPublishRoutes
+from nsqha.server.http.series import SeriesBound
 from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
@@ -43,6 +44,9 @@ from nsqha.server.runtime.measures import memory_stats
 
 if TYPE_CHECKING:
     from nsqha.server.http.broker_api import BrokerApi
+
+FILTERS_MAX = 20
+"""How many topics that scrapes ask for are remembered."""
 
 TOPICS_AT_ONCE = 100
 """Statistics of more topics are encoded in a thread; each topic takes about 50 us."""
@@ -63,6 +67,8 @@ class NodeRoutes:
 
     def __init__(self, broker: BrokerApi) -> None:
         self._broker = broker
+        self._bounds: dict[str, SeriesBound] = {}  # by the topic that was asked for; the last one asked for is last
+        self._scrape = asyncio.Lock()
 
     def add_to(self, api: HttpApi) -> None:
         api.add("GET", "/ping", self.ping, plain=True)
@@ -139,10 +145,17 @@ class NodeRoutes:
     async def metrics(self, request: HttpRequest) -> object:
         from nsqha.server.http import metrics  # not needed before the first scrape
 
-        stats = self._broker.snapshot(clients=False)
+        topic = request.query.get("topic") or ""
         accept = request.headers.get("Accept", "")
-        # In a thread: with ten thousand series this takes longer than a client should wait for its message.
-        body, content_type = await asyncio.to_thread(metrics.render, stats, accept)
+        # One scrape at a time: each follows from the one before which topics and channels have series of their own.
+        async with self._scrape:
+            stats = self._broker.snapshot(topic, clients=False)
+            bound = self._bounds.pop(topic, None) or SeriesBound()
+            if len(self._bounds) >= FILTERS_MAX:
+                del self._bounds[next(name for name in self._bounds if name)]
+            self._bounds[topic] = bound
+            # In a thread: with ten thousand series this takes longer than a client should wait for its message.
+            body, content_type = await asyncio.to_thread(metrics.render, stats, accept, bound)
         return HttpReply(body, content_type)
 
     # ---- options

@@ -1,9 +1,8 @@
 """/metrics for Prometheus: one snapshot of the broker, written in the format the scraper asks for.
 
 Units are seconds and bytes, counters end in `_total`, the HELP of every metric says what it means. Nothing is counted
-here: the figures are those of /stats. With more than SERIES_MAX channel cursors the label `partition` becomes `all` and
-the figures of a channel are summed over its partitions (the age is that of the oldest), so that a scrape stays small;
-`nsqha_metrics_cursors_merged` says how many were merged.
+here: the figures are those of /stats. All series together are bounded (`series`): partition labels go first, then
+channels and topics by rank; `nsqha_metrics_merged` says how many of each have no series of their own.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from nsqha.quantile import HistogramData
-from nsqha.server.http.stats import BrokerStats, ChannelStats, CursorStats
+from nsqha.server.http.series import Rows, SeriesBound, Widths
+from nsqha.server.http.stats import BrokerStats
 from nsqha.server.runtime.measures import collector, open_files, resident_bytes
-
-SERIES_MAX = 2000
 
 _TOPIC = ("topic",)
 _CHANNEL = ("topic", "channel")
@@ -34,30 +32,37 @@ _FOLLOWER = ("follower",)
 _CURSOR = ("topic", "channel", "partition")
 
 
-def render(stats: BrokerStats, accept: str) -> tuple[bytes, str]:
-    """The body, and its Content-Type."""
+def render(stats: BrokerStats, accept: str, bound: SeriesBound) -> tuple[bytes, str]:
+    """The body, and its Content-Type; `bound` is that of the last scrape of the same topics."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeMetrics(stats))
+    registry.register(_NodeMetrics(stats, bound))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
 class _NodeMetrics(Collector):
-    def __init__(self, stats: BrokerStats) -> None:
+    def __init__(self, stats: BrokerStats, bound: SeriesBound) -> None:
         self._stats = stats
+        self._bound = bound
 
     def describe(self) -> Iterable[Metric]:
         return ()  # a registry looks for duplicate names with it; there is only this collector
 
     def collect(self) -> Iterator[Metric]:
-        yield from _process(self._stats)
-        yield from _storage(self._stats)
-        yield from _segments(self._stats)
-        yield from _publishing(self._stats)
-        yield from _partitions(self._stats)
-        yield from _cluster(self._stats)
-        yield from _channels(self._stats)
-        yield from _cursors(self._stats)
+        stats = self._stats
+        of_node = [*_process(stats), *_storage(stats), *_segments(stats), *_publishing(stats), *_cluster(stats)]
+        rows = self._bound.rows(stats, _widths(stats), sum(len(family.samples) for family in of_node))
+        yield from of_node
+        yield from _topics(rows)
+        yield from _partitions(rows, in_cluster=stats.node.cluster is not None)
+        yield from _channels(rows)
+        yield from _cursors(rows)
+        yield _gauges(
+            "metrics_merged",
+            "Values of a label that have no series of their own, as the series of /metrics are bounded; 0 if none.",
+            ("label",),
+            [((label,), count) for label, count in rows.merged.items()],
+        )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -150,16 +155,7 @@ def _segments(stats: BrokerStats) -> Iterator[Metric]:
 
 
 def _publishing(stats: BrokerStats) -> Iterator[Metric]:
-    node, topics = stats.node, stats.topics
-    yield _counters(
-        "publish_messages", "Messages published.", _TOPIC, [((t.topic_name,), t.message_count) for t in topics]
-    )
-    yield _counters(
-        "publish_bytes",
-        "Bytes of message bodies published.",
-        _TOPIC,
-        [((t.topic_name,), t.message_bytes) for t in topics],
-    )
+    node = stats.node
     yield _counters(
         "publish_errors", "Publishes that were not answered OK.", ("code",), [((c,), n) for c, n in node.publish_errors]
     )
@@ -172,42 +168,6 @@ def _publishing(stats: BrokerStats) -> Iterator[Metric]:
     )
     yield _histogram("publish_seconds", "From the flush of a batch to its commit.", node.publish_seconds)
     yield _histogram("publish_group_commit_messages", "Messages committed together.", node.batch_messages)
-    yield _gauges(
-        "topic_depth",
-        "Messages that have not been copied to any channel yet (topic paused or without channels).",
-        _TOPIC,
-        [((t.topic_name,), t.depth) for t in topics],
-    )
-    yield _gauges("topic_paused", "1 if the topic is paused.", _TOPIC, [((t.topic_name,), t.paused) for t in topics])
-
-
-def _partitions(stats: BrokerStats) -> Iterator[Metric]:
-    rows = [((t.topic_name, str(p.partition)), p) for t in stats.topics for p in t.partitions]
-
-    def family(name: str, text: str, field: str) -> Metric:
-        return _gauges(f"partition_{name}", text, _PARTITION, [(labels, getattr(p, field)) for labels, p in rows])
-
-    yield family("epoch", "Leader epoch.", "leader_epoch")
-    yield family("start_offset", "Oldest message that is kept.", "start_offset")
-    yield family("end_offset", "One past the newest message written.", "end_offset")
-    yield family("committed_offset", "One past the newest message committed.", "committed_offset")
-    yield family("start_position_bytes", "Position of the oldest byte that is kept.", "start_position_bytes")
-    yield family("end_position_bytes", "Position one past the newest byte.", "end_position_bytes")
-    yield family("segments", "Segment files.", "segments")
-    yield family("waiting_bytes", "Bytes of publishes that are not written yet.", "waiting_bytes")
-    yield family("unsynced_messages", "Messages written and not yet fdatasync'ed.", "unsynced_messages")
-    yield _gauges(
-        "segment_holds",
-        "Holds of batch readers, which keep the partition's files from retention.",
-        _PARTITION,
-        [(labels, p.holds) for labels, p in rows],
-    )
-    yield _gauges(
-        "partition_sync_mode",
-        "1 for what OK means: always, interval or none.",
-        (*_PARTITION, "mode"),
-        [((*labels, p.sync), 1) for labels, p in rows],
-    )
 
 
 def _cluster(stats: BrokerStats) -> Iterator[Metric]:
@@ -236,26 +196,6 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
         "Partitions led here with fewer in-sync replicas than min_isr: they acknowledge nothing.",
         cluster.below_min_isr,
     )
-    rows = [((t.topic_name, str(p.partition)), p) for t in stats.topics for p in t.partitions]
-    yield _gauges(
-        "partition_isr_size",
-        "Members of the ISR as recorded; an unreachable one may still be among them.",
-        _PARTITION,
-        [(labels, p.isr_size) for labels, p in rows],
-    )
-    yield _gauges("partition_replicas", "Replicas.", _PARTITION, [(labels, p.replicas) for labels, p in rows])
-    yield _gauges(
-        "partition_min_isr",
-        "Replicas that must have a message before it is acknowledged.",
-        _PARTITION,
-        [(labels, p.min_isr) for labels, p in rows],
-    )
-    yield _gauges(
-        "partition_below_min_isr",
-        "1 while the partition has too few in-sync replicas and acknowledges nothing.",
-        _PARTITION,
-        [(labels, p.below_min_isr) for labels, p in rows],
-    )
     lags = [((lag.name or f"{lag.node:016x}",), lag) for lag in cluster.push_lag]
     yield _gauges(
         "push_lag_entries",
@@ -277,80 +217,130 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
     )
 
 
-def _channels(stats: BrokerStats) -> Iterator[Metric]:
-    rows = [((t.topic_name, c.channel_name), c) for t in stats.topics for c in t.channels]
+# Name, help, field. Counters are among the first of topics and channels, all others are gauges.
 
-    def family(kind: type, name: str, text: str, field: str) -> Metric:
-        make = _counters if kind is CounterMetricFamily else _gauges
-        return make(f"channel_{name}", text, _CHANNEL, [(labels, getattr(c, field)) for labels, c in rows])
+_OF_TOPIC = (
+    ("publish_messages", "Messages published.", "message_count"),
+    ("publish_bytes", "Bytes of message bodies published.", "message_bytes"),
+    (
+        "topic_depth",
+        "Messages that have not been copied to any channel yet (topic paused or without channels).",
+        "depth",
+    ),
+    ("topic_paused", "1 if the topic is paused.", "paused"),
+)
+_TOPIC_COUNTERS = 2
 
-    counter, gauge = CounterMetricFamily, GaugeMetricFamily
-    yield family(counter, "messages", "Messages copied to the channel.", "message_count")
-    yield family(counter, "acked", "Messages finished by consumers.", "finish_count")
-    yield family(counter, "requeued", "REQ commands of consumers.", "requeue_count")
-    yield family(counter, "timed_out", "Deliveries that were not answered in time.", "timeout_count")
-    yield family(gauge, "clients", "Consumers.", "client_count")
-    yield family(gauge, "paused", "1 if the channel is paused.", "paused")
+_OF_PARTITION = (
+    ("partition_epoch", "Leader epoch.", "leader_epoch"),
+    ("partition_start_offset", "Oldest message that is kept.", "start_offset"),
+    ("partition_end_offset", "One past the newest message written.", "end_offset"),
+    ("partition_committed_offset", "One past the newest message committed.", "committed_offset"),
+    (
+        "partition_start_position_bytes",
+        "Position of the oldest byte that is kept; it grows by what retention removes.",
+        "start_position_bytes",
+    ),
+    ("partition_end_position_bytes", "Position one past the newest byte.", "end_position_bytes"),
+    ("partition_segments", "Segment files.", "segments"),
+    ("partition_waiting_bytes", "Bytes of publishes that are not written yet.", "waiting_bytes"),
+    ("partition_unsynced_messages", "Messages written and not yet fdatasync'ed.", "unsynced_messages"),
+    ("segment_holds", "Holds of batch readers, which keep the partition's files from retention.", "holds"),
+)
+_OF_REPLICATED_PARTITION = (
+    (
+        "partition_isr_size",
+        "Members of the ISR as recorded; an unreachable one may still be among them.",
+        "isr_size",
+    ),
+    ("partition_replicas", "Replicas.", "replicas"),
+    ("partition_min_isr", "Replicas that must have a message before it is acknowledged.", "min_isr"),
+    (
+        "partition_below_min_isr",
+        "1 while the partition has too few in-sync replicas and acknowledges nothing.",
+        "below_min_isr",
+    ),
+)
+
+_OF_CHANNEL = (
+    ("channel_messages", "Messages copied to the channel.", "message_count"),
+    ("channel_acked", "Messages finished by consumers.", "finish_count"),
+    ("channel_requeued", "REQ commands of consumers.", "requeue_count"),
+    ("channel_timed_out", "Deliveries that were not answered in time.", "timeout_count"),
+    ("channel_clients", "Consumers.", "client_count"),
+    ("channel_paused", "1 if the channel is paused.", "paused"),
+)
+_CHANNEL_COUNTERS = 4
+
+_OF_CURSOR = (
+    ("channel_depth", "Messages waiting, without those in flight or deferred.", "depth"),
+    ("channel_in_flight", "Messages delivered and not answered yet.", "in_flight_count"),
+    ("channel_deferred", "Messages deferred until a later time.", "deferred_count"),
+    ("channel_finished_ranges", "Ranges finished above the floor.", "finished_ranges"),
+    (
+        "channel_uncommitted_progress",
+        "Messages finished whose progress is not committed yet.",
+        "uncommitted_progress",
+    ),
+)
+_CURSOR_SERIES = len(_OF_CURSOR) + 2  # the age and `stuck`
+
+
+def _widths(stats: BrokerStats) -> Widths:
+    quantiles = (len(c.e2e_processing_latency.percentiles or ()) for t in stats.topics for c in t.channels)
+    return Widths(
+        topic=len(_OF_TOPIC),
+        partition=len(_OF_PARTITION) + len(_OF_REPLICATED_PARTITION) * (stats.node.cluster is not None),
+        channel=len(_OF_CHANNEL) + max(quantiles, default=0),
+        cursor=_CURSOR_SERIES,
+    )
+
+
+def _topics(rows: Rows) -> Iterator[Metric]:
+    for index, (name, text, field) in enumerate(_OF_TOPIC):
+        make = _counters if index < _TOPIC_COUNTERS else _gauges
+        yield make(name, text, _TOPIC, [(labels, getattr(t, field)) for labels, t in rows.topics])
+
+
+def _partitions(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
+    for name, text, field in _OF_PARTITION + _OF_REPLICATED_PARTITION * in_cluster:
+        yield _gauges(name, text, _PARTITION, [(labels, getattr(p, field)) for labels, p in rows.partitions])
+    yield _gauges(
+        "partition_sync_mode",
+        "1 for what OK means: always, interval or none.",
+        (*_PARTITION, "mode"),
+        [(labels, 1) for labels in rows.sync_modes],
+    )
+
+
+def _channels(rows: Rows) -> Iterator[Metric]:
+    for index, (name, text, field) in enumerate(_OF_CHANNEL):
+        make = _counters if index < _CHANNEL_COUNTERS else _gauges
+        yield make(name, text, _CHANNEL, [(labels, getattr(c, field)) for labels, c in rows.channels])
     yield _gauges(
         "channel_end_to_end_seconds",
         "Message age at FIN over the sliding window, by configured quantile.",
         (*_CHANNEL, "quantile"),
         [
             ((*labels, str(quantile)), nanoseconds / 1e9)
-            for labels, channel in rows
+            for labels, channel in rows.channels
             for quantile, nanoseconds in channel.e2e_processing_latency.percentiles or ()
         ],
     )
 
 
-def _cursors(stats: BrokerStats) -> Iterator[Metric]:
-    channels = [(t.topic_name, c) for t in stats.topics for c in t.channels]
-    cursors = sum(len(c.cursors) for _, c in channels)
-    merged = cursors > SERIES_MAX
-    rows: list[tuple[tuple[str, ...], CursorStats]] = []
-    for topic, channel in channels:
-        if merged and channel.cursors:
-            rows.append(((topic, channel.channel_name, "all"), _merged(channel)))
-        elif not merged:
-            rows += [((topic, channel.channel_name, str(c.partition)), c) for c in channel.cursors]
-
-    def family(name: str, text: str, field: str) -> Metric:
-        return _gauges(f"channel_{name}", text, _CURSOR, [(labels, getattr(c, field)) for labels, c in rows])
-
-    yield family("depth", "Messages waiting, without those in flight or deferred.", "depth")
-    yield family("in_flight", "Messages delivered and not answered yet.", "in_flight_count")
-    yield family("deferred", "Messages deferred until a later time.", "deferred_count")
-    yield family("finished_ranges", "Ranges finished above the floor.", "finished_ranges")
-    yield family(
-        "uncommitted_progress", "Messages finished whose progress is not committed yet.", "uncommitted_progress"
-    )
+def _cursors(rows: Rows) -> Iterator[Metric]:
+    for name, text, field in _OF_CURSOR:
+        yield _gauges(name, text, _CURSOR, [(labels, getattr(c, field)) for labels, c in rows.cursors])
     yield _gauges(
         "channel_oldest_unfinished_seconds",
         "Age of the oldest message that is not finished, by its publish time; 0 if all are.",
         _CURSOR,
-        [(labels, c.oldest_unfinished_seconds or 0) for labels, c in rows],
+        [(labels, c.oldest_unfinished_seconds or 0) for labels, c in rows.cursors],
     )
     yield _gauges(
         "channel_stuck",
         "1 if the channel cannot read further, for example at a damaged part of the log.",
         _CURSOR,
-        [(labels, bool(c.stuck)) for labels, c in rows],
-    )
-    yield _gauge("metrics_cursors_merged", "Cursors summed into one series per channel.", cursors if merged else 0)
-
-
-def _merged(channel: ChannelStats) -> CursorStats:
-    cursors = channel.cursors
-    ages = [c.oldest_unfinished_seconds for c in cursors if c.oldest_unfinished_seconds is not None]
-    return CursorStats(
-        partition=-1,
-        floor=0,
-        next_read=0,
-        finished_ranges=sum(c.finished_ranges for c in cursors),
-        depth=sum(c.depth for c in cursors),
-        in_flight_count=sum(c.in_flight_count for c in cursors),
-        deferred_count=sum(c.deferred_count for c in cursors),
-        uncommitted_progress=sum(c.uncommitted_progress for c in cursors),
-        oldest_unfinished_seconds=max(ages, default=None),
-        stuck=next((c.stuck for c in cursors if c.stuck), ""),
+        [(labels, bool(c.stuck)) for labels, c in rows.cursors],
     )

@@ -181,6 +181,7 @@ class FakeBroker:
                     ),
                 )
                 for name, t in self.topics.items()
+                if topic in ("", name)
             ),
             producers=self.producers if clients else (),
             node=NodeStats(version="9.9.9", hot="pure", connections=3),

@@ -1,4 +1,4 @@
-"""/metrics: valid in both formats, documented, named by Prometheus' rules, and bounded."""
+"""/metrics: valid in both formats, documented, and named by Prometheus' rules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from nsqha.quantile import Histogram, Result
 from nsqha.server.http import metrics
+from nsqha.server.http.series import SeriesBound
 from nsqha.server.http.stats import (
     BrokerStats,
     ChannelStats,
@@ -62,7 +63,7 @@ def stats() -> BrokerStats:
 
 
 def samples(accept: str = "") -> dict[str, float]:
-    body, _ = metrics.render(stats(), accept)
+    body, _ = metrics.render(stats(), accept, SeriesBound())
     parse = parse_openmetrics if accept else parse_text
     found = {}
     for family in parse(body.decode()):
@@ -98,13 +99,15 @@ def test_figures_come_from_the_snapshot(accept: str) -> None:
         "nsqha_channel_oldest_unfinished_seconds{channel=c,partition=1,topic=t}": 2.5,
         "nsqha_start_time_seconds{}": 5,
         "nsqha_healthy{}": 1,
-        "nsqha_metrics_cursors_merged{}": 0,
+        "nsqha_metrics_merged{label=partition}": 0,
+        "nsqha_metrics_merged{label=channel}": 0,
+        "nsqha_metrics_merged{label=topic}": 0,
     }
     assert {name: found.get(name) for name in expected} == pytest.approx(expected)
 
 
 def test_names_follow_prometheus_rules_and_every_metric_has_help() -> None:
-    body, _ = metrics.render(stats(), OPENMETRICS)
+    body, _ = metrics.render(stats(), OPENMETRICS, SeriesBound())
     families = list(parse_openmetrics(body.decode()))
     assert len(families) > 40
     assert len({family.name for family in families}) == len(families)
@@ -112,15 +115,6 @@ def test_names_follow_prometheus_rules_and_every_metric_has_help() -> None:
         assert re.fullmatch(r"nsqha_[a-z0-9_]+", family.name), family.name
         assert family.documentation.endswith("."), family.name
         assert not re.search(r"_(ms|usec|millis|kb|mb)\b", family.name), family.name
-
-
-def test_too_many_cursors_become_one_per_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "SERIES_MAX", 1)
-    found = samples()
-    assert found["nsqha_channel_depth{channel=c,partition=all,topic=t}"] == 3
-    assert found["nsqha_channel_oldest_unfinished_seconds{channel=c,partition=all,topic=t}"] == 2.5
-    assert found["nsqha_metrics_cursors_merged{}"] == 2
-    assert not any("partition=1" in name for name in found)
 
 
 def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,11 +135,11 @@ def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatc
     topic = replace(alone.topics[0], partitions=(partition,))
     member = replace(alone, topics=(topic,), node=replace(alone.node, cluster=cluster))
     assert not [name for name in samples() if "cluster" in name or "push_lag" in name], "a node that is alone"
-    of_a_node_alone = {f.name for f in parse_openmetrics(metrics.render(alone, OPENMETRICS)[0].decode())}
+    of_a_node_alone = {f.name for f in parse_openmetrics(metrics.render(alone, OPENMETRICS, SeriesBound())[0].decode())}
     monkeypatch.setattr(f"{__name__}.stats", lambda: member)
     found = samples(OPENMETRICS)
     page = (Path(__file__).parents[4] / "docs" / "cluster.md").read_text()
-    for family in parse_openmetrics(metrics.render(member, OPENMETRICS)[0].decode()):
+    for family in parse_openmetrics(metrics.render(member, OPENMETRICS, SeriesBound())[0].decode()):
         assert family.documentation.endswith("."), family.name
         assert family.name in of_a_node_alone or f"`{family.name}" in page, f"{family.name} is not in docs/cluster.md"
     assert {

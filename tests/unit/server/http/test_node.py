@@ -208,6 +208,23 @@ def test_metrics_are_served_in_both_formats() -> None:
     talk(broker, conversation)
 
 
+def test_metrics_of_one_topic_are_of_no_other() -> None:
+    broker = FakeBroker()
+    for n in range(30):
+        broker.topics[f"t{n}"] = BrokerTopic(bodies=[b"x"])
+
+    async def conversation(connection: Connection) -> None:
+        for n in range(30):
+            body = (await connection.ask("GET", f"/metrics?topic=t{n}")).body
+            assert b'nsqha_publish_messages_total{topic="t%d"} 1.0\n' % n in body
+            assert body.count(b"nsqha_publish_messages_total{") == 1
+            assert b"\nnsqha_healthy 1.0\n" in body
+        assert (await connection.ask("GET", "/metrics")).body.count(b"nsqha_publish_messages_total{") == 30
+        assert (await connection.ask("GET", "/metrics?topic=none")).status == 200
+
+    talk(broker, conversation)
+
+
 @pytest.mark.parametrize(
     ("target", "expected"),
     [

@@ -1,0 +1,265 @@
+"""The bound of /metrics: which topics, partitions and channels have series of their own, and what the others add up to.
+
+    everything -> partition="all" -> channels by rank, the rest channel="(other)" -> topics by rank, topic="(other)"
+
+Each step is taken when the series of the one before exceed the bound, and taken back only when they are well below it,
+so that labels do not flap. Who has series of its own keeps them while there is room; the rank, messages since the
+start, decides between the others. Names in brackets are none that a topic or a channel can have.
+
+Figures that are merged are sums; ages, epochs, quantiles and flags are the largest, the ISR is the smallest. A merged
+counter never goes back: what a channel counted stays in it when the channel is deleted or gets series of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from nsqha.quantile import Result
+from nsqha.server.http.stats import BrokerStats, ChannelStats, CursorStats, PartitionStats, TopicStats
+
+SERIES_MAX = 10_000
+NODE_STEP = 500  # the node's own series vary; room for them is made in steps
+PARTITIONS_AGAIN = 0.8  # of the room: partitions have labels again below this
+OWN_AGAIN = 0.9  # of the room: below this a topic or a channel gets series of its own
+
+ALL = "all"
+OTHER = "(other)"
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """How many series each topic, partition, channel and cursor has; a partition has one more for its sync mode."""
+
+    topic: int
+    partition: int
+    channel: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is shown, by the values of its labels, and how much is merged."""
+
+    topics: list[tuple[tuple[str, ...], TopicStats]] = field(default_factory=list)
+    partitions: list[tuple[tuple[str, ...], PartitionStats]] = field(default_factory=list)
+    sync_modes: list[tuple[str, ...]] = field(default_factory=list)
+    channels: list[tuple[tuple[str, ...], ChannelStats]] = field(default_factory=list)
+    cursors: list[tuple[tuple[str, ...], CursorStats]] = field(default_factory=list)
+    merged: dict[str, int] = field(default_factory=dict)
+
+
+class _Rest:
+    """Sums of counters over members that come and go; they never go back."""
+
+    def __init__(self) -> None:
+        self._last: Mapping[Hashable, Sequence[int]] = {}
+        self._gone: Sequence[int] = ()
+
+    def sums(self, members: Mapping[Hashable, Sequence[int]]) -> Sequence[int]:
+        """`members` are all that are merged now; there is at least one."""
+        for name, counts in self._last.items():
+            now = members.get(name)
+            if now is None or any(new < old for new, old in zip(now, counts, strict=True)):
+                self._gone = _added((self._gone, counts))
+        self._last = members
+        return _added((self._gone, *members.values()))
+
+
+class SeriesBound:
+    """Keeps one scraper's series below the bound, from one scrape to the next. One thread at a time."""
+
+    def __init__(self, series_max: int = SERIES_MAX) -> None:
+        self._series_max = series_max
+        self._partitions_merged = False
+        self._ranked = False  # some topics or channels have no series of their own
+        self._topics: set[str] = set()  # these have
+        self._channels: set[tuple[str, str]] = set()
+        self._other_topics = _Rest()
+        self._other_channels: dict[str, _Rest] = {}  # by the label of their topic
+
+    def rows(self, stats: BrokerStats, widths: Widths, node_series: int) -> Rows:
+        """`node_series`: series that are not of a topic; they are always shown."""
+        room = self._series_max - -(-node_series // NODE_STEP) * NODE_STEP
+        full = sum(_series(topic, widths) for topic in stats.topics)
+        self._partitions_merged = full > room * (PARTITIONS_AGAIN if self._partitions_merged else 1)
+        if not self._partitions_merged:
+            self._ranked = False
+            self._keep_all(stats.topics)
+        else:
+            self._rank(stats.topics, widths, room)
+        return self._rows(stats.topics)
+
+    # ---- who has series of its own
+
+    def _keep_all(self, topics: Iterable[TopicStats]) -> None:
+        self._topics = {topic.topic_name for topic in topics}
+        self._channels = {(topic.topic_name, channel.channel_name) for topic in topics for channel in topic.channels}
+
+    def _rank(self, topics: Sequence[TopicStats], widths: Widths, room: int) -> None:
+        of_channel = widths.channel + widths.cursor
+        bases = {t.topic_name: _series_of_topic(t, widths) for t in topics}
+        named = sum(bases.values()) + of_channel * sum(len(t.channels) for t in topics)
+        self._ranked = named > room * (OWN_AGAIN if self._ranked else 1)
+        if not self._ranked:
+            self._keep_all(topics)
+            return
+        room -= widths.topic + widths.partition + 3 + of_channel  # of topic="(other)"; there are three sync modes
+        used, kept = 0, []
+        for topic in sorted(topics, key=lambda t: (t.topic_name not in self._topics, -t.message_count, t.topic_name)):
+            needs = bases[topic.topic_name] + of_channel * bool(topic.channels)
+            if used + needs <= room * (1 if topic.topic_name in self._topics else OWN_AGAIN):
+                used += needs
+                kept.append(topic)
+        channels = {(t.topic_name, t.channels[0].channel_name) for t in kept if len(t.channels) == 1}
+        ranked = [((t.topic_name, c.channel_name), c) for t in kept if len(t.channels) > 1 for c in t.channels]
+        ranked.sort(key=lambda pair: (pair[0] not in self._channels, -pair[1].message_count, pair[0]))
+        for key, _ in ranked:
+            if used + of_channel <= room * (1 if key in self._channels else OWN_AGAIN):
+                used += of_channel
+                channels.add(key)
+        self._topics, self._channels = {topic.topic_name for topic in kept}, channels
+
+    # ---- what is shown
+
+    def _rows(self, topics: Sequence[TopicStats]) -> Rows:
+        rows = Rows()
+        shown = [t for t in topics if t.topic_name in self._topics]
+        others = [t for t in topics if t.topic_name not in self._topics]
+        for topic in shown:
+            self._show(rows, topic)
+        if others:
+            self._show(rows, self._other_topic(others))
+        labels = {topic.topic_name for topic in shown} | {OTHER}
+        self._other_channels = {name: rest for name, rest in self._other_channels.items() if name in labels}
+        merged = self._partitions_merged
+        rows.merged.update(
+            partition=sum(len(t.partitions) for t in topics) if merged else 0,
+            channel=sum(len(t.channels) for t in topics) - len(self._channels),
+            topic=len(others),
+        )
+        return rows
+
+    def _show(self, rows: Rows, topic: TopicStats) -> None:
+        name = topic.topic_name
+        rows.topics.append(((name,), topic))
+        if self._partitions_merged:
+            if topic.partitions:
+                rows.partitions.append(((name, ALL), _merged_partitions(topic.partitions)))
+                rows.sync_modes.extend((name, ALL, mode) for mode in sorted({p.sync for p in topic.partitions}))
+        else:
+            for partition in topic.partitions:
+                rows.partitions.append(((name, str(partition.partition)), partition))
+                rows.sync_modes.append((name, str(partition.partition), partition.sync))
+        others = []
+        for channel in topic.channels:
+            if (name, channel.channel_name) in self._channels:
+                self._show_channel(rows, name, channel)
+            else:
+                others.append(channel)
+        if others:
+            self._show_channel(rows, name, self._other_channel(name, others))
+
+    def _show_channel(self, rows: Rows, topic: str, channel: ChannelStats) -> None:
+        name = channel.channel_name
+        rows.channels.append(((topic, name), channel))
+        if not self._partitions_merged:
+            rows.cursors.extend(((topic, name, str(cursor.partition)), cursor) for cursor in channel.cursors)
+        elif channel.cursors:
+            rows.cursors.append(((topic, name, ALL), merged_cursors(channel.cursors)))
+
+    def _other_topic(self, topics: Sequence[TopicStats]) -> TopicStats:
+        counts = self._other_topics.sums({t.topic_name: (t.message_count, t.message_bytes) for t in topics})
+        return TopicStats(
+            topic_name=OTHER,
+            # A channel's name has its topic's in front, so that equal ones of two topics are counted as two.
+            channels=tuple(
+                replace(c, channel_name=f"{t.topic_name}/{c.channel_name}") for t in topics for c in t.channels
+            ),
+            depth=sum(t.depth for t in topics),
+            message_count=counts[0],
+            message_bytes=counts[1],
+            paused=any(t.paused for t in topics),
+            partitions=tuple(chain.from_iterable(t.partitions for t in topics)),
+        )
+
+    def _other_channel(self, topic: str, channels: Sequence[ChannelStats]) -> ChannelStats:
+        rest = self._other_channels.setdefault(topic, _Rest())
+        counts = rest.sums(
+            {c.channel_name: (c.message_count, c.finish_count, c.requeue_count, c.timeout_count) for c in channels}
+        )
+        return ChannelStats(
+            channel_name=OTHER,
+            message_count=counts[0],
+            finish_count=counts[1],
+            requeue_count=counts[2],
+            timeout_count=counts[3],
+            client_count=sum(c.client_count for c in channels),
+            paused=any(c.paused for c in channels),
+            e2e_processing_latency=_slowest([c.e2e_processing_latency for c in channels]),
+            cursors=tuple(chain.from_iterable(c.cursors for c in channels)),
+        )
+
+
+def _series(topic: TopicStats, widths: Widths) -> int:
+    channels = sum(widths.channel + widths.cursor * len(channel.cursors) for channel in topic.channels)
+    return widths.topic + (widths.partition + 1) * len(topic.partitions) + channels
+
+
+def _series_of_topic(topic: TopicStats, widths: Widths) -> int:
+    """With partitions merged, and without its channels."""
+    modes = len({p.sync for p in topic.partitions})
+    return widths.topic + (widths.partition + modes if modes else 0)
+
+
+def _added(counts: Iterable[Sequence[int]]) -> Sequence[int]:
+    return [sum(column) for column in zip(*filter(None, counts), strict=True)]
+
+
+def _merged_partitions(partitions: Collection[PartitionStats]) -> PartitionStats:
+    return PartitionStats(
+        partition=-1,
+        leader_epoch=max(p.leader_epoch for p in partitions),
+        start_offset=sum(p.start_offset for p in partitions),
+        start_position_bytes=sum(p.start_position_bytes for p in partitions),
+        end_offset=sum(p.end_offset for p in partitions),
+        end_position_bytes=sum(p.end_position_bytes for p in partitions),
+        committed_offset=sum(p.committed_offset for p in partitions),
+        segments=sum(p.segments for p in partitions),
+        waiting_bytes=sum(p.waiting_bytes for p in partitions),
+        unsynced_messages=sum(p.unsynced_messages for p in partitions),
+        isr_size=min(p.isr_size for p in partitions),
+        replicas=max(p.replicas for p in partitions),
+        min_isr=max(p.min_isr for p in partitions),
+        under_replicated=any(p.under_replicated for p in partitions),
+        below_min_isr=any(p.below_min_isr for p in partitions),
+        holds=sum(p.holds for p in partitions),
+    )
+
+
+def merged_cursors(cursors: Collection[CursorStats]) -> CursorStats:
+    """The cursors of several partitions as one."""
+    ages = [c.oldest_unfinished_seconds for c in cursors if c.oldest_unfinished_seconds is not None]
+    return CursorStats(
+        partition=-1,
+        floor=0,
+        next_read=0,
+        finished_ranges=sum(c.finished_ranges for c in cursors),
+        depth=sum(c.depth for c in cursors),
+        in_flight_count=sum(c.in_flight_count for c in cursors),
+        deferred_count=sum(c.deferred_count for c in cursors),
+        uncommitted_progress=sum(c.uncommitted_progress for c in cursors),
+        oldest_unfinished_seconds=max(ages, default=None),
+        stuck=next((c.stuck for c in cursors if c.stuck), ""),
+    )
+
+
+def _slowest(latencies: Iterable[Result]) -> Result:
+    found: dict[float, int] = {}
+    observations = 0
+    for latency in latencies:
+        observations += latency.observations
+        for quantile, value in latency.percentiles or ():
+            found[quantile] = max(value, found.get(quantile, value))
+    return Result(observations, tuple(sorted(found.items())) or None)
