@@ -417,7 +417,7 @@ class Term:
 
     # ---- what is done
 
-    def _perform(self, action: Probe | ReadTopic | PutIntent | RemoveIntent | Say) -> None:
+    def _perform(self, action: Probe | ReadTopic | PutIntent | RemoveIntent | Resign | Say) -> None:
         match action:
             case Say():
                 self._say(action)

@@ -35,7 +35,7 @@ from nsqha.election.model import (
 )
 from nsqha.election.session import ClusterSession, Lost, StoreIdentity, View
 from nsqha.election.store import Hint, Intent, PartitionChange, Refusal
-from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.errors import ConfigError, Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from tests.fakes.metadata import FakeFolders
 from tests.sim.loop import Again, NodeLoop, Scheduler
 
@@ -427,9 +427,20 @@ class SimRecords:
     def replace_partitions(
         self, changes: Sequence[PartitionChange], *, controller: int | None = None
     ) -> list[PartitionMeta | Refusal]:
-        # All of them are one call, as a transaction is.
+        # All of them are one call, as a transaction is; the scenes that hold changes have one partition.
+        handle = self._handle
+        held = handle.metadata.held
+        if held is not None and len(changes) == 1:
+            c = changes[0]
+            call = lambda: self._store.replace_partition(  # noqa: E731
+                c.name, c.uid, c.number, c.meta, registered=c.registered, controller=controller
+            )
+            try:
+                return [held.reply(handle.loop, call, c.meta)]
+            except (Conflict, NotFound, Unavailable, OutcomeUnknown) as refused:
+                return [refused]
         try:
-            return self._handle.change(lambda: self._store.replace_partitions(changes, controller=controller))
+            return handle.change(lambda: self._store.replace_partitions(changes, controller=controller))
         except (OutcomeUnknown, Unavailable) as error:
             return [error] * len(changes)
 

@@ -25,7 +25,7 @@ LARGE = {
     "DeferredStore": (27, 12),
     # What is put together here is named here.
     "Broker": (20, 22),
-    "Membership": (14, 17),
+    "Membership": (15, 18),
     # Counters and limits of one connection, job or thread pool, read where they are changed.
     "PartitionPublisher": (14, 16),
 }

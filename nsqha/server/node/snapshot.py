@@ -16,6 +16,7 @@ from nsqha.server.clients.figures import client_stats
 from nsqha.server.http.stats import (
     BrokerStats,
     ChannelStats,
+    ClientStats,
     CursorStats,
     DamagedRangeStats,
     NodeStats,
@@ -25,7 +26,6 @@ from nsqha.server.http.stats import (
     TopicStats,
 )
 from nsqha.server.partition.holding import live_holds
-from nsqha.server.routing.relayed_clients import relayed_stats
 
 if TYPE_CHECKING:
     from nsqha.cursor.live.channel import Channel
@@ -191,7 +191,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
             )
         )
     consumers = topic.consumers.here.get(name, [])
-    relayed = relayed_stats(topic.consumers.relayed.get(name, ()))
+    relayed = _relayed(topic, name)
     depth = sum(c.depth for c in cursors)
     ended = topic.ended.channel(name)
     return ChannelStats(
@@ -213,6 +213,15 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         cursors=tuple(cursors),
     )
+
+
+def _relayed(topic: Topic, channel: str) -> tuple[ClientStats, ...]:
+    consumers = topic.consumers.relayed.get(channel)
+    if not consumers:
+        return ()
+    from nsqha.server.routing.relayed_clients import relayed_stats  # only nodes of a cluster load it
+
+    return relayed_stats(consumers)
 
 
 def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) -> float | None:
