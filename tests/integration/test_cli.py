@@ -21,6 +21,7 @@ from nsqha.cli import build_parser
 from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.terminal.parser import Parser
 from tests.integration.devnode import BIN, DevNode
+from tests.unit.cli.test_import_nsqd import nsqd_data
 
 
 def verbs(parser: Parser) -> Iterator[Parser]:
@@ -50,6 +51,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevNode]:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "orders.jsonl").write_text('{"order": 1}\n\n{"order": 2}\n')
     (folder / ".config/fish/completions").mkdir(parents=True)
+    (folder / "nsqd").mkdir()
+    nsqd_data(folder / "nsqd", channels={"c": False})
     node = DevNode(folder, "--sync=interval")
     node.create("orders", "billing")
     yield node
@@ -103,6 +106,7 @@ def test_every_example_runs(node: DevNode, verb: Parser, example: str) -> None:
         with Admin(node.grpc, 10) as admin:
             admin.call_segments("Snapshot", topics=["orders"], hold_ms=60_000, hold_id="00c0ffee00c0ffee")
     environment = node.environment | {"HOME": str(node.folder)}
+    example = example.replace("/var/lib/nsqd", str(node.folder / "nsqd")).replace("127.0.0.1:4151", node.http)
     if ends_by_itself(example):
         done = subprocess.run(
             ["sh", "-c", example], cwd=node.folder, env=environment, capture_output=True, text=True, timeout=60

@@ -71,7 +71,11 @@ def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Itera
         etcd,
         nodes=4,
         lookupds=2,
-        flags=lambda name: [f"--host={PLACES[name]}", f"--topology-zone={ZONES[PLACES[name]]}"],
+        flags=lambda name: [
+            f"--host={PLACES[name]}",
+            f"--topology-zone={ZONES[PLACES[name]]}",
+            "--insecure-cluster",
+        ],
     )
     try:
         etcd.start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from nsqha import hot, ids
@@ -131,6 +132,12 @@ class SimWire:
         self.writable = True
         self.closed = False
         self._on_messages = on_messages
+        # What statistics show of a connection: of one that has not identified.
+        self.connected_at = 0
+        self.negotiation = SimpleNamespace(agreed=None, permissions=SimpleNamespace(state=None))
+        self.transport = SimpleNamespace(remote_address="192.0.2.1:1", tls=None)
+        self.session = SimpleNamespace(consuming=SimpleNamespace(state=3))
+        self.publisher = SimpleNamespace(counts={})
 
     def send_messages(self, data: Any) -> None:
         if not self.closed:

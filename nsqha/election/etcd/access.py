@@ -123,6 +123,8 @@ def _check_alone(options: EtcdOptions, name: str) -> None:
     client = EtcdClient(options)
     try:
         others = [] if _exists(client, name) else _clusters(client)
+        if others and _exists(client, name):  # another node has begun it meanwhile
+            others = []
     finally:
         client.close()
     if others:
