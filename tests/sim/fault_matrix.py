@@ -113,6 +113,8 @@ def cuts() -> Iterable[Cell]:
     for victim in VICTIMS:
         far = CONTROLLERS if victim in NODES else NODES
         yield Cell(f"controllers_only-{victim}", between([victim], far))
+        if victim in NODES:
+            yield Cell(f"peers_only-{victim}", between([victim], [node for node in NODES if node != victim]))
         yield Cell(f"from_all-{victim}", between([victim], rest(victim)))
         yield Cell(f"nothing_arrives-{victim}", frozenset((role, victim) for role in rest(victim)))
         yield Cell(f"nothing_leaves-{victim}", frozenset((victim, role) for role in rest(victim)))
@@ -200,6 +202,13 @@ def failing_disk(code: int, *operations: str, path: str = "") -> Fault:
     return begin
 
 
+def low_disk(cluster: SimCluster, machine: Machine) -> Callable[[], None]:
+    """Less free space than it wants; writes still succeed."""
+    assert isinstance(machine, SimNode)
+    machine.disk_low(True)
+    return lambda: machine.disk_low(False)
+
+
 def clock(seconds: float) -> Fault:
     def begin(cluster: SimCluster, machine: Machine) -> Callable[[], None]:
         assert isinstance(machine, SimNode | SimController)
@@ -219,7 +228,9 @@ IDLE: dict[str, Fault] = {  # the machine need not do its work
     "frozen": frozen,
     "stuttering_process": stopping(stopped=2.0, running=0.5),
     "full_disk": failing_disk(errno.ENOSPC, "pwrite", "create", "allocate"),
+    "low_disk": low_disk,
     "failing_writes": failing_disk(errno.EIO, "pwrite"),
+    "failing_data_writes": failing_disk(errno.EIO, "pwrite", path="segment"),  # the journal lies elsewhere
     "failing_syncs": failing_disk(errno.EIO, "sync"),
     "very_slow_disk": slow_disk(5.0),
     "clock_10_years_ahead": clock(10 * YEAR),

@@ -1,4 +1,5 @@
-"""Every cell of the matrix of faults that stay, in one life; `make sim-matrix` lives fifty of each."""
+"""One life of some cells of the matrix of faults that stay: nearly every fault at the leader, and elsewhere those that
+other code answers. `make sim-matrix` lives fifty of every cell."""
 
 from __future__ import annotations
 
@@ -7,9 +8,31 @@ import pytest
 from tests.sim.fault_matrix import CELLS, OPEN, outcome_of
 
 SEED = 0
+SHOWN_ELSEWHERE = {"controllers_only-leader", "peer_port-leader", "clock_an_hour_behind-leader"}  # by stricter scenes
+AT_THE_LEADER = [
+    name
+    for name in CELLS
+    if name.endswith("-leader") and not name.startswith("one_way-") and name not in SHOWN_ELSEWHERE
+]
+ELSEWHERE = [
+    "one_way-leader-follower",
+    "one_way-follower-leader",
+    "pair-leader-controller",
+    "bridge-controller",
+    "bridge-other",
+    "from_all-follower",
+    "store_away-follower",
+    "frozen-follower",
+    "full_disk-follower",
+    "very_slow_disk-follower",
+    "peer_port-follower",
+    "nothing_arrives-controller",
+    "store_away-controller",
+    "frozen-controller",
+]
 
 
-@pytest.mark.parametrize("name", [name for name in CELLS if name not in OPEN])
+@pytest.mark.parametrize("name", [name for name in (*AT_THE_LEADER, *ELSEWHERE) if name not in OPEN])
 def test_a_fault_that_stays(name: str) -> None:
     outcome = outcome_of((name, SEED, False))
     assert not outcome.violation, str(outcome)
