@@ -331,6 +331,8 @@ class SimCluster:
         comparison, operators = self.comparison, self.operators
         self.until(lambda: self._rescued() and comparison.in_sync(), CONVERGE_SECONDS, "all replicas are in sync")
         acked = len(self.history.acked)
+        for publisher in self.publishers:
+            publisher.hurry()
         self.run_for(1.5)
         if self.publishers:
             hangs = HANG_SECONDS if "disk_hang" in self.plan.faults else 0.0
