@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from nsqha.commitlog.corruption.repair import LogRepair
 from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, Entry, Place, genesis, next_entry
+from nsqha.commitlog.files.open_logs import OpenLogs
 from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.reading.lookup import LogReader, PairInfo, verifies
@@ -88,6 +89,7 @@ class PartitionLog(LogReader):
         self.local_durable = local_durable
         self.doubtful_from: int | None = None  # recovery found damage from here on: to be fetched again
         self.poisoned: str | None = None
+        self.on_wanted_durable: Callable[[], object] | None = None  # its files would be closed, were they synced
         self._active = pairs[-1]
         self._past = object()  # another one after each cut
         self._going: list[int] = []  # positions of pairs that are not in the log any more, and still on the disk
@@ -149,8 +151,12 @@ class PartitionLog(LogReader):
         pair = self._active
         anchor = pair.anchor
         try:
-            pair.segment.pwrite(data, entry.position - anchor.position - anchor.size)
-            pair.commitlog.pwrite(raw, (entry.log_id - anchor.log_id) * ENTRY_BYTES)
+            segment, commitlog = pair.segment, pair.commitlog
+        except OSError as error:
+            self._refuse(error)  # nothing is written that would have to be cut back
+        try:
+            segment.pwrite(data, entry.position - anchor.position - anchor.size)
+            commitlog.pwrite(raw, (entry.log_id - anchor.log_id) * ENTRY_BYTES)
         except OSError as error:
             self._cut_back(error)
         self.files.last = entry
@@ -162,13 +168,16 @@ class PartitionLog(LogReader):
         else:
             self.shelf.append(Batch(entry, data, end[0], end[1], entry.flags))
 
-    def _cut_back(self, error: OSError) -> None:
+    def _cut_back(self, error: OSError) -> NoReturn:
         pair = self._active
         try:
             pair.cut(self.end)
         except OSError as second:
             self.poisoned = f"{self.directory}: a failed write could not be cut back: {error}; then {second}"
             raise Poisoned(self.poisoned) from second
+        self._refuse(error)
+
+    def _refuse(self, error: OSError) -> NoReturn:
         if not passes(error):
             self.poisoned = f"{self.directory}: a write failed: {error}"
             raise Poisoned(self.poisoned) from error
@@ -235,6 +244,27 @@ class PartitionLog(LogReader):
     def repair(self) -> LogRepair:
         """Writes what does not verify again."""
         return LogRepair(self)
+
+    # ---- descriptors
+
+    def share_descriptors(self, open_logs: OpenLogs) -> None:
+        """Close the files now, and whenever `open_logs` needs their descriptors; they are opened as they are used.
+
+        The thread that appends and reads closes them: see `OpenLogs`."""
+        self.files.on_open(lambda: open_logs.opened(self))
+        if not self.close_idle_files():
+            open_logs.opened(self)
+
+    def close_idle_files(self) -> bool:
+        """Close the files until they are used again; False if something of them is not durable."""
+        if self.poisoned is not None:
+            return False
+        if self.local_durable < self.end.log_id:
+            if self.on_wanted_durable is not None:
+                self.on_wanted_durable()
+            return False
+        self.files.release()
+        return True
 
     # ---- shortening
 

@@ -146,17 +146,19 @@ def rebuild_in(
 
 def write_entries(pair: Pair, entries: list[Entry]) -> None:
     """Put consecutive entries into their slots, durably, and the anchor if it went with them."""
+    commitlog = pair.commitlog  # the handle that writes is the one that is synced
     if pair.read_entry(pair.anchor.log_id) is None:
-        pair.commitlog.pwrite(pair.anchor.encode(), 0)
-    pair.commitlog.pwrite(b"".join([entry.encode() for entry in entries]), pair.slot(entries[0].log_id))
-    pair.commitlog.sync()
+        commitlog.pwrite(pair.anchor.encode(), 0)
+    commitlog.pwrite(b"".join([entry.encode() for entry in entries]), pair.slot(entries[0].log_id))
+    commitlog.sync()
 
 
 def write_back(pair: Pair, batches: list[Batch]) -> None:
     """Put consecutive batches where they were, durably; frames first, as an entry says that they are there."""
     data = b"".join([batch.data for batch in batches])
-    pair.segment.pwrite(data, batches[0].entry.position - pair.position)
-    pair.segment.sync()
+    segment = pair.segment
+    segment.pwrite(data, batches[0].entry.position - pair.position)
+    segment.sync()
     write_entries(pair, [batch.entry for batch in batches])
 
 

@@ -18,7 +18,7 @@ OPEN_PAIRS = 4  # old pairs whose files stay open
 class PairList:
     """The pairs of one log, and its last entry. So the last entry of each pair is known without reading it."""
 
-    __slots__ = ("_open_old", "last", "pairs", "storage")
+    __slots__ = ("_on_open", "_open_old", "last", "pairs", "storage")
 
     def __init__(self, storage: Storage, pairs: list[Pair], last: Entry) -> None:
         """`last` is the last entry; the anchor of the last pair if that one is empty."""
@@ -26,6 +26,7 @@ class PairList:
         self.pairs = pairs
         self.last = last
         self._open_old: list[Pair] = []
+        self._on_open: Callable[[], object] | None = None
 
     # ---- finding
 
@@ -83,6 +84,7 @@ class PairList:
         """The log goes on in a new pair."""
         old = self.pairs[-1]
         self.pairs.append(new)
+        new.on_open = self._on_open
         self._opened(old)
 
     def forget(self, up_to: Place) -> list[Pair]:
@@ -113,5 +115,12 @@ class PairList:
 
     def release(self) -> None:
         """Let go of all files; a sync in another thread ends before they are closed."""
+        self._open_old.clear()
         for pair in self.pairs:
             pair.release()
+
+    def on_open(self, opened: Callable[[], object]) -> None:
+        """Call this whenever a pair opens files that were closed."""
+        self._on_open = opened
+        for pair in self.pairs:
+            pair.on_open = opened

@@ -15,6 +15,7 @@ thread still syncs stays alive until that thread lets go of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,16 @@ class LogIdentity:
 class Pair:
     """One segment and its commitlog."""
 
-    __slots__ = ("_commitlog", "_segment", "_storage", "anchor", "directory", "first", "position", "read_only")
+    __slots__ = (
+        "_files",
+        "_storage",
+        "anchor",
+        "directory",
+        "first",
+        "on_open",
+        "position",
+        "read_only",
+    )
 
     def __init__(self, storage: Storage, directory: str, anchor: Entry, *, read_only: bool = False) -> None:
         self.anchor = anchor
@@ -53,8 +63,8 @@ class Pair:
         self.directory = directory
         self.read_only = read_only
         self._storage = storage
-        self._segment: File | None = None
-        self._commitlog: File | None = None
+        self._files: dict[str, File] = {}  # those that are open, by suffix
+        self.on_open: Callable[[], object] | None = None  # one of its files was opened, in any thread
 
     @classmethod
     def create(cls, storage: Storage, directory: str, anchor: Entry) -> Pair:
@@ -72,8 +82,8 @@ class Pair:
 
     def _create(self, names: Directory) -> None:
         try:
-            segment = self._segment = self._storage.open(self.path(SEGMENT), create=True)
-            commitlog = self._commitlog = self._storage.open(self.path(COMMITLOG), create=True)
+            segment = self._files[SEGMENT] = self._storage.open(self.path(SEGMENT), create=True)
+            commitlog = self._files[COMMITLOG] = self._storage.open(self.path(COMMITLOG), create=True)
             # What a crash may have left under these names was never acknowledged.
             segment.truncate(0)
             commitlog.truncate(0)
@@ -100,29 +110,36 @@ class Pair:
 
     @property
     def segment(self) -> File:
-        if self._segment is None:
-            self._segment = self._storage.open(self.path(SEGMENT), read_only=self.read_only)
-        return self._segment
+        file = self._files.get(SEGMENT)  # another thread may release it
+        return self._open(SEGMENT) if file is None else file
 
     @property
     def commitlog(self) -> File:
-        if self._commitlog is None:
-            self._commitlog = self._storage.open(self.path(COMMITLOG), read_only=self.read_only)
-        return self._commitlog
+        file = self._files.get(COMMITLOG)
+        return self._open(COMMITLOG) if file is None else file
+
+    def _open(self, suffix: str) -> File:
+        opened = self._storage.open(self.path(suffix), read_only=self.read_only)
+        # Threads that open it at once get the same handle: it is the one that remembers a failed sync.
+        file = self._files.setdefault(suffix, opened)
+        if file is not opened:
+            opened.close()
+        elif self.on_open is not None:
+            self.on_open()
+        return file
 
     @property
     def is_open(self) -> bool:
-        return self._segment is not None or self._commitlog is not None
+        return bool(self._files)
 
     def release(self) -> None:
         """Let go of the handles; they close when a sync in another thread has also let go."""
-        self._segment = self._commitlog = None
+        self._files = {}
 
     def close(self) -> None:
         """Close the files now."""
-        for file in (self._segment, self._commitlog):
-            if file is not None:
-                file.close()
+        for file in self._files.values():
+            file.close()
         self.release()
 
     def slot(self, log_id: int) -> int:

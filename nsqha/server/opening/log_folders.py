@@ -6,12 +6,15 @@ delete-and-recreate and names such as `..` harmless. An #ephemeral topic has the
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from nsqha import ids
+from nsqha.commitlog.files.open_logs import OpenLogs
 from nsqha.commitlog.files.pairs import unlink_some
 from nsqha.commitlog.storage import MemStorage, parent
 from nsqha.server.partition.memory import EphemeralMemory
+from nsqha.server.runtime import listen
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
@@ -26,6 +29,8 @@ class LogFolders:
     def __init__(self, data_path: str, storage: Storage, ephemeral: EphemeralMemory | None = None) -> None:
         self.storage = storage
         self.ephemeral = ephemeral or EphemeralMemory()
+        owner = threading.get_ident()
+        self.open_logs = OpenLogs(listen.open_logs_max(), lambda: threading.get_ident() == owner)
         self._data_path = data_path
 
     def topic(self, name: str, uid: int) -> str:

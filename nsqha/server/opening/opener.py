@@ -158,6 +158,8 @@ class PartitionOpener:
             storage, folder = self.folders.storage_of(record), self.folders.partition(record, number)
             limits = self.folders.ephemeral.limits if ids.is_ephemeral(record.name) else self._limits
             log = PartitionLog.create(storage, folder, identity, cache=self._cache, limits=limits)
+            if not ids.is_ephemeral(record.name):
+                log.share_descriptors(self.folders.open_logs)
             state = PartitionState() if ids.is_ephemeral(record.name) else self.states.load((record.uid, number), log)
             opened[number] = OpenedLog(log, log_uid, state, None)
         return opened
@@ -193,6 +195,7 @@ class PartitionOpener:
             else:
                 below = recovery.report.serve_end
                 state, damage = self.states.vouched_for(key, recovery.log, below=below, alone=alone)
+            recovery.log.share_descriptors(self.folders.open_logs)
             opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report, damage)
         return opened
 
@@ -218,7 +221,9 @@ class PartitionOpener:
             drop_files(storage, directory, sorted({found[0] for found in parsed if found is not None}))
             storage.remove_tree(directory)
         identity = LogIdentity(record.uid, number)
-        return copying.begin_at(storage, directory, identity, anchor, cache=self._cache, limits=self._limits)
+        log = copying.begin_at(storage, directory, identity, anchor, cache=self._cache, limits=self._limits)
+        log.share_descriptors(self.folders.open_logs)
+        return log
 
     def new_log_uid(self) -> int:
         """The name of a log that is made now, or can not be vouched for under its old one."""
@@ -284,6 +289,7 @@ class PartitionOpener:
             if isinstance(storage, MemStorage)
             else None,
         )
+        log.on_wanted_durable = partition.files.sync
         alone = {node, *meta.replicas, *meta.isr} == {node}
         partition.local_repair = LocalRepair(
             partition,

@@ -127,6 +127,12 @@ def connections_max() -> int:
     return (1 << 31) - 1 if limit == resource.RLIM_INFINITY else min(max(limit // 4, 1), (1 << 31) - 1)
 
 
+def open_logs_max() -> int:
+    """How many logs may have files open: two descriptors each, and up to ten while consumers read old messages."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (1 << 31) - 1 if limit == resource.RLIM_INFINITY else max(limit // 16, 8)
+
+
 def is_spare(descriptor: int, *, administration: bool = False) -> bool:
     """Whether a connection may not have this descriptor. `administration`: half of what others leave it may have, so
     that a node whose clients have taken the rest can still be asked what is wrong."""

@@ -76,9 +76,15 @@ class Topics(Mapping[str, Topic]):
 
     async def start_epochs(self) -> None:
         """The promises are durable: begin the epochs, and bring every log in line with its record."""
-        starts = [p.start_epoch() for topic in self._topics.values() for p in topic.led]
-        for start in starts:
-            await start
+        partitions = [p for topic in self._topics.values() for p in topic.led]
+        at_once = self._context.opener.folders.open_logs.logs_max  # each opens its files
+        for first in range(0, len(partitions), at_once):
+            some = partitions[first : first + at_once]
+            for start in [partition.start_epoch() for partition in some]:
+                await start
+            if len(partitions) > at_once:
+                for partition in some:
+                    await partition.batches.sync.finish()  # only a log that is durable closes its files
         for topic in self._topics.values():
             await topic.reconcile()
 

@@ -139,6 +139,7 @@ class Follower:
             released=self._released,
             sync=lambda: runtime.disk.request(self),
         )
+        log.on_wanted_durable = lambda: runtime.disk.request(self)
         self._runtime = runtime
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._sync_rounds = FollowerSync(
