@@ -241,6 +241,9 @@ class Options:
     max_topic_channels: int = _flag(
         INT, 1000, "channels of a topic; one more is refused, as each costs every change of their list; 0: no limit"
     )
+    max_node_partitions: int = _flag(
+        INT, 20_000, "partitions of a node, replicas included; a topic beyond that is refused; 0: no limit"
+    )
     allow_config_from_cidr: str = _flag(
         STRING, "127.0.0.0/8,::1/128", "networks from which PUT /config is allowed, with commas; empty: from none"
     )
@@ -455,7 +458,8 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "mem_queue_size", "max_req_timeout_ns", "max_channel_consumers", "segment_bytes", "tail_cache_bytes",
     "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port", "scrub_bytes_per_second",
-    "topic_replicas", "catch_up_bytes_per_second", "max_topic_channels", "max_clock_skew_ns",
+    "topic_replicas", "catch_up_bytes_per_second", "max_topic_channels",
+    "max_node_partitions", "max_clock_skew_ns",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from nsqha.election.model import NodeInfo, TopicRecord, TopicSettings, Versioned
 from nsqha.election.placement import able, host_of, min_isr_of, replicas_wanted
-from nsqha.errors import Conflict, NotFound, too_many_changes
+from nsqha.errors import Conflict, LimitReached, NotFound, too_many_changes
 from nsqha.server.opening.opener import abandoned_of
 from nsqha.server.runtime.metadata import CHANGE_RETRIES
 
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from nsqha.server.topics.placement import TopicContext
 
 AGAIN_SECONDS = 1.0  # after a full disk refused the journal
+
+
+def check_number(node: str, has: int, new: int, partitions_max: int) -> None:
+    """LimitReached: the node has no place for new partitions. Each costs memory, and time of every start."""
+    if new > 0 and 0 < partitions_max < has + new:
+        raise LimitReached(
+            f"{node} has {has} partitions and would have {has + new}, more than the {partitions_max} that "
+            "--max-node-partitions allows: delete topics that are not used, ask for fewer partitions, or raise the flag"
+        )
 
 
 class TopicChanges:

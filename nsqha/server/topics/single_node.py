@@ -5,8 +5,8 @@ A topic that could not be made is deleted again; while that does not succeed eit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from nsqha.election.rules import changed_settings
 from nsqha.errors import NsqhaError, StorageError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.topic import Topic
-from nsqha.server.topics.settings import remarks_alone
+from nsqha.server.topics.settings import check_number, remarks_alone
 from nsqha.server.topics.topics import files_remain
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class SingleNodePlacement:
         self._context = context
         self._records = context.metadata.records
         self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: no client ever used them
+        self._making = 0  # partitions of topics that are being made
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
         return settings
@@ -53,6 +54,20 @@ class SingleNodePlacement:
         return remarks_alone(settings)
 
     async def create(self, name: str, settings: TopicSettings) -> Topic:
+        with self._room(settings.partitions):
+            return await self._make(name, settings)
+
+    @contextmanager
+    def _room(self, new: int) -> Iterator[None]:
+        has = self._making + sum(len(topic.record.partitions) for topic in self._topics.values())
+        check_number("this node", has, new, self._context.options.max_node_partitions)
+        self._making += new
+        try:
+            yield
+        finally:
+            self._making -= new
+
+    async def _make(self, name: str, settings: TopicSettings) -> Topic:
         async with self._context.changes.of(name):
             await self._bury_half_made(name)
             channels = ChannelList()  # in the first record: one write, however many there are
@@ -111,6 +126,8 @@ class SingleNodePlacement:
         def changed(record: TopicRecord) -> TopicRecord:
             settings = changed_settings(record, changes)
             numbers = range(len(record.partitions), settings.partitions)
+            with self._room(len(numbers)):
+                pass  # the record takes them
             new = {n: PartitionMeta().led_by(self._context.node_uid, ids.new_uid(self._context.rng)) for n in numbers}
             return replace(record, settings=settings, partitions={**record.partitions, **new})
 

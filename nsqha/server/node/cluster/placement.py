@@ -14,7 +14,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicS
 from nsqha.election.moves import is_hidden
 from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
 from nsqha.election.rules import with_settings
-from nsqha.errors import Conflict, Unavailable, too_many_changes
+from nsqha.errors import Conflict, LimitReached, Unavailable, too_many_changes
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.metadata import CHANGE_RETRIES
 from nsqha.server.topics import settings as topic_settings
@@ -70,7 +70,7 @@ class ClusterPlacement:
                 if found is None or self.has_seen_end_of(found):
                     raise Unavailable(f"topic {name} comes and goes") from None
                 return topics.adopt(found)
-            except Unavailable:  # certainly not made: clients may ask for it again and again
+            except (Unavailable, LimitReached):  # certainly not made: clients may ask for it again and again
                 cluster.replicas.logs.forget_log_uid(log_uid)
                 raise
             topic = topics.take(versioned)
@@ -104,9 +104,12 @@ class ClusterPlacement:
         if log_uids:
             nodes.setdefault(self._node, me)
         load = Load.of(m.replicas for t in cluster.view().topics.values() for m in t.record.partitions.values())
-        wanted = replicas_wanted(settings, nodes)
+        wanted, before = replicas_wanted(settings, nodes), load.replicas.copy()
         mine = place(sorted(log_uids), wanted, nodes, load, prefer=self._node)
         others = place([n for n in range(first, settings.partitions) if n not in log_uids], wanted, nodes, load)
+        for node, count in load.replicas.items():
+            new, bound = count - before[node], self._context.options.max_node_partitions
+            topic_settings.check_number(f"node {node:016x}", before[node], new, bound)
         metas = {}
         for number, replicas in {**mine, **others}.items():
             meta = PartitionMeta(replicas=replicas, min_isr=min_isr_of(settings, len(replicas)))

@@ -16,6 +16,7 @@ import pytest
 from nsqha import hot
 from nsqha.commitlog.storage import OsStorage
 from nsqha.cursor.seek import SeekPlan
+from nsqha.election.model import TopicSettings
 from nsqha.errors import AppendFailed, LimitReached, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.cluster.routing import ClusterConsumerRoutes
@@ -562,5 +563,26 @@ def test_a_new_topic_has_the_channels_that_lookup_daemons_know_in_its_first_reco
             topic = await broker.topics.ensure_topic("t")
             assert broker.parts.store.records.revision == before + 1
             assert len(topic.channel_names()) == 1000 and topic.serves("c7")
+
+    asyncio.run(story())
+
+
+def test_a_node_takes_no_more_partitions_than_it_may_have(tmp_path: Path):
+    async def story():
+        async with running(tmp_path, max_node_partitions=4) as broker:
+            await broker.topics.create_topic("a", TopicSettings(partitions=2))
+            refusal = "has 2 partitions and would have 5, more than the 4 that --max-node-partitions allows"
+            with pytest.raises(LimitReached, match=refusal):
+                await broker.topics.create_topic("b", TopicSettings(partitions=3))
+            together = [broker.topics.ensure_topic(name) for name in ("c", "d", "e")]
+            made = await asyncio.gather(*together, return_exceptions=True)
+            assert [type(found) for found in made] == [Topic, Topic, LimitReached]
+            with pytest.raises(LimitReached, match="--max-node-partitions"):
+                await broker.subscriptions.subscribe(consumer("f", "c"))
+            with pytest.raises(LimitReached, match="has 4 partitions and would have 5"):
+                await broker.topics.change_settings("a", {"partitions": 3})
+            assert len(broker.topics) == 3
+            await broker.topics.delete_topic("a")
+            await broker.topics.create_topic("b", TopicSettings(partitions=2))
 
     asyncio.run(story())

@@ -13,7 +13,7 @@ import pytest
 from nsqha.clock import ManualClock
 from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.election.session import View
-from nsqha.errors import Unavailable
+from nsqha.errors import LimitReached, Unavailable
 from nsqha.server.node.cluster.membership import Membership
 from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.node.cluster.records import DROP_AGAIN_SECONDS
@@ -38,8 +38,11 @@ def cluster(store: Any = None) -> Membership:
     )
 
 
-def placement(made: Membership) -> ClusterPlacement:
-    nothing = cast(Any, SimpleNamespace(options=None, rng=None, metadata=SimpleNamespace(records=None), changes=None))
+def placement(made: Membership, partitions_max: int = 0) -> ClusterPlacement:
+    options = SimpleNamespace(max_node_partitions=partitions_max)
+    nothing = cast(
+        Any, SimpleNamespace(options=options, rng=None, metadata=SimpleNamespace(records=None), changes=None)
+    )
     return ClusterPlacement(nothing, nothing, made, ManualClock())
 
 
@@ -292,6 +295,24 @@ def test_only_a_partition_made_below_its_floor_has_acknowledged_nothing() -> Non
         assert three[0].isr == {1: 77} and three[0].nothing_acked
         assert not three[1].nothing_acked, "led by whom the controller elects: no log is named before it exists"
         assert not placement(made).placed(TopicSettings(min_isr=1), {0: 77})[0].nothing_acked
+
+    run(scenario)
+
+
+def test_no_node_of_a_cluster_gets_more_partitions_than_it_may_have() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        nodes = {n: NodeInfo(n, host=f"h{n}") for n in (1, 2)}
+        record = TopicRecord("t", 7, 3, partitions={0: PartitionMeta(replicas=(1, 2)), 1: PartitionMeta(replicas=(2,))})
+        view = SimpleNamespace(nodes=nodes, topics={"t": Versioned(record, 5)})
+        cast(Any, made.store).watch.view = lambda: view
+        made.replicas = cast(Any, SimpleNamespace(registration=4))
+        made.registration.info = nodes[1]
+        assert len(placement(made, 3).placed(TopicSettings(partitions=1), {0: 77})) == 1
+        refusal = "node 0000000000000002 has 2 partitions and would have 4, more than the 3 that --max-node-partitions"
+        with pytest.raises(LimitReached, match=refusal):
+            placement(made, 3).placed(TopicSettings(partitions=2), {0: 77})
+        assert len(placement(made, 3).placed(TopicSettings(partitions=1, replicas=1), {0: 77}, alone=True)) == 1
 
     run(scenario)
 
