@@ -14,16 +14,17 @@ unless the leader waits for this replica or its log grows more than half as fast
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.commitlog import copying
-from nsqha.commitlog.entry import Entry, decode
+from nsqha.commitlog.entry import ENTRY_BYTES, Entry, decode
 from nsqha.errors import LogCorrupt, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import check_cut, check_replacement
 from nsqha.replication.divergence import Divergence, EpochEndAnswer, InSync, RangeGone, Truncate
+from nsqha.server.runtime.tasks import awaited
 
 if TYPE_CHECKING:
     from nsqha.commitlog.reading.lookup import LogReader
@@ -153,16 +154,33 @@ class CatchUp:
     # ---- what is missing
 
     async def _pull(self) -> None:
+        ahead = _Ahead(self._fetch)
+        try:
+            await self._pull_with(ahead)
+        finally:
+            ahead.drop()
+
+    async def _fetch(self, first: int) -> pb.FetchReply:
+        request = self._request(pb.FetchRequest(first=first, max_bytes=FETCH_BYTES))
+        reply: pb.FetchReply = await self._call("Fetch", request)
+        return reply
+
+    async def _pull_with(self, ahead: _Ahead) -> None:
         follower, applier = self._follower, self._follower.applier
         end = 0  # of the leader's log when it was last asked
         while True:
             log = follower.log
             first = log.end.log_id
-            reply = await self._call("Fetch", self._request(pb.FetchRequest(first=first, max_bytes=FETCH_BYTES)))
+            reply = await ahead.reply(first)
             self._check()
             if reply.anchor:
                 await self._replace_log(first)
                 continue
+            then = first + len(reply.entries) // ENTRY_BYTES
+            if first < then < reply.end:
+                ahead.ask(then)
+                await asyncio.sleep(0)  # so that it is under way before anything is stored
+                self._check()
             cost = await self._store(reply)
             applier.committed = max(applier.committed, min(reply.committed, log.end.log_id))
             if log.end.log_id >= reply.end and len(reply.data) < NEAR_BYTES:
@@ -213,6 +231,38 @@ class CatchUp:
 def _epoch_end(log: LogReader, epoch: int) -> EpochEndAnswer:
     found = copying.epoch_end(log, epoch)
     return EpochEndAnswer(found.epoch, found.end, found.chain, log.start.log_id)
+
+
+class _Ahead:
+    """The question to the leader that is asked while the answer to the one before is stored: the leader reads and sends
+    meanwhile. At most one is under way."""
+
+    def __init__(self, fetch: Callable[[int], Coroutine[Any, Any, pb.FetchReply]]) -> None:
+        self._fetch = fetch
+        self._first = -1
+        self._asked: asyncio.Task[pb.FetchReply] | None = None
+
+    def ask(self, first: int) -> None:
+        self._first, self._asked = first, awaited(asyncio.get_running_loop(), self._fetch(first))
+
+    async def reply(self, first: int) -> pb.FetchReply:
+        """The answer for the batches from `first` on, whether it was asked for before or not."""
+        if self._first != first:
+            self.drop()
+        asked, self._asked, self._first = self._asked, None, -1
+        if asked is None:
+            return await self._fetch(first)
+        try:
+            return await asked
+        except asyncio.CancelledError:
+            asked.cancel()
+            raise
+
+    def drop(self) -> None:
+        """No answer is wanted any more."""
+        asked, self._asked, self._first = self._asked, None, -1
+        if asked is not None:
+            asked.cancel()
 
 
 class SharedRate:

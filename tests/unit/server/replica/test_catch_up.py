@@ -495,6 +495,27 @@ def test_a_replica_that_is_waited_for_or_would_never_arrive_does_not_rest(why: s
     run(scenario)
 
 
+def test_the_next_part_is_asked_for_while_one_is_stored() -> None:
+    """Otherwise the leader's disk and the link would wait for the follower's."""
+
+    async def scenario() -> None:
+        rig, log = ReplicaRig(), long_log()
+        asked, call = [], rig.peers.call
+
+        def noted(address: str, method: str, request: Any, *, timeout: float) -> Any:
+            if method == "Fetch":
+                asked.append((request.first, rig.follower.log.end.log_id))
+            return call(address, method, request, timeout=timeout)
+
+        rig.peers.call = noted
+        await pulled(rig, log, min_isr=1)
+        firsts = [first for first, _ in asked]
+        assert len(firsts) > 3 and firsts == sorted(set(firsts)), "nothing is asked for twice"
+        assert all(first > end for first, end in asked[1:-1]), asked
+
+    run(scenario)
+
+
 def test_everybody_else_has_a_turn_while_a_long_answer_is_stored() -> None:
     async def scenario() -> None:
         rig, log = ReplicaRig(), long_log(200, 8_000)
