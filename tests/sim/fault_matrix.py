@@ -332,6 +332,7 @@ def outcome_of(job: Job) -> Outcome:
     name, seed, tell = job
     collecting = gc.isenabled()
     gc.disable()  # when garbage is looked for, and weak references end, is nothing that a seed decides
+    gc.freeze()  # what was there before is no garbage of this life, and there is much of it in a test run
     try:
         live(CELLS[name], seed, _tell if tell else lambda cluster: None)
     except Violation as violation:
@@ -339,6 +340,7 @@ def outcome_of(job: Job) -> Outcome:
     except Exception as error:
         return Outcome(name, seed, "".join(traceback.format_exception(error)))
     finally:
+        gc.unfreeze()
         gc.collect()
         if collecting:
             gc.enable()
