@@ -255,10 +255,6 @@ def befallen() -> Iterable[Cell]:
 
 CELLS = {cell.name: cell for cell in (*links(), *cuts(), *befallen())}
 
-OPEN: dict[
-    str, str
-] = {}  # cells that are known to fail, and why; `make sim-matrix` lives them, the test suite does not
-
 
 # ---- one life
 
@@ -369,8 +365,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no cell has {options.cell!r} in its name; --list prints all of them")
     if options.list:
         for name in cells:
-            known = f"  (open: {OPEN[name]})" if name in OPEN else ""
-            print(f"{name}{'' if CELLS[name].served else '  (need not serve)'}{known}")
+            print(f"{name}{'' if CELLS[name].served else '  (need not serve)'}")
         return 0
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     jobs = [(name, seed, options.tell) for seed in seeds for name in cells]
