@@ -41,6 +41,7 @@ class Session:
     """Decodes one connection. Not re-entrant, except that a handler may call `resume`, `unread.take` or `kill`."""
 
     __slots__ = (
+        "_detached",
         "_ended",
         "_flow",
         "_greeted",
@@ -71,6 +72,7 @@ class Session:
         self._flow = flow
         self._msg_bytes_max = limits.msg_bytes_max
         self._greeted = self._ended = False
+        self._detached = False  # an IDENTIFY was handled
 
     # ---- for the shell
 
@@ -161,6 +163,9 @@ class Session:
                     continue
             after = self._command(line, data, pos, stop)
             if after == DETACHED:
+                if self._detached:
+                    flow.rest()  # each copies what is unread: many IDENTIFYs in one read would stop the loop
+                self._detached = True
                 return True
             if after == NOT_DONE:
                 break
