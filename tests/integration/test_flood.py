@@ -165,9 +165,11 @@ def test_a_flood_at_every_port_leaves_publishers_memory_and_lease(tmp_path: Path
         assert strangers.sent > 1 << 20, "that was no flood"
         assert most < RESIDENT_BYTES_MAX
         assert lives(node) == registered == 1, "the lease was lost"
-        wait_until(lambda: sockets(node) <= before + len(floods) // 2, "sockets of strangers are closed")
+        # The lookup daemon and etcd may have connected meanwhile.
+        wait_until(lambda: sockets(node) <= before + 3, "sockets of strangers are closed")
         print(f"{before} sockets before, {sockets(node)} after")
         with urllib.request.urlopen(f"http://{node.http}/ping", timeout=10) as answer:
             assert answer.read() == b"OK"
         publisher.publish("steady", [b"last"])
         publisher.close()
+        assert "Traceback" not in node.log(), "an error of a stranger is no error of the node"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from nsqha.errors import Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica.following.follower import Follower
@@ -77,7 +76,9 @@ class Receiver:
                 return
             self._greet(message.hello)
         elif not self.leader:
-            raise Unavailable("a stream begins with a hello")
+            logger.debug("push_refused", "%s: no hello", self._stream.peer)
+            self._stream.close("a stream begins with a hello")
+            return
         # Most messages have one append and nothing else, and to walk through nothing costs as much as to read that.
         if message.opens:
             for opened in message.opens:
