@@ -1,6 +1,7 @@
 """The controller over HTTP: its state, its metrics, and requests of operators. Every lookup daemon serves this.
 
-    GET  /controller                                     who it is, rounds, nodes, moves (JSON)
+    GET  /controller                                     who it is, rounds, nodes, moves (JSON); what is known when the
+                                                         store does not answer, with the reason in `store_doubt`
     GET  /metrics                                        for Prometheus
     GET  /cluster/balance                                a preview: transfers that are due, moves that would even out
     POST /cluster/balance?paused=true|false              whether leaderships go back automatically
@@ -126,9 +127,13 @@ class ClusterApi:
         api.add("POST", "/cluster/recommission", self.recommission)
 
     async def controller(self, _: HttpRequest) -> object:
-        view, shell = self._cluster.view, self._cluster.shell
-        intents = await self._intents()
+        view, shell, doubt = self._cluster.view, self._cluster.shell, ""
+        try:
+            intents = await self._intents()
+        except ApiError as error:  # the rest is known without the store
+            intents, doubt = read_intents({}), str(error.extra.get("why", error))
         metas = _metas(view)
+        states = {name: health.state_of(meta, view.nodes) for name, meta in sorted(metas.items())}
         who = view.controller
         term = shell.term
         moves = [_move(name, wanted, metas.get(name)) for name, wanted in sorted(intents.moves.items())]
@@ -142,7 +147,11 @@ class ClusterApi:
                 for uid in sorted(intents.decommissions)
             ],
             "moves": moves,
-            "leaderless": [_named(name) for name, meta in sorted(metas.items()) if meta.leader not in view.nodes],
+            "store_doubt": doubt,
+            "partitions": len(metas),
+            "leaderless": [_named(name) for name, state in states.items() if state == health.LEADERLESS],
+            "below_min_isr": [_named(name) for name, state in states.items() if state == health.BELOW],
+            "under_replicated": [_named(name) for name, state in states.items() if state == health.UNDER],
             "balance_paused": intents.balance_paused,
             "unreadable": sorted(view.unreadable.values()),
         }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from typing import Any
+
 import pytest
 
 from tests.integration.cluster import Cluster, UnderLoad
-from tests.integration.servers import wait_until
+from tests.integration.servers import BIN, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -54,6 +58,14 @@ def test_the_controller_is_killed_and_another_one_elects(cluster: Cluster, topic
         cluster.wait_isr(topic, 3)
 
 
+def cluster_status(cluster: Cluster) -> tuple[int, Any]:
+    command = [str(BIN / "nsqha"), "cluster", "status", f"--etcd-endpoint={cluster.etcd.endpoint}", "--json"]
+    command += [f"--address={cluster.lookupds[0].http}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
 def test_etcd_is_killed_and_publishing_goes_on(cluster: Cluster, topic: str) -> None:
     before = cluster.wait_isr(topic, 3)
     with UnderLoad(cluster, topic) as load:
@@ -63,6 +75,9 @@ def test_etcd_is_killed_and_publishing_goes_on(cluster: Cluster, topic: str) -> 
         load.goes_on()
         for node in cluster.nodes:
             assert node.request("/readyz").startswith(b"OK"), "a load balancer keeps sending clients"
+        status, said = cluster_status(cluster)
+        assert status == 1 and len(said["nodes"]) == 3 and said["leaderless"] == []
+        assert "the lookup daemon last knew" in said["doubt"]
         until = load.clients.now()
         cluster.etcd.start()
         cluster.wait_registered(3)

@@ -66,6 +66,13 @@ class LookupDaemon:
             raise exits.Exit(exits.UNREACHABLE, f"the lookup daemon at {self.http} knows no broker now")
         return found
 
+    def cluster(self, timeout_s: float) -> dict[str, Any]:
+        """What it knows of the cluster. Raises Exit if it has none."""
+        found = _get(self.http, "/controller", timeout_s)
+        if not found:
+            raise exits.Exit(exits.NOT_FOUND, f"the lookup daemon at {self.http} is not one of a cluster")
+        return found
+
 
 def given(args: argparse.Namespace, flag: str, default: str) -> tuple[str, bool]:
     """The address that the user has named, and whether it is any port (--address) and not the one of `flag`.

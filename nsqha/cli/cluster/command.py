@@ -7,10 +7,12 @@ ends. --wait shows the progress.
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import (
+    LOOKUPD_ADDRESS,
     Parser,
     add_certificate,
     add_etcd,
@@ -23,7 +25,9 @@ from nsqha.cli.terminal.parser import (
 )
 from nsqha.cli.terminal.parser import name as topic_name
 from nsqha.cli.verbs import VERBS
+from nsqha.errors import Unavailable
 
+LOOKUPD_SECONDS = 20.0  # for a lookup daemon to answer that waits for etcd itself
 USUAL = (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
 MOVE = '{"topic", "partition", "replicas", "wanted", "joining"}'
 DECOMMISSION = '{"node", "replicas", "leaderships", "moving", "stuck": {"topic/partition": why}}'
@@ -46,12 +50,20 @@ def _add_looks(verbs: Any) -> None:
         lambda args: _shown(args, "status"),
         help="show whether the cluster is healthy, and what is in progress",
         description="Show whether the cluster is healthy. Exit status 1, for monitoring: something cannot be "
-        "acknowledged, there is no controller, or records cannot be read.",
+        "acknowledged, there is no controller, or records cannot be read. When etcd does not answer, a lookup daemon "
+        "is asked: what it knows is shown with a line that says so, null where only etcd knows, and the exit "
+        "status is 1.",
         examples=("nsqha cluster status", "nsqha cluster status --json"),
         shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
         '"partitions", "leaderless", "below_min_isr", "under_replicated", "owed": {"topic/partition": replicas}, '
         '"replacements", "moves", "decommissions", "balance_paused", "doubt", "unreadable", "healthy"}',
         statuses=USUAL,
+    )
+    verb.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        default=os.environ.get("NSQHA_ADDRESS", LOOKUPD_ADDRESS),
+        help=f"lookup daemon's HTTP port, asked when etcd is away (default {LOOKUPD_ADDRESS}, $NSQHA_ADDRESS)",
     )
     _finish(verb)
     verb = add_verb(
@@ -260,9 +272,19 @@ def _shown(args: argparse.Namespace, what: str) -> int:
     from nsqha.cli.cluster.access import look, opened
     from nsqha.cli.terminal.screen import print_json
 
-    with opened(args) as store:
-        picture = look(store, args, forgiving=True)
-        doubt = store.why_not() if what == "status" else ""
+    try:
+        with opened(args) as store:
+            picture = look(store, args, forgiving=True)
+            doubt = store.why_not() if what == "status" else ""
+    except Unavailable as error:
+        if what != "status" or (known := _known_by_lookupd(args)) is None:
+            raise
+        found = show.remembered(args.cluster_name, known, f"{error}; this is what the lookup daemon last knew")
+        if args.json:
+            print_json(found)
+        else:
+            show.print_status(found, "away")
+        return exits.FAILED
     if what == "status":
         shown = show.status(picture, doubt)
         if args.json:
@@ -284,6 +306,17 @@ def _shown(args: argparse.Namespace, what: str) -> int:
     else:
         show.print_partitions(rows)
     return exits.OK
+
+
+def _known_by_lookupd(args: argparse.Namespace) -> dict[str, Any] | None:
+    """What a lookup daemon knows of the cluster; None if there is none at --address."""
+    from nsqha.cli.brokers.discovery import LookupDaemon, discover
+
+    try:
+        found = discover(args.address, LOOKUPD_SECONDS)
+        return found.cluster(LOOKUPD_SECONDS) if isinstance(found, LookupDaemon) else None
+    except exits.Exit:
+        return None
 
 
 def _change(args: argparse.Namespace, verb: str) -> int:

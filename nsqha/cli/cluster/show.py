@@ -46,6 +46,34 @@ def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
     }
 
 
+def remembered(cluster_name: str, known: Mapping[str, Any], doubt: str) -> dict[str, Any]:
+    """The same page from the answer of a lookup daemon to /controller; None is what only etcd knows."""
+
+    def places(key: str) -> list[str]:
+        return [f"{found['topic']}/{found['partition']}" for found in known.get(key, ())]
+
+    return {
+        "cluster": cluster_name,
+        "cluster_id": None,
+        "revision": known.get("revision", 0),
+        "controller": known.get("controller"),
+        "nodes": sorted(node.get("name") or node["uid"] for node in known.get("nodes", ())),
+        "away": None,
+        "partitions": known.get("partitions", 0),
+        "leaderless": places("leaderless"),
+        "below_min_isr": places("below_min_isr"),
+        "under_replicated": places("under_replicated"),
+        "owed": None,
+        "replacements": None,
+        "moves": None,
+        "decommissions": None,
+        "balance_paused": None,
+        "doubt": doubt,
+        "unreadable": list(known.get("unreadable", ())),
+        "healthy": False,
+    }
+
+
 def place(name: PartitionName) -> str:
     return f"{name.topic}/{name.number}"
 
@@ -120,7 +148,8 @@ def forgetting(uid: int, picture: Picture) -> dict[str, list[str]]:
 
 def print_status(shown: dict[str, Any], etcd: str) -> None:
     controller = shown["controller"]
-    print(f"cluster     {shown['cluster']} ({shown['cluster_id']}), etcd {etcd}, revision {shown['revision']:,}")
+    cluster_id = shown["cluster_id"] or "id unknown"
+    print(f"cluster     {shown['cluster']} ({cluster_id}), etcd {etcd}, revision {shown['revision']:,}")
     who = f"{controller['name']}, epoch {controller['epoch']}" if controller else "none: start nsqha lookupd"
     print(f"controller  {who}")
     away = f"; away: {', '.join(shown['away'])}" if shown["away"] else ""
@@ -130,13 +159,13 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
     for why in shown["unreadable"]:
         print(f"unreadable  {why}")
     print(f"partitions  {shown['partitions']:,}{_troubles(shown)}")
-    for found in shown["replacements"]:
+    for found in shown["replacements"] or ():
         left = f"{show_count(found['left'], 'replica')} left, {show_count(found['rebuilt'], 'replica')} in sync"
         print(f"replacing   {found['uid']} by {found['by']}: {left}")
-    for found in shown["moves"]:
+    for found in shown["moves"] or ():
         joining = f", joining: {', '.join(found['joining'])}" if found["joining"] else ""
         print(f"moving      {found['topic']}/{found['partition']} to {', '.join(found['wanted'])}{joining}")
-    for found in shown["decommissions"]:
+    for found in shown["decommissions"] or ():
         left = f"{show_count(found['replicas'], 'replica')}, {show_count(found['leaderships'], 'leadership')} left"
         print(f"emptying    {found['node']}: {left if found['replicas'] else 'empty, it can be stopped for good'}")
         for line in stuck_lines(found["stuck"]):

@@ -20,6 +20,7 @@ from nsqha.cli.terminal.times import parse_duration
 GRPC_ADDRESS = "127.0.0.1:4152"
 TCP_ADDRESS = "127.0.0.1:4150"
 ETCD_ENDPOINT = "127.0.0.1:2379"
+LOOKUPD_ADDRESS = "127.0.0.1:4161"
 COLUMNS = 118  # of running text in help; that is the width of what is written by hand
 
 Run = Callable[[argparse.Namespace], int]

@@ -336,6 +336,23 @@ def test_a_store_that_is_away_is_said_so() -> None:
     run(story)
 
 
+def test_what_is_known_is_shown_while_the_store_is_away() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        s.world.join_all()
+
+        def refuse(*_: object, **__: object) -> None:
+            raise Unavailable("etcd is away")
+
+        s.world.store.intents.all = refuse
+        state = await s.get("/controller")
+        assert "etcd is away" in state["store_doubt"]
+        assert len(state["nodes"]) == 3 and state["partitions"] == 1 and state["below_min_isr"] == []
+
+    run(story)
+
+
 def test_the_controller_shows_itself_and_takes_intents() -> None:
     async def story(s: Site) -> None:
         s.world.create()
