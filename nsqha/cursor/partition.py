@@ -83,6 +83,11 @@ class PartitionCursors:
         """Whether events wait that should be written now."""
         return bool(self.requests.queue) or (self._context.urgent and bool(self._context.dirty))
 
+    @property
+    def next_waits(self) -> bool:
+        """Whether the next message of an ordered channel waits until what is new here is committed."""
+        return self._context.ordered and self._context.urgent and bool(self._context.dirty)
+
     def event_deadline(self) -> float | None:
         """When events must be written even if no message comes."""
         if not (self._context.dirty or self.checkpoints.frames):

@@ -476,13 +476,18 @@ class Deliveries(dict[str, Delivery]):
     """The deliveries of one partition by channel name; opened and closed by `Topic`."""
 
     def __init__(
-        self, partition: DeliveredPartition, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]
+        self,
+        partition: DeliveredPartition,
+        loop: asyncio.AbstractEventLoop,
+        ring: Callable[[], None],
+        flush: Callable[[], None],
     ) -> None:
-        """`ring`: a deadline is over, of a channel or of an event."""
+        """`ring`: a deadline is over, of a channel or of an event. `flush`: write events once this tick is over."""
         super().__init__()
         self._partition = partition
         self._loop = loop
         self._woken: list[Delivery] = []
+        self._flush = flush
         self._alarm = Alarm(loop, ring)
         self._wall_ahead = 0.0  # of the monotonic clock
 
@@ -516,6 +521,9 @@ class Deliveries(dict[str, Delivery]):
         now = self._partition.now()
         for delivery in woken:
             delivery.pump(now)
+        # Every FIN of this tick has come; the alarm would hold an ordered channel up by its slack for each message.
+        if self._partition.cursors.next_waits and not self._partition.held_up:
+            self._flush()
         self.arm(now.mono)
 
     def due(self, now: Now) -> None:

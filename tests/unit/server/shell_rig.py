@@ -97,6 +97,7 @@ class PartitionRig:
         cursor_limits: ChannelLimits | None = None,
         memory: EphemeralMemory | None = None,
         channel: bool = True,
+        ordered: bool = False,
         waiting_bytes_max: int = 1 << 20,
         **runtime: Any,
     ) -> None:
@@ -113,6 +114,7 @@ class PartitionRig:
             state=PartitionState(),
             limits=cursor_limits or ChannelLimits(),
             bounded=memory is not None,
+            ordered=ordered,
         )
         leader = LeaderReplica(
             node=NODE, epoch=1, isr=(NODE,), min_isr=1, sync_always=sync == "always", end=1, durable=1

@@ -37,6 +37,36 @@ def rolling_with_news() -> PartitionRig:
     return rig
 
 
+# ---- ordered channels
+
+
+def test_the_fin_of_an_ordered_channel_is_written_without_an_alarm():
+    rig = PartitionRig(sync="interval", ordered=True)
+    rig.publish(b"one", b"two", b"three")
+    rig.turn()
+    consumer = rig.consume(10)
+    for n in range(2):
+        assert len(consumer.wire.messages) == n + 1, "one at a time"
+        rig.finish(consumer, n)
+        rig.turn()  # no time passes
+        rig.turn()
+    assert len(consumer.wire.messages) == 3
+
+
+def test_with_sync_always_the_next_in_order_waits_for_the_disk():
+    rig = PartitionRig(ordered=True)
+    rig.store(b"one", b"two")
+    consumer = rig.consume(10)
+    end = rig.log.end.log_id
+    rig.finish(consumer)
+    rig.turn()
+    assert rig.log.end.log_id == end + 1, "the FIN is in the log at the end of the tick"
+    assert len(consumer.wire.messages) == 1
+    rig.disk.begin()
+    rig.disk.end()
+    assert len(consumer.wire.messages) == 2
+
+
 # ---- answers
 
 
