@@ -9,6 +9,7 @@ replaced by any free port. Everything listens on the loopback address only.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,10 @@ class DevPlan:
         return self.folder / f"{name}.log"
 
 
+ANY_PORT_FIRST, ANY_PORT_END = 10_000, 32_768  # Linux takes ports of outgoing connections from the end on
+ATTEMPTS = 100
+
+
 class PortAllocator:
     """Allocates ports: the wanted one, or else any free one. They stay bound until `release`."""
 
@@ -105,7 +110,12 @@ class PortAllocator:
 
 
 def bind_loopback(port: int) -> socket.socket | None:
-    """Bind a port on the loopback address; None if it is in use."""
+    """Bind a port on the loopback address, 0: any free one; None if it is in use."""
+    if port == 0:
+        # The kernel's own choice is a port of outgoing connections: one of these may take it before its user listens.
+        for _ in range(ATTEMPTS):
+            if held := bind_loopback(ANY_PORT_FIRST + secrets.randbelow(ANY_PORT_END - ANY_PORT_FIRST)):
+                return held
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
