@@ -23,9 +23,19 @@ def finish_all(node: Node, topic: str) -> None:
     client.send(mpub(topic, [b"%d" % n for n in range(MESSAGES)]))
     client.ok()
     client.subscribe(topic, "steady", MESSAGES)
-    client.send(b"".join(b"FIN %s\n" % client.message()[1] for _ in range(MESSAGES)))
+    fins = b"".join(b"FIN %s\n" % client.message()[1] for _ in range(MESSAGES))
+    before = log_end(node, topic)
+    client.send(fins)
     wait_until(lambda: (node.channel(topic, "steady") or {}).get("in_flight_count") == 0, "all are finished")
+    wait_until(lambda: log_end(node, topic) > before, "progress is written")
     time.sleep(QUIET_SECONDS)
+
+
+def log_end(node: Node, topic: str) -> int:
+    """Bytes written of the topic's log, of its events too."""
+    (found,) = node.json(f"/stats?format=json&include_nsqha=true&topic={topic}")["nsqha"]["topics"]
+    (partition,) = found["partitions"]
+    return int(partition["end_position_bytes"])
 
 
 def next_message(node: Node, topic: str) -> bytes:
