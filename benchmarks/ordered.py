@@ -1,0 +1,78 @@
+"""A closed loop of an ordered topic: `python -m benchmarks.ordered`.
+
+One connection with RDY 1 finishes each message as it comes; the next one is handed out when that FIN is committed, with
+sync=always after a disk round.
+
+The client is plain Python and takes a share of what is shown.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import servers
+
+MESSAGES = 20_000
+RUN = 1_000  # messages in an MPUB
+SECONDS = 4.0
+ROUNDS = 3
+BODY = bytes(100)
+
+
+def main() -> None:
+    servers.compile_modules()
+    with tempfile.TemporaryDirectory() as folder:
+        for sync in ("interval", "always"):
+            rates = sorted(_rate(Path(folder), sync) for _ in range(ROUNDS))
+            print(f"{sync:9} {rates[ROUNDS // 2]:7,.0f} messages/s ({rates[0]:,.0f}-{rates[-1]:,.0f})")
+
+
+def _rate(folder: Path, sync: str) -> float:
+    with servers.fresh_server(servers.our_broker("compiled"), folder, sync=sync) as server:
+        while not (found := re.findall(r"\bgRPC: listening on (\S+:\d+)\s", server.log_tail(100) + " ")):
+            time.sleep(0.02)
+        grpc = found[0]
+        create = ["-m", "nsqha", "topic", "create", "t", "--ordered", f"--grpc-address={grpc}"]
+        subprocess.run([sys.executable, *create], check=True, stdout=subprocess.DEVNULL)
+        with socket.create_connection(server.tcp) as connection:
+            _publish(connection)
+        with socket.create_connection(server.tcp) as connection:
+            return _consume(connection)
+
+
+def _publish(connection: socket.socket) -> None:
+    run = struct.pack(">I", RUN) + (struct.pack(">I", len(BODY)) + BODY) * RUN
+    replies = connection.makefile("rb")
+    connection.sendall(b"  V2")
+    for _ in range(MESSAGES // RUN):
+        connection.sendall(b"MPUB t\n" + struct.pack(">I", len(run)) + run)
+        reply = replies.read(10)
+        if reply[8:] != b"OK":
+            raise RuntimeError(f"the broker refused an MPUB: {reply!r}")
+
+
+def _consume(connection: socket.socket) -> float:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    frames = connection.makefile("rb")
+    connection.sendall(b"  V2SUB t c\nRDY 1\n")
+    finished, began = 0, time.monotonic()
+    while finished < MESSAGES and time.monotonic() < began + SECONDS:
+        (size,) = struct.unpack(">I", frames.read(4))
+        frame = frames.read(size)
+        if frame[:4] == b"\0\0\0\2":
+            connection.sendall(b"FIN " + frame[14:30] + b"\n")
+            finished += 1
+        elif frame[4:] == b"_heartbeat_":
+            connection.sendall(b"NOP\n")
+    return finished / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    main()
