@@ -51,7 +51,7 @@ class History:
 
 
 class Publisher:
-    """One client that publishes, at a rate, through nodes that the seed picks."""
+    """One client that publishes, at a rate, through nodes that the seed picks: another one when a publish failed."""
 
     def __init__(
         self,
@@ -119,6 +119,7 @@ class Publisher:
         history = self._history
         delay = round(1000 * self._delay * self._rng.random() ** 2) if self._rng.random() < 0.03 else None
         told: Callable[[], None]
+        acked = False
         try:
             await node.broker.publishing.publish(self.topic, frames, deliver_in_ms=delay)
         except OutcomeUnknown:
@@ -129,8 +130,11 @@ class Publisher:
         else:
             now = self._scheduler.now
             told = lambda: history.acked.update(dict.fromkeys(bodies, now))  # noqa: E731
+            acked = True
         if not loop.dead:
             told()
+            if not acked and node is self._node:
+                self._node = self._rng.choice(self._nodes)
 
 
 class SimWire:
