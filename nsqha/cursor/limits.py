@@ -24,6 +24,10 @@ class ChannelLimits:
     progress_idle_s: float = 0.05
     progress_range_s: float = 20e-6
     progress_ranges_s_max: float = 0.95
+    # A message that comes back is behind at most this many unread ones, and not for longer than this: consumers must
+    # not wait for what always fails, nor what failed once for a whole backlog.
+    retry_after_max: int = 1000
+    retry_wait_s: float = 30.0
     # TOUCH never prolongs an attempt beyond this, as nsqd.
     max_msg_timeout_s: float = 900.0
     # How many unread messages an ephemeral channel keeps (nsqd: --mem-queue-size).

@@ -12,6 +12,10 @@ message in between. Everything handed out is IN_FLIGHT in the ring until FIN; RE
 wait in memory or in the deferred set (`requeue` has the rule), from where `redelivery` hands it out, one at a time. A
 full window defers what waits at the floor.
 
+Whose turn it is: what waits in memory goes when the reader is at its place, when it has waited for long, or when
+nothing unread can be handed out; what is deferred goes when it is due. `redelivery` says so, and notes in `turn_at`
+where the reader makes way again; `next_run` ends there. `_others` keeps the share, a bit for each message handed out.
+
 What may be delivered twice, and why: after a crash or a change of leader everything finished since the last committed
 progress; after a time-out or a lost connection what its consumer finished and this node did not hear of. What is never
 lost: a message leaves only by FIN, or by an event that was requested (seek, empty, topic empty, an abandoning policy).
@@ -31,6 +35,11 @@ from nsqha.cursor.live.flight import NOT_IN_FLIGHT, Single
 from nsqha.cursor.live.requeue import ATTEMPTS_MAX, Requeues
 from nsqha.hot import DEFERRED, FINISHED, WAITING
 from nsqha.ids import parse_message_id
+
+SHARE_OF = 128  # of any so many messages handed out
+SHARE = 64  # so many may be other than unread while something unread is there
+_LAST = (1 << (SHARE_OF - 1)) - 1
+NOTHING_WAITS = 1 << 63  # as `turn_at`
 
 FIN_LINE = 21  # b"FIN " + 16 hex digits + newline
 
@@ -61,6 +70,9 @@ class Channel:
         self.requeue_count = 0
         self.timeout_count = 0
         self.finished_count = 0
+        self.turn_at = NOTHING_WAITS  # where the reader makes way for something else
+        self._others = 0  # the last messages handed out, the latest lowest: 1 if it was not unread
+        self._due_first = False  # the last of these waited in memory
         self._requeues = Requeues(self.cursor)
         self._context = context
         self._wall_ahead_s = 0.0  # wall clock minus monotonic clock, when they were last seen
@@ -79,10 +91,14 @@ class Channel:
         unread = self.cursor.unread
         first = self.cursor.ring.next
         if first >= unread.stop:
-            first = unread.skip()
+            before, first = first, unread.skip()
+            if before < self.turn_at <= first:
+                return None  # a place was passed over
         if first >= end:
             return None
         stop = min(first + count_max, end, unread.stop)
+        if first < self.turn_at < stop:
+            stop = self.turn_at
         if stop > (limit := unread.window_end()):
             stop = limit
             self._requeues.blocked = stop <= first < end
@@ -93,6 +109,9 @@ class Channel:
         flight = self.cursor.flight
         assert first == flight.ring.next, f"delivered {first} when the reader is at {flight.ring.next}"
         flight.deliver(first, end, owner, deadline)
+        if self._others:
+            count = end - first
+            self._others = (self._others << count) & _LAST if count < SHARE_OF else 0
 
     def drop(self, first: int, end: int) -> None:
         """No consumer gets [first, end), which is next (a sample left it out)."""
@@ -116,19 +135,52 @@ class Channel:
     # ---- delivery again
 
     def redelivery(self, now: Now) -> Redelivery | None:
-        """The next message to hand out that is not new to this channel; the same until its state changes."""
+        """The message that is not new to this channel and whose turn it is; the same until its state changes."""
         self._see(now)
+        self.turn_at = NOTHING_WAITS
         cursor = self.cursor
         if self.paused or len(cursor.flight.singles) >= self._context.limits.singles_max:
             return None
         waiting = cursor.waiting
         if waiting.delays:
-            waiting.wake(now.mono)
-        if waiting.count and (offset := waiting.first()) is not None:
+            waiting.wake(now.mono, self._requeues.place)
+        offset = waiting.first() if waiting.count else None
+        due = self.due(now) if offset is None or self._due_first else None
+        if (offset is not None or due is not None) and self.unread_ready():
+            if (unread_first := self._share_used()) > 0:
+                self.turn_at = cursor.ring.next + unread_first
+                offset = due = None
+            elif offset is not None and not self._place_reached(now):
+                due = due or self.due(now)
+                if due is None:
+                    self.turn_at = waiting.group().place
+                offset = None
+        if due is not None:
+            return due
+        if offset is not None:
             return Redelivery.after(offset, waiting.attempts(offset))
-        if cursor.unread.again and (before := cursor.unread.handed_out_before()) is not None:
-            return Redelivery.after(*before)
-        return self.due(now)
+        before = cursor.unread.handed_out_before() if cursor.unread.again else None
+        return Redelivery.after(*before) if before is not None else None
+
+    def unread_ready(self) -> bool:
+        """Whether something can be handed out in the order of the log."""
+        unread = self.cursor.unread
+        if unread.again and unread.handed_out_before() is not None:
+            return True
+        return self.next_run(self.cursor.end, 1) is not None
+
+    def _place_reached(self, now: Now) -> bool:
+        group = self.cursor.waiting.group()
+        return self.cursor.ring.next >= group.place or now.mono - group.since >= self._context.limits.retry_wait_s
+
+    def _share_used(self) -> int:
+        """How many unread messages have to be handed out before something else may be."""
+        others, count = self._others, 0
+        while others.bit_count() >= SHARE:
+            out = SHARE_OF - others.bit_length()
+            others = (others << out) & _LAST
+            count += out
+        return count
 
     def due(self, now: Now) -> Redelivery | None:
         """The deferred message to hand out, if nothing comes before that."""
@@ -144,11 +196,15 @@ class Channel:
         ring, unread = cursor.ring, cursor.unread
         if ring.get(offset) == WAITING:
             cursor.waiting.pop(offset)
+            other = self._due_first = True
         elif offset == ring.next and unread.again and unread.again[0][0] <= offset:
             ring.deliver(offset, offset + 1, owner)
             unread.look()
+            other = False  # it goes in the order of the log
         else:
-            deferred = True
+            deferred = other = True
+            self._due_first = False
+        self._others = (self._others << 1 | other) & _LAST
         cursor.flight.deliver_single(offset, Single(owner, redelivery.attempts, deadline, deferred=deferred))
 
     # ---- answers
@@ -230,7 +286,7 @@ class Channel:
         back: list[tuple[int, int]] = []
         for owner, offsets, singles in cursor.flight.expire(now.mono):
             back.append((owner, self._came_back(offsets, singles, now)))
-        cursor.waiting.wake(now.mono)
+        cursor.waiting.wake(now.mono, self._requeues.place)
         cursor.deferred_overlay.gather(now.wall_ns)
         if self._requeues.blocked:
             self._requeues.spill(now)  # what was at the floor may have timed out just now
@@ -244,7 +300,8 @@ class Channel:
         return self._came_back(*self.cursor.flight.detach(owner), now)
 
     def _came_back(self, offsets: list[int], singles: list[tuple[int, Single]], now: Now) -> int:
-        self.cursor.waiting.add_expired(offsets)
+        cursor = self.cursor
+        cursor.waiting.add_expired(offsets, self._requeues.place, now.mono)
         for offset, single in singles:
             self._requeues.add(offset, single, 0.0, now)
         count = len(offsets) + len(singles)

@@ -25,6 +25,10 @@ class OrderedChannel(Channel):
     def redelivery(self, now: Now) -> Redelivery | None:
         return super().redelivery(now) if self.in_flight == 0 else None
 
+    def unread_ready(self) -> bool:
+        """No: what failed goes first, whatever is unread."""
+        return False
+
     def due(self, now: Now) -> Redelivery | None:
         """The lowest deferred message, once everything before it is finished and it is due."""
         cursor = self.cursor

@@ -40,6 +40,12 @@ class Requeues:
         self.blocked = False  # the reader stands at the end of the window
         self._cursor = cursor
 
+    @property
+    def place(self) -> int:
+        """Where the reader has to be for the turn of a message that comes back now."""
+        cursor = self._cursor
+        return min(cursor.end, cursor.ring.next + cursor.context.limits.retry_after_max)
+
     def add(self, offset: int, single: Single | None, delay_s: float, now: Now) -> None:
         """The message, which was in flight until now, may be handed out again after the delay."""
         cursor = self._cursor
@@ -57,7 +63,7 @@ class Requeues:
         elif delay_s > 0:
             waiting.add_later(offset, attempts, now.mono + delay_s)
         else:
-            waiting.add(offset, attempts)
+            waiting.add(offset, attempts, self.place, now.mono)
 
     def defer(self, ref: Deferred) -> None:
         """The message waits in the deferred set."""

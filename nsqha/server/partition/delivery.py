@@ -27,6 +27,7 @@ from nsqha import hot
 from nsqha.clock import Now
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.cursor.events import deliver_at_in
+from nsqha.cursor.live.channel import NOTHING_WAITS
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_ATTRIBUTES
 from nsqha.nsqlog import Logger
@@ -331,8 +332,13 @@ class Delivery:
                     subscription.consumer.starved()
                 return
             self._redeliver(ready, now)
-            if ready:
+            while ready:
+                place = channel.cursor.next_read
                 self._deliver(ready, now)
+                if channel.turn_at == NOTHING_WAITS:
+                    break
+                if not self._redeliver(ready, now) and channel.cursor.next_read == place:
+                    break
         except LogCorrupt as error:
             self.stuck = str(error)
             if isinstance(error, BatchCorrupt):
@@ -374,8 +380,10 @@ class Delivery:
         self.wake()
         return first, end, lost
 
-    def _redeliver(self, ready: list[Subscription], now: Now) -> None:
+    def _redeliver(self, ready: list[Subscription], now: Now) -> int:
+        """Hand out what is not new and has its turn; how many messages."""
         channel = self.channel
+        count = 0
         while ready and (redelivery := channel.redelivery(now)) is not None:
             subscription = ready[self._turn % len(ready)]
             self._turn += 1
@@ -385,10 +393,13 @@ class Delivery:
             consumer.in_flight += 1
             consumer.message_count += 1
             consumer.wire.send_messages(hot.patch_attempts(frame, redelivery.attempts))
+            count += 1
             if consumer.room <= 0:
                 ready.remove(subscription)
+        return count
 
     def _deliver(self, ready: list[Subscription], now: Now) -> None:
+        """Hand out what is new, until it is the turn of something else."""
         channel = self.channel
         end = self.partition.cursors.state.pump
         while ready:
@@ -409,6 +420,8 @@ class Delivery:
             batch = self._batch_of(first)
             position = self._position
             if self._dues and (stop := self._not_due(first, stop, now)) == first:
+                if first + 1 >= channel.turn_at:
+                    return
                 continue
             position_end, count = hot.walk(batch.data, position, len(batch.data), stop - first)
             if count == 0:
@@ -422,7 +435,7 @@ class Delivery:
                 consumer.wire.send_messages(memoryview(batch.data)[position:position_end])
             self._offset = first = first + count
             self._position = position_end
-            if first >= end:
+            if first >= end or first >= channel.turn_at:
                 return
 
     def _not_due(self, first: int, stop: int, now: Now) -> int:
