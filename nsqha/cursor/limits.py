@@ -28,6 +28,9 @@ class ChannelLimits:
     # not wait for what always fails, nor what failed once for a whole backlog.
     retry_after_max: int = 1000
     retry_wait_s: float = 30.0
+    # Of any so many messages handed out, so many may be other than unread while something unread can be handed out.
+    share_of: int = 128
+    share: int = 64
     # TOUCH never prolongs an attempt beyond this, as nsqd.
     max_msg_timeout_s: float = 900.0
     # How many unread messages an ephemeral channel keeps (nsqd: --mem-queue-size).

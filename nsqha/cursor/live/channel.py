@@ -14,7 +14,7 @@ full window defers what waits at the floor.
 
 Whose turn it is: what waits in memory goes when the reader is at its place, when it has waited for long, or when
 nothing unread can be handed out; what is deferred goes when it is due. `redelivery` says so, and notes in `turn_at`
-where the reader makes way again; `next_run` ends there. `_others` keeps the share, a bit for each message handed out.
+where the reader makes way again; `next_run` ends there. `unread_share` keeps that what is unread goes on.
 
 What may be delivered twice, and why: after a crash or a change of leader everything finished since the last committed
 progress; after a time-out or a lost connection what its consumer finished and this node did not hear of. What is never
@@ -33,12 +33,10 @@ from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.live.cursor import ChannelContext, ChannelCursor
 from nsqha.cursor.live.flight import NOT_IN_FLIGHT, Single
 from nsqha.cursor.live.requeue import ATTEMPTS_MAX, Requeues
+from nsqha.cursor.live.unread_share import UnreadShare
 from nsqha.hot import DEFERRED, FINISHED, WAITING
 from nsqha.ids import parse_message_id
 
-SHARE_OF = 128  # of any so many messages handed out
-SHARE = 64  # so many may be other than unread while something unread is there
-_LAST = (1 << (SHARE_OF - 1)) - 1
 NOTHING_WAITS = 1 << 63  # as `turn_at`
 
 FIN_LINE = 21  # b"FIN " + 16 hex digits + newline
@@ -71,7 +69,7 @@ class Channel:
         self.timeout_count = 0
         self.finished_count = 0
         self.turn_at = NOTHING_WAITS  # where the reader makes way for something else
-        self._others = 0  # the last messages handed out, the latest lowest: 1 if it was not unread
+        self._share = UnreadShare(context.limits)
         self._due_first = False  # the last of these waited in memory
         self._requeues = Requeues(self.cursor)
         self._context = context
@@ -109,9 +107,8 @@ class Channel:
         flight = self.cursor.flight
         assert first == flight.ring.next, f"delivered {first} when the reader is at {flight.ring.next}"
         flight.deliver(first, end, owner, deadline)
-        if self._others:
-            count = end - first
-            self._others = (self._others << count) & _LAST if count < SHARE_OF else 0
+        if self._share.others:
+            self._share.note(end - first, other=False)
 
     def drop(self, first: int, end: int) -> None:
         """No consumer gets [first, end), which is next (a sample left it out)."""
@@ -147,7 +144,7 @@ class Channel:
         offset = waiting.first() if waiting.count else None
         due = self.due(now) if offset is None or self._due_first else None
         if (offset is not None or due is not None) and self.unread_ready():
-            if (unread_first := self._share_used()) > 0:
+            if (unread_first := self._share.unread_first()) > 0:
                 self.turn_at = cursor.ring.next + unread_first
                 offset = due = None
             elif offset is not None and not self._place_reached(now):
@@ -173,15 +170,6 @@ class Channel:
         group = self.cursor.waiting.group()
         return self.cursor.ring.next >= group.place or now.mono - group.since >= self._context.limits.retry_wait_s
 
-    def _share_used(self) -> int:
-        """How many unread messages have to be handed out before something else may be."""
-        others, count = self._others, 0
-        while others.bit_count() >= SHARE:
-            out = SHARE_OF - others.bit_length()
-            others = (others << out) & _LAST
-            count += out
-        return count
-
     def due(self, now: Now) -> Redelivery | None:
         """The deferred message to hand out, if nothing comes before that."""
         cursor = self.cursor
@@ -204,7 +192,7 @@ class Channel:
         else:
             deferred = other = True
             self._due_first = False
-        self._others = (self._others << 1 | other) & _LAST
+        self._share.note(1, other=other)
         cursor.flight.deliver_single(offset, Single(owner, redelivery.attempts, deadline, deferred=deferred))
 
     # ---- answers

@@ -50,6 +50,7 @@ class History(Life):
             self.publish_deferred: 4,
             self.deliver: 14,
             self.redeliver: 10,
+            self.hand_out: 10,
             self.answer_fin: 16,
             self.answer_req: 8,
             self.answer_touch: 2,

@@ -20,6 +20,9 @@ SMALL = ChannelLimits(
     checkpoint_frame_bytes=150,
     checkpoint_every_bytes=1 << 40,
     max_msg_timeout_s=100.0,
+    retry_after_max=4,
+    share_of=8,
+    share=4,
 )
 Step = Callable[[], None]
 

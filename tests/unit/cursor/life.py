@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 from nsqha.clock import ManualClock
 from nsqha.cursor.committed.state import PartitionState
@@ -12,6 +13,7 @@ from nsqha.cursor.partition import PartitionCursors
 from tests.unit.cursor.judged import SMALL, Judged, Step
 from tests.unit.cursor.model import PENDING, ChannelModel, Due, Model, check
 from tests.unit.cursor.tiny import Record, TinyLog, fins
+from tests.unit.cursor.turns import Turns
 
 OWNERS = (1, 2, 3)
 
@@ -44,6 +46,7 @@ class Life:
         self.snapshots: list[PartitionState] = []
         self.swarm: dict[str, float] | None = None
         self.trace: list[str] = []
+        self.turns: dict[Channel, Turns] = {}
         self.start()
 
     def start(self) -> None:
@@ -72,6 +75,9 @@ class Life:
             return None
         name = self.rng.choice(names)
         return self.leader.cursors.channels[name], self.model.channels[name]
+
+    def turns_of(self, channel: Channel) -> Turns:
+        return self.turns.setdefault(channel, Turns(channel, self.limits))
 
     def _request(self, step: Step) -> None:
         self.leader.requested.append(step)
@@ -118,6 +124,7 @@ class Life:
                 model.delivered(offset, owner, 1, self.now_ns)
                 self.leader.log.frame_of(offset)
             channel.delivered(first, end, owner, deadline)
+            self.turns_of(channel).handed_out(end - first, other=False)
             behind = channel.cursor.floor if model.ephemeral else channel.committed.floor
             check(end - behind <= self.limits.window, f"{model.name} reads {end - behind} ahead of its floor")
             total += end - first
@@ -142,8 +149,43 @@ class Life:
                     self.judge_order(model, redelivery.offset)
             model.delivered(redelivery.offset, owner, redelivery.attempts, self.now_ns)
             self.leader.check_frame(redelivery)
+            turns = self.turns_of(channel)
+            turns.handed_out(1, other=not turns.is_in_order(redelivery))
             channel.redelivered(redelivery, owner, deadline)
         return count
+
+    def hand_out(self) -> None:
+        """As the broker: what is not new and has its turn, else what is new."""
+        if (found := self.some_channel()) is None:
+            return
+        for _ in range(self.rng.randint(1, 12)):
+            if not self._hand_out(*found):
+                break
+
+    def _hand_out(self, channel: Channel, model: ChannelModel) -> bool:
+        """One message; whether there was one."""
+        turns, now, limits = self.turns_of(channel), self.clock.monotonic(), self.limits
+        redelivery = channel.redelivery(self.leader.now)
+        waiting, ready = turns.waiting(), turns.unread_ready(model, self.now_ns)
+        if redelivery is not None:
+            if not self.ordered and ready and not turns.is_in_order(redelivery):
+                offset = redelivery.offset
+                check(not turns.share_is_used(), f"{offset} goes before what is unread, and the share is used")
+                back = waiting.get(offset)
+                early = back is not None and not turns.has_turn(back, now, early_s=0.1)
+                check(not early, f"{offset} goes before its place {back}, at {channel.cursor.next_read}")
+            return self._redeliver(channel, model, 1) == 1
+        free = not self.ordered and not channel.paused and len(channel.cursor.flight.singles) < limits.singles_max
+        before = channel.cursor.next_read
+        late = [offset for offset, back in waiting.items() if turns.has_turn(back, now)]
+        used = turns.share_is_used()
+        if self._deliver(channel, model, 1):
+            check(not free or used or not late, f"{before} goes before {late}, whose turn it is")
+            return True
+        if channel.cursor.next_read != before:
+            return self._hand_out(channel, model)  # it met only what is for later
+        check(not free or not waiting, f"{waiting} wait, and nothing is handed out")
+        return False
 
     def judge_early(self, offset: int) -> None:
         at = self.model.deliver_at.get(offset, 0)
@@ -221,6 +263,8 @@ class Life:
         why = channel.req(offset, owner, delay_s * 1000, self.leader.now)
         check(why == wanted, f"REQ {offset} of {owner} got {why}, not {wanted}")
         if why is None:
+            if not delay_s:
+                self._came_back(channel, [offset])
             due = Due(self.now_ns + delay_s * 1_000_000_000, long=delay_s > self.limits.short_delay_s)
             model.requeued(offset, due if delay_s else None)
 
@@ -250,10 +294,16 @@ class Life:
         held = {o: owner for o, owner in model.in_flight.items() if channel.cursor.flight.refuse(o, owner) is None}
         check(len(held) == channel.in_flight, f"{channel.in_flight} in flight, {len(held)} by the model")
         check(len(held) + back == len(model.in_flight), "what timed out was not in flight, or was not told")
+        self._came_back(channel, model.in_flight.keys() - held.keys())
         model.in_flight = held
 
     def lose_consumer(self) -> None:
         if (found := self.some_channel()) is not None:
             channel, model = found
             owner = self.rng.choice(OWNERS)
+            self._came_back(channel, [offset for offset, o in model.in_flight.items() if o == owner])
             check(channel.detach(owner, self.leader.now) == model.detached(owner), "detach gave back another count")
+
+    def _came_back(self, channel: Channel, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            self.turns_of(channel).came_back(offset, self.leader.cursors.state.pump, self.clock.monotonic())

@@ -23,7 +23,9 @@ from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.flight import Flight
 from nsqha.cursor.live.ordered import OrderedChannel
 from nsqha.cursor.live.progress import Written
+from nsqha.cursor.live.requeue import Requeues
 from nsqha.cursor.live.unread import UnreadLog
+from nsqha.cursor.live.unread_share import UnreadShare
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.retention import ChannelRetention
 from nsqha.hot import WAITING
@@ -478,6 +480,37 @@ def checkpoint_without_later() -> list[Patch]:
         return write(copy, body_bytes_max)
 
     return [patch.object(checkpoint, "write", wrong)]
+
+
+# ---- whose turn it is
+
+
+@mutant("what comes back goes behind what is unread")
+def place_before_the_reader() -> list[Patch]:
+    return [patch.object(Requeues, "place", property(lambda self: self._cursor.floor))]
+
+
+@mutant("what comes back is behind so many unread messages at most")
+def place_is_the_end() -> list[Patch]:
+    return [patch.object(Requeues, "place", property(lambda self: 1 << 60))]
+
+
+@mutant("what comes back waits so long for its place at most")
+def place_for_ever() -> list[Patch]:
+    def wrong(self: Channel) -> bool:
+        return self.cursor.ring.next >= self.cursor.waiting.group().place
+
+    return [instead(Channel, "_place_reached", lambda self, now: wrong(self))]
+
+
+@mutant("a share of what is handed out is unread")
+def share_is_ignored() -> list[Patch]:
+    return [instead(UnreadShare, "unread_first", lambda self: 0)]
+
+
+@mutant("when nothing unread can be handed out, what waits has its turn")
+def blocked_reader_blocks_all() -> list[Patch]:
+    return [instead(Channel, "unread_ready", lambda self: self.cursor.ring.next < self.cursor.end)]
 
 
 # ---- ordered channels

@@ -29,7 +29,14 @@ def test_long_histories_agree_with_the_model():
 
 
 @pytest.mark.parametrize(
-    "name", ["floor_is_next_read", "seek_drops_deferred", "pump_ignores_channels", "unlink_without_checkpoint"]
+    "name",
+    [
+        "floor_is_next_read",
+        "seek_drops_deferred",
+        "pump_ignores_channels",
+        "unlink_without_checkpoint",
+        "share_is_ignored",
+    ],
 )
 def test_a_broken_rule_is_noticed(name):
     assert SUITE.noticed(name, range(300)) is not None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.live.channel import SHARE, SHARE_OF, Channel
+from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.waiting import Waiting
 from nsqha.hot import WAITING, Ring
 from tests.unit.cursor.tiny import Leader
+
+SHARE, SHARE_OF = ChannelLimits().share, ChannelLimits().share_of
 
 
 def hand_out(leader: Leader, channel: Channel) -> int | None:
