@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.log import folders
+from nsqha.cli.terminal.exits import Exit
 from nsqha.errors import NotFound
 from tests.integration.cluster import Cluster, Member, UnderLoad, posted
 from tests.integration.servers import Lookupd, wait_until
@@ -41,6 +43,16 @@ def test_a_new_topic_takes_publishes_at_every_node(cluster: Cluster, first: int)
         for node in (cluster.nodes[first], *cluster.nodes):
             assert published(node, name, b"hello"), (name, node)
         print(f"{name}: four publishes OK'd {time.monotonic() - made:.3f} s after its creation began")
+
+
+def test_a_creation_is_answered_when_all_partitions_are_led(cluster: Cluster) -> None:
+    with Admin(cluster.nodes[0].grpc, 20) as admin:
+        for n in range(5):
+            admin.call("CreateTopic", topic=f"wide-{n}", settings={"partitions": 12})
+            metas = [cluster.meta(f"wide-{n}", number) for number in range(12)]
+            assert all(meta is not None and meta.leader for meta in metas)
+        with pytest.raises(Exit, match="replicas is 4, and the cluster has 3 nodes"):
+            admin.call("CreateTopic", topic="many", settings={"partitions": 1, "replicas": 4})
 
 
 def test_the_first_publish_makes_a_topic_at_any_node(cluster: Cluster) -> None:

@@ -75,7 +75,10 @@ class TopicsApi(Protocol):
         """Topics, and channels as (topic, channel), that another node deleted a moment ago."""
 
     async def create_topic(self, topic: str) -> None:
-        """Create the topic, unless it exists."""
+        """Create the topic, unless it exists, and wait until all its partitions are led."""
+
+    async def ensure_topic(self, topic: str) -> object:
+        """Create the topic, unless it exists: a publish follows, which waits for the partition that it needs."""
 
     async def delete_topic(self, topic: str, *, unless_hidden: bool = False) -> None:
         """Delete the topic. `unless_hidden`: if a lookup daemon hid this node for it a moment ago, others lead it

@@ -59,7 +59,7 @@ class HttpPublishRoutes:
         partition = self._partition(request, topic)
         self._refuse_unless_creatable(topic)
         if topic not in self._broker.topics:
-            await done(self._broker.topics.create_topic(topic), self._broker)
+            await done(self._broker.topics.ensure_topic(topic), self._broker)
         body = await request.body(options.max_body_size)
         if body is None:
             raise ApiError(413, "BODY_TOO_BIG")

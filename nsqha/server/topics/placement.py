@@ -45,7 +45,11 @@ class Placement(Protocol):
         """The settings that a topic gets if these are asked for."""
 
     async def create(self, name: str, settings: TopicSettings) -> Topic:
-        """Make the topic; the caller does not hold its lock. Unavailable, OutcomeUnknown."""
+        """Make the topic; the caller does not hold its lock. ValueError if the settings do not fit, Unavailable,
+        OutcomeUnknown."""
+
+    async def led(self, topic: Topic) -> None:
+        """Return once every partition has a leader. OutcomeUnknown: one has none for long."""
 
     async def change(self, topic: Topic, changes: Mapping[str, Any]) -> None:
         """Change these settings; the caller holds the topic's lock. ValueError if they do not fit, NotFound,

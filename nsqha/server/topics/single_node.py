@@ -53,6 +53,9 @@ class SingleNodePlacement:
     def remarks(self, settings: TopicSettings) -> list[str]:
         return remarks_alone(settings)
 
+    async def led(self, topic: Topic) -> None:
+        """This node leads them all."""
+
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         with self._room(settings.partitions):
             return await self._make(name, settings)

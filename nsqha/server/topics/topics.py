@@ -191,7 +191,8 @@ class Topics(Mapping[str, Topic]):
         return found if found is not None and found.record.uid == uid and not found.deleting else None
 
     async def create_topic(self, name: str, settings: TopicSettings | None = None) -> None:
-        """Make the topic. Conflict if another request was faster and it has other settings than those given here."""
+        """Make the topic, and wait until all its partitions are led. Conflict if another request was faster and it has
+        other settings than those given here; OutcomeUnknown if a partition has no leader for long."""
         topic = await self.ensure_topic(name, settings)
         if settings is not None:
             has, wanted = topic.record.settings, self.placement.settings_for(name, settings)
@@ -199,6 +200,7 @@ class Topics(Mapping[str, Topic]):
             if others := {n: value for n in fields if (value := getattr(has, n)) != getattr(wanted, n)}:
                 what = ", ".join(f"{n}={'default' if value is None else value}" for n, value in others.items())
                 raise Conflict(f"topic {name} was made by another request just now, with {what}")
+        await self.placement.led(topic)
 
     async def topic_for_client(self, name: str) -> Topic:
         """The topic that a PUB or SUB names; made if that is allowed."""

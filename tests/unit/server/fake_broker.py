@@ -48,6 +48,9 @@ class FakeTopics(dict[str, BrokerTopic]):
         self.maybe_refuse()
         self.setdefault(topic, BrokerTopic())
 
+    async def ensure_topic(self, topic: str) -> None:
+        await self.create_topic(topic)
+
     async def delete_topic(self, topic: str, *, unless_hidden: bool = False) -> None:
         self.topic(topic)
         del self[topic]

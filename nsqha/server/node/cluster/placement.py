@@ -14,7 +14,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicS
 from nsqha.election.moves import is_hidden
 from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
 from nsqha.election.rules import with_settings
-from nsqha.errors import Conflict, LimitReached, Unavailable, too_many_changes
+from nsqha.errors import Conflict, LimitReached, OutcomeUnknown, Unavailable, too_many_changes
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.metadata import CHANGE_RETRIES
 from nsqha.server.topics import settings as topic_settings
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nsqha.server.topics.topics import Topics
 
 BEGUN_POLL_SECONDS = 0.005
+LED_SECONDS = 10.0  # that an explicit creation waits for the leaders of all partitions
 
 logger = Logger("topics")
 
@@ -52,6 +53,7 @@ class ClusterPlacement:
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
         cluster, topics, alone = self._cluster, self._topics, ids.is_ephemeral(name)
+        self._refuse_too_many(settings)
         settings = self.settings_for(name, settings)
         async with self._context.changes.of(name):
             # In its first record: a leader of a partition may take messages as soon as that is stored.
@@ -78,6 +80,40 @@ class ClusterPlacement:
             logger.info("topic_created", "TOPIC(%s): created", name)
         await _begun(topic, self._context.options.publish_wait_ns / 1e9)
         return topic
+
+    def _refuse_too_many(self, settings: TopicSettings) -> None:
+        """Replicas that were asked for by number need as many nodes; those that are away for a while count."""
+        view = self._cluster.view()
+        holders = (m.replicas for t in view.topics.values() for m in t.record.partitions.values())
+        known = {self._node, *self._cluster.nodes()}.union(*holders)
+        if settings.replicas is not None and settings.replicas > len(known):
+            raise ValueError(
+                f"replicas is {settings.replicas}, and the cluster has {len(known)} nodes: a topic has at most one "
+                "replica on each; start more nodes first, or ask for fewer"
+            )
+
+    async def led(self, topic: Topic) -> None:
+        leaders, changed = self._cluster.leaders, asyncio.Event()
+        end = leaders.when_changed(lambda name: changed.set() if name == topic.name else None)
+        try:
+            async with asyncio.timeout(LED_SECONDS):
+                while self._without_leader(topic):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            without = ", ".join(map(str, self._without_leader(topic)))
+            raise OutcomeUnknown(
+                f"topic {topic.name} is there, but after {LED_SECONDS:.0f} s these partitions have no leader: "
+                f"{without}; they get one as soon as enough of their replicas answer (nsqha cluster status shows it)"
+            ) from None
+        finally:
+            end()
+
+    def _without_leader(self, topic: Topic) -> list[int]:
+        if topic.deleting:
+            return []
+        numbers = sorted(topic.record.partitions)
+        return [number for number in numbers if self._cluster.leaders.recorded(topic.name, number) is None]
 
     async def change(self, topic: Topic, changes: Mapping[str, Any]) -> None:
         cluster = self._cluster

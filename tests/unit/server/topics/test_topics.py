@@ -14,8 +14,10 @@ import pytest
 from nsqha.clock import ManualClock
 from nsqha.election.model import ChannelList, NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import hidden_intent, hidden_name
+from nsqha.election.session import View
 from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
+from nsqha.server.node.cluster import placement as cluster_placement
 from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.runtime.tasks import Changes
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
@@ -23,7 +25,7 @@ from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext
 from nsqha.server.topics.topics import Topics
 from tests.fakes.disk import FakeDisk
-from tests.unit.server.replica_rig import run
+from tests.unit.server.replica_rig import pause, run
 
 
 class Metadata:
@@ -104,6 +106,26 @@ class Replicas:
     async def drop(self, uid: int, numbers: Any) -> None: ...
 
 
+class Leaders:
+    """Every partition is led, but for these."""
+
+    def __init__(self) -> None:
+        self.without: set[int] = set()
+        self.callbacks: list[Callable[[str], None]] = []
+
+    def recorded(self, topic: str, number: int) -> object | None:
+        return None if number in self.without else topic
+
+    def when_changed(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+    def elected(self, number: int) -> None:
+        self.without.discard(number)
+        for callback in self.callbacks:
+            callback("t")
+
+
 class TopicsRig:
     def __init__(self, **options: Any) -> None:
         self.metadata = Metadata()
@@ -127,7 +149,15 @@ class TopicsRig:
         self.intents: dict[str, Versioned[Any]] = {}
         self.alive = {uid: NodeInfo(uid, f"n{uid}", host=f"host{uid}") for uid in (1, 2, 3)}
         store = SimpleNamespace(intents=SimpleNamespace(all=lambda: self.intents))
-        self.cluster: Any = SimpleNamespace(node=1, replicas=Replicas(), store=store, nodes=lambda: self.alive)
+        self.leaders, self.view = Leaders(), View()
+        self.cluster: Any = SimpleNamespace(
+            node=1,
+            replicas=Replicas(),
+            store=store,
+            nodes=lambda: self.alive,
+            view=lambda: self.view,
+            leaders=self.leaders,
+        )
         self.clock = ManualClock()
         self.placement: Any = ClusterPlacement(self.topics, context, self.cluster, self.clock)
         self.placement.placed = lambda *_, **__: {}
@@ -325,6 +355,50 @@ def test_whoever_wanted_just_that_or_nothing_special_has_it(wanted: TopicSetting
         rig.metadata.races = [record(settings=replace(EIGHT, replicas=2, unknown={"newer": 1}))]
         await rig.topics.create_topic("t", wanted)
         assert rig.topics.topic("t").record.uid == 7
+
+    run(scenario)
+
+
+def test_a_creation_is_answered_when_every_partition_is_led() -> None:
+    async def scenario() -> None:
+        rig = TopicsRig()
+        partitions = {number: PartitionMeta(replicas=(1, 2), min_isr=1) for number in range(3)}
+        rig.metadata.races = [record(settings=EIGHT, partitions=partitions)]
+        rig.leaders.without = {1, 2}
+        made = asyncio.ensure_future(rig.topics.create_topic("t"))
+        for number in (2, 1):
+            await pause()
+            assert not made.done()
+            rig.leaders.elected(number)
+        await made
+        assert not rig.leaders.callbacks
+
+    run(scenario)
+
+
+def test_a_creation_without_leaders_says_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = TopicsRig()
+        partitions = {number: PartitionMeta(replicas=(1, 2), min_isr=1) for number in range(3)}
+        rig.metadata.races = [record(settings=EIGHT, partitions=partitions)]
+        rig.leaders.without = {0, 2}
+        monkeypatch.setattr(cluster_placement, "LED_SECONDS", 0.01)
+        with pytest.raises(OutcomeUnknown, match=r"topic t is there, but .* no leader: 0, 2; they get one as soon as"):
+            await rig.topics.create_topic("t")
+        assert (await rig.topics.topic_for_client("t")).name == "t", "a publish waits for the partition that it needs"
+
+    run(scenario)
+
+
+def test_more_replicas_than_nodes_are_refused_before_anything_is_made() -> None:
+    async def scenario() -> None:
+        rig = TopicsRig()
+        with pytest.raises(ValueError, match=r"replicas is 4, and the cluster has 3 nodes: .* start more nodes first"):
+            await rig.topics.create_topic("t", TopicSettings(replicas=4))
+        assert not rig.metadata.stored
+        away = PartitionMeta(replicas=(1, 9), min_isr=1)
+        rig.view = View(topics={"other": replace(record(partitions={0: away}))})
+        await rig.topics.create_topic("t", TopicSettings(replicas=4))
 
     run(scenario)
 
