@@ -37,8 +37,9 @@ from nsqha.server.node.registrar import ProducerIdentity, Registrar
 from nsqha.server.node.statsd import StatsdPusher, host_prefix
 from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime import listen
+from nsqha.server.runtime.allocator import FreedMemory, keep_large_blocks
 from nsqha.server.runtime.disk import DiskRounds
-from nsqha.server.runtime.measures import collector, keep_large_blocks
+from nsqha.server.runtime.measures import collector
 from nsqha.server.runtime.page_cache import boot_id, page_cache_of
 from nsqha.server.runtime.tasks import TaskGroup, first_done
 from nsqha.server.safe_mode.rebuilding import records
@@ -221,6 +222,7 @@ class Node:
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+        FreedMemory(loop).start()
 
     async def _open_cluster(
         self,

@@ -10,7 +10,6 @@ are scanned in microseconds.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
@@ -22,7 +21,6 @@ from nsqha.quantile import BATCH_BOUNDS, SECONDS_BOUNDS, Histogram
 
 PAUSES_KEPT = 256
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class Measures:
@@ -94,20 +92,6 @@ class CollectorWatch:
 
 collector = CollectorWatch()
 """The process has one collector; the start of a node starts the watch."""
-
-
-def keep_large_blocks() -> None:
-    """Have the C library reuse blocks of batch size instead of giving each back to the kernel.
-
-    glibc maps every block above 128 KiB again for each allocation, so each large batch would cost page faults: half of
-    what making frames and stamping them costs otherwise. Without glibc the call does nothing.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-    mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def resident_bytes() -> int:
