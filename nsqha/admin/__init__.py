@@ -11,6 +11,7 @@ Downwards:
     access       whether the caller has permission, and whether the request can be read
     fan_out      sends a request about a topic to the leader of each partition
     topic_request  such a request: which partitions it concerns, and what one of them answers
+    policies     policies of channels in messages
     answers      an RPC that fails: errors as gRPC status codes
     peer_admins  the same services of the other nodes
 """

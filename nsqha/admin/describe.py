@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nsqha import ids
 from nsqha.admin.fan_out import NO_LEADER
 from nsqha.admin.peer_admins import PeerAdmins
+from nsqha.admin.policies import message_of
 from nsqha.admin.replay import timestamp_of
 from nsqha.election.health import under_replicated
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
@@ -223,8 +224,13 @@ class Describer:
                 partition=number, leader_epoch=meta.epoch, error=elsewhere.why(meta.leader)
             )
 
-        info = topic.record.channels.channels.get(name)
-        return merged_channel(parts, sorted(record.partitions), missing, paused=None if info is None else info.paused)
+        listed = topic.record.channels
+        info = listed.channels.get(name)
+        whole = merged_channel(parts, sorted(record.partitions), missing, paused=None if info is None else info.paused)
+        if info is None or not info.reader:
+            whole.policy.CopyFrom(message_of(listed.own_policy(name)))
+            whole.default_policy.CopyFrom(message_of(listed.defaults))
+        return whole
 
     def _channels_here(self, topic: str, channel: str = "") -> list[Any]:
         found = self._broker.snapshot(topic, clients=False)

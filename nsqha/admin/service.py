@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 import nsqha
 from nsqha import hot, ids
-from nsqha.admin import peeking, replay
+from nsqha.admin import peeking, policies, replay
 from nsqha.admin.access import AdminGate
 from nsqha.admin.answers import Context, answers, refuse
 from nsqha.admin.describe import SYNC, Describer
@@ -31,6 +31,7 @@ from nsqha.admin.segments import SegmentsService
 from nsqha.admin.skipping import skip_damage
 from nsqha.cluster_secret import ClusterSecret
 from nsqha.election.model import TopicSettings
+from nsqha.election.policy import EVERY_CHANNEL
 from nsqha.election.rules import check_settings
 from nsqha.election.session import View
 from nsqha.errors import Conflict
@@ -39,6 +40,7 @@ from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_gr
 from nsqha.server.http.broker_api import announced_ports
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers import renewing
+from nsqha.server.topics.channel_list import check_there
 
 if TYPE_CHECKING:
     from nsqha.server.node.broker import Broker
@@ -178,6 +180,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def EmptyChannel(self, request: Any) -> Any:
         await self._broker.channels.empty(request.topic, request.channel)
         return admin_pb2.EmptyChannelResponse()
+
+    @answers
+    async def GetChannelPolicy(self, request: Any) -> Any:
+        topic = self._broker.topics.topic(request.topic)
+        if request.channel != EVERY_CHANNEL:
+            check_there(topic, request.channel)
+        return policies.policies_of(topic.record.channels, request.channel)
+
+    @answers
+    async def UpdateChannelPolicy(self, request: Any) -> Any:
+        changes = policies.changes_of(request)
+        expected = policies.policy_of(request.expected) if request.HasField("expected") else None
+        channels = await self._broker.channels.ask(request.topic, request.channel, changes, expected=expected)
+        return policies.policies_of(channels, request.channel)
 
     # ---- replay
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from nsqha.cli.brokers.admin import Admin, record, replication
-from nsqha.cli.channel import state_of
+from nsqha.cli.channel.command import state_of
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import add_grpc, add_json, add_verb, duration, name
 from nsqha.cli.terminal.screen import Cell, print_json, show_bytes, show_count, some, table

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nsqha.cli.brokers.admin import USUAL, Admin, done, record, replication, unserved, warn
-from nsqha.cli.channel import HEADERS, row
+from nsqha.cli.channel.command import HEADERS, row
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
 from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, show_bytes, show_count, some, table

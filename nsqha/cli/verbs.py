@@ -9,7 +9,7 @@ VERBS = {
     "lookupd": "run a lookup daemon; with an etcd also a controller of the cluster",
     "cluster": "show a cluster; move, empty and balance nodes; elect leaders",
     "topic": "list, show, create, change, pause, empty and delete topics",
-    "channel": "list, show, create, pause, empty and delete channels",
+    "channel": "list, show, create, change, pause, empty and delete channels",
     "seek": "move a channel: replay or skip messages",
     "peek": "show stored messages; no channel is changed",
     "pub": "publish messages",
@@ -22,7 +22,7 @@ VERBS = {
     "completion": "print a script that completes words in a shell",
 }
 
-_PACKAGES = ("dev", "cluster", "spark", "imports")
+_PACKAGES = ("dev", "cluster", "channel", "spark", "imports")
 
 
 def module_of(verb: str) -> str:

@@ -20,5 +20,6 @@ Reading order: `events`, `deferred.deferred_set`, `committed.state`, `live.curso
     committed  the committed state, its checkpoints, and where it comes from at start
     deferred   messages that wait for a due time: the set, and what it is made of
     events     the channel events: what is written into the log, and how
+    policy     what an operator asked of channels
     limits     each bound with its reason
 """

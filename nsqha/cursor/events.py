@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nsqha import frames, hot
+from nsqha.cursor.policy import PolicySource
 from nsqha.errors import LogCorrupt
 from nsqha.frames import control_frame
 
@@ -86,11 +87,9 @@ class ChannelInfoLike(Protocol):
     def reader(self) -> bool: ...
 
 
-class ChannelListLike(Protocol):
+class ChannelListLike(PolicySource, Protocol):
     """The metadata record of a topic's channels."""
 
-    @property
-    def version(self) -> int: ...
     @property
     def paused(self) -> bool: ...
     @property

@@ -64,7 +64,7 @@ class PartitionCursors:
         self.channels: dict[str, Channel] = {}
         self._context = ChannelContext(self.state, id_base=id_base, limits=self.limits, ordered=ordered)
         self._bounded: list[Channel] = []  # those that keep a limited number of unread messages
-        self.requests = ChannelRequests(self.state, self.channels)
+        self.requests = ChannelRequests(self.state, self.channels, self._context.policies)
         self.retention = ChannelRetention(self.state, self.requests, self._bounded)
         self.checkpoints = CheckpointWriter(self.state, self.limits)
         self._taken = TakenEvents[_Sent]()

@@ -14,6 +14,7 @@ from nsqha.cursor import seek as seeks
 from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.cursor import ChannelCursor
+from nsqha.cursor.policy import ChannelPolicies
 from nsqha.errors import NotFound
 
 
@@ -34,17 +35,20 @@ class _SeekRequest:
 class ChannelRequests:
     """Requests about the channels of one partition, in the order in which they go into the log."""
 
-    def __init__(self, state: PartitionState, channels: Mapping[str, Channel]) -> None:
-        """`channels` are the live ones, as they come and go."""
+    def __init__(self, state: PartitionState, channels: Mapping[str, Channel], policies: ChannelPolicies) -> None:
+        """`channels` are the live ones, as they come and go; `policies` is what they follow."""
         self.queue: list[events.Event | _SeekRequest] = []
         self._state = state
         self._channels = channels
+        self._policies = policies
         self._version = state.version  # the highest of a channel list that the log has, or will have
 
     # ---- which channels there are
 
     def reconcile(self, record: events.ChannelListLike) -> bool:
-        """Bring the log in line with the metadata record; False if it is, or knows a newer one."""
+        """Bring the log in line with the metadata record; False if it is, or knows a newer one. Policies, which are in
+        no log, count from now on."""
+        self._policies.follow(record)
         if record.version <= max(self._version, self._state.version):
             return False
         self._version = record.version

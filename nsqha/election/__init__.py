@@ -13,8 +13,9 @@ Downwards:
     rules       which changes of the metadata are allowed
     moves       changes of replicas that take several steps
     session     a process's membership in its cluster
-    codec       records as JSON
     health      the state of a partition, in words
     placement   which nodes hold a partition
     model       the records, frozen
+    policy      what an operator asks of a channel
+    codec       records as JSON
 """

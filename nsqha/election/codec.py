@@ -3,23 +3,36 @@
     {"format": 1, <field>: <value>, ...}
 
 Reading is tolerant in the two ways that upgrades need: a missing field has its default, an unknown one stays in
-`StoredRecord.unknown`, at every level, and is written again. Anything else that does not fit is an error. A change
+`StoredRecord.unknown`, at every level, and is written again. A `SparseRecord` is written without the fields that are
+None, and not at all when it has no others. Anything else that does not fit is an error. A change
 that older versions must not see raises the cluster's feature level, or, if the format itself changes, FORMAT.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from nsqha.election.model import StoredRecord
 from nsqha.errors import ConfigError, LogCorrupt
 
 FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """Base of all stored records: fields written by a newer version are kept, not dropped."""
+
+    unknown: Mapping[str, object] = field(default_factory=dict, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class SparseRecord(StoredRecord):
+    """A record most of whose fields are None most of the time: those are not written, nor is one that says nothing."""
+
 
 R = TypeVar("R", bound=StoredRecord)
 
@@ -44,7 +57,12 @@ def decode(kind: type[R], data: bytes) -> R:
 
 def to_plain(record: StoredRecord) -> dict[str, Any]:
     """Convert a record to JSON types: dicts with string keys, lists, strings, integers, booleans, None."""
-    plain = {name: _plain(getattr(record, name)) for name in _hints(type(record))}
+    values = {name: getattr(record, name) for name in _hints(type(record))}
+    if isinstance(record, SparseRecord):
+        values = {name: value for name, value in values.items() if value is not None}
+    plain = {name: _plain(value) for name, value in values.items()}
+    for name in [name for name, value in values.items() if isinstance(value, SparseRecord) and not plain[name]]:
+        del plain[name]
     return {**record.unknown, **plain}
 
 

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from nsqha import __version__
+from nsqha.election.codec import StoredRecord as StoredRecord
+from nsqha.election.policy import EVERY_CHANNEL, ChannelPolicy, InForce, in_force
 from nsqha.errors import Conflict, NotFound
 from nsqha.ids import PARTITIONS_MAX, SALT_BITS, is_ephemeral, topic_salt, valid_name
 
@@ -43,13 +45,6 @@ class Versioned(Generic[R]):
 
     record: R
     version: int
-
-
-@dataclass(frozen=True)
-class StoredRecord:
-    """Base of all stored records: fields written by a newer version are kept, not dropped."""
-
-    unknown: Mapping[str, object] = field(default_factory=dict, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -88,6 +83,7 @@ class ChannelInfo(StoredRecord):
     uid: int
     paused: bool = False
     reader: bool = False  # it delivers nothing; a reader of the log's files keeps its floor there
+    policy: ChannelPolicy = field(default_factory=ChannelPolicy)  # what an operator asks of it
 
 
 @dataclass(frozen=True)
@@ -97,6 +93,36 @@ class ChannelList(StoredRecord):
     version: int = 0
     paused: bool = False  # the topic
     channels: Mapping[str, ChannelInfo] = field(default_factory=dict)
+    defaults: ChannelPolicy = field(default_factory=ChannelPolicy)  # of channels that say nothing themselves
+
+    def policy_in_force(self, name: str) -> dict[str, InForce]:
+        """What this channel follows, for every field of a policy."""
+        return in_force(self.own_policy(name), self.defaults)
+
+    def own_policy(self, name: str) -> ChannelPolicy:
+        """What is said for this channel, or `*`, alone."""
+        if name == EVERY_CHANNEL:
+            return self.defaults
+        info = self.channels.get(name)
+        return ChannelPolicy() if info is None else info.policy
+
+    def with_policy(
+        self, name: str, changes: Mapping[str, Any], *, expected: ChannelPolicy | None = None
+    ) -> ChannelList:
+        """Other values for some fields of a channel's policy, or of `*`; None clears one. ValueError if they do not
+        fit. Conflict: what is said now is not what was `expected`."""
+        if name != EVERY_CHANNEL and self._existing(name).reader:
+            raise ValueError(f"channel {name} is a reader's, which hands out nothing: it has no policy")
+        known = self.own_policy(name)
+        if expected is not None and known.said != expected.said:
+            said = ", ".join(f"{field}={value}" for field, value in known.said.items()) or "nothing"
+            raise Conflict(f"another request has changed the policy of channel {name}; it says {said} now")
+        changed = known.with_changes(changes)
+        if changed == known:
+            return self
+        if name == EVERY_CHANNEL:
+            return replace(self._next(), defaults=changed)
+        return self._next(channels={**self.channels, name: replace(self.channels[name], policy=changed)})
 
     def with_channel(self, name: str, uid: int, *, reader: bool = False) -> ChannelList:
         if not valid_name(name) or is_ephemeral(name):

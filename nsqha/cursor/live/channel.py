@@ -38,6 +38,7 @@ from nsqha.hot import DEFERRED, FINISHED, WAITING
 from nsqha.ids import parse_message_id
 
 NOTHING_WAITS = 1 << 63  # as `turn_at`
+_NO_LIMIT = 1 << 63
 
 FIN_LINE = 21  # b"FIN " + 16 hex digits + newline
 
@@ -272,8 +273,12 @@ class Channel:
         self._see(now)
         cursor = self.cursor
         back: list[tuple[int, int]] = []
+        most = self._context.limits.retries_at_once if self._requeues.policy is not None else _NO_LIMIT
         for owner, offsets, singles in cursor.flight.expire(now.mono):
             back.append((owner, self._came_back(offsets, singles, now)))
+            most -= back[-1][1]
+            if most <= 0:
+                break  # `next_deadline` is still in the past
         cursor.waiting.wake(now.mono, self._requeues.place)
         cursor.deferred_overlay.gather(now.wall_ns)
         if self._requeues.blocked:
@@ -285,13 +290,16 @@ class Channel:
 
         They count as time-outs, which is what they become in nsqd, only later.
         """
-        return self._came_back(*self.cursor.flight.detach(owner), now)
+        return self._came_back(*self.cursor.flight.detach(owner), now, lost=True)
 
-    def _came_back(self, offsets: list[int], singles: list[tuple[int, Single]], now: Now) -> int:
-        cursor = self.cursor
-        cursor.waiting.add_expired(offsets, self._requeues.place, now.mono)
+    def _came_back(self, offsets: list[int], singles: list[tuple[int, Single]], now: Now, *, lost: bool = False) -> int:
+        if lost or self._requeues.policy is None:
+            self.cursor.waiting.add_expired(offsets, self._requeues.place, now.mono)
+        else:
+            for offset in offsets:
+                self._requeues.add(offset, None, 0.0, now)
         for offset, single in singles:
-            self._requeues.add(offset, single, 0.0, now)
+            self._requeues.add(offset, single, 0.0, now, lost=lost)
         count = len(offsets) + len(singles)
         self.timeout_count += count
         return count

@@ -29,19 +29,21 @@ from nsqha.cursor.live.flight import Flight, runs
 from nsqha.cursor.live.progress import Written, deliveries
 from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.live.waiting import Waiting
+from nsqha.cursor.policy import ChannelPolicies
 from nsqha.hot import FINISHED, WAITING, Ring
 
 
 class ChannelContext:
     """What the channels of a partition share: bounds, the committed state, and who has something to write."""
 
-    __slots__ = ("dirty", "id_base", "limits", "mono", "ordered", "state", "urgent")
+    __slots__ = ("dirty", "id_base", "limits", "mono", "ordered", "policies", "state", "urgent")
 
     def __init__(self, state: PartitionState, *, id_base: int, limits: ChannelLimits, ordered: bool) -> None:
         self.state = state
         self.id_base = id_base
         self.limits = limits
         self.ordered = ordered
+        self.policies = ChannelPolicies()
         self.dirty: list[ChannelCursor] = []
         self.mono = 0.0  # the monotonic clock when it was last seen
         self.urgent = False  # what is dirty should be written now, not with the next progress

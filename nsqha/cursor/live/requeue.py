@@ -1,4 +1,8 @@
-"""Where a message waits that was requeued or timed out. One rule:
+"""When a message that was requeued or timed out comes again, and where it waits until then.
+
+The delay is what the client asks for, unless the channel's policy says otherwise (`cursor.policy`). A connection that
+is lost at a message's first delivery makes no delay: a consumer that restarts would wait for what did not fail. Where
+the message waits is one rule:
 
     it is deferred already                       stays deferred, with a new due time
     no delay, delivered once                     memory (an integer)
@@ -18,6 +22,7 @@ from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.live.flight import Single
+from nsqha.cursor.policy import RetryPolicy, draw
 from nsqha.hot import DEFERRED, WAITING
 
 ATTEMPTS_MAX = 65535  # what the message frame can say
@@ -46,11 +51,21 @@ class Requeues:
         cursor = self._cursor
         return min(cursor.end, cursor.ring.next + cursor.context.limits.retry_after_max)
 
-    def add(self, offset: int, single: Single | None, delay_s: float, now: Now) -> None:
-        """The message, which was in flight until now, may be handed out again after the delay."""
+    @property
+    def policy(self) -> RetryPolicy | None:
+        """What the channel's policy says of delays."""
+        cursor = self._cursor
+        return cursor.context.policies.retry(cursor.name)
+
+    def add(self, offset: int, single: Single | None, delay_s: float, now: Now, *, lost: bool = False) -> None:
+        """The message, which was in flight until now, may be handed out again after the delay, or what the policy
+        makes of it. `lost`: its consumer is gone."""
         cursor = self._cursor
         waiting = cursor.waiting
         attempts = single.attempts if single is not None else 1
+        policy = self.policy
+        if policy is not None and not (lost and attempts == 1):
+            delay_s = policy.delay(delay_s, failures=attempts, draw=draw(cursor.uid, offset, attempts))
         due_ns = now.wall_ns + round(delay_s * 1e9)
         if single is not None and single.deferred:
             self.defer(Deferred(offset, due_ns, attempts))

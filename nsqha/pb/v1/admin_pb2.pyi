@@ -780,6 +780,8 @@ class Channel(_message.Message):
     REQUEUED_FIELD_NUMBER: _builtins.int
     TIMED_OUT_FIELD_NUMBER: _builtins.int
     READER_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    DEFAULT_POLICY_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     name: _builtins.str
     paused: _builtins.bool
@@ -798,6 +800,14 @@ class Channel(_message.Message):
     """it hands out nothing: who reads the log's files keeps a place there, and `depth` is the lag"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelPartition]: ...
+    @_builtins.property
+    def policy(self) -> Global___ChannelPolicy:
+        """what it says itself"""
+
+    @_builtins.property
+    def default_policy(self) -> Global___ChannelPolicy:
+        """what `*` says, for channels that say nothing themselves"""
+
     def __init__(
         self,
         *,
@@ -816,14 +826,73 @@ class Channel(_message.Message):
         requeued: _builtins.int = ...,
         timed_out: _builtins.int = ...,
         reader: _builtins.bool = ...,
+        policy: Global___ChannelPolicy | None = ...,
+        default_policy: Global___ChannelPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_policy", b"default_policy", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "deferred", b"deferred", "depth", b"depth", "ephemeral", b"ephemeral", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "reader", b"reader", "requeued", b"requeued", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "default_policy", b"default_policy", "deferred", b"deferred", "depth", b"depth", "ephemeral", b"ephemeral", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "policy", b"policy", "reader", b"reader", "requeued", b"requeued", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Channel: _TypeAlias = Channel  # noqa: Y015
+
+@_typing.final
+class ChannelPolicy(_message.Message):
+    """What is not said in a channel's policy is looked up in that of `*`; what is not said there either is as nsqd does it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETRY_MS_FIELD_NUMBER: _builtins.int
+    RETRY_MAX_MS_FIELD_NUMBER: _builtins.int
+    RETRY_FACTOR_FIELD_NUMBER: _builtins.int
+    RETRY_JITTER_FIELD_NUMBER: _builtins.int
+    RETRY_INSTEAD_FIELD_NUMBER: _builtins.int
+    retry_ms: _builtins.int
+    """how long a message waits after its first failure"""
+    retry_max_ms: _builtins.int
+    """... and at most, however often it failed"""
+    retry_factor: _builtins.float
+    """by how much each further failure makes the delay longer; default 2"""
+    retry_jitter: _builtins.float
+    """the delay is multiplied by a draw from [1 - jitter, 1 + jitter]; default 0.2"""
+    retry_instead: _builtins.bool
+    """in place of the delay that a client asks for; else the longer one counts"""
+    def __init__(
+        self,
+        *,
+        retry_ms: _builtins.int | None = ...,
+        retry_max_ms: _builtins.int | None = ...,
+        retry_factor: _builtins.float | None = ...,
+        retry_jitter: _builtins.float | None = ...,
+        retry_instead: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retry_factor: _TypeAlias = _typing.Literal["retry_factor"]  # noqa: Y015
+    _WhichOneofArgType__retry_factor: _TypeAlias = _typing.Literal["_retry_factor", b"_retry_factor"]  # noqa: Y015
+    _WhichOneofReturnType__retry_instead: _TypeAlias = _typing.Literal["retry_instead"]  # noqa: Y015
+    _WhichOneofArgType__retry_instead: _TypeAlias = _typing.Literal["_retry_instead", b"_retry_instead"]  # noqa: Y015
+    _WhichOneofReturnType__retry_jitter: _TypeAlias = _typing.Literal["retry_jitter"]  # noqa: Y015
+    _WhichOneofArgType__retry_jitter: _TypeAlias = _typing.Literal["_retry_jitter", b"_retry_jitter"]  # noqa: Y015
+    _WhichOneofReturnType__retry_max_ms: _TypeAlias = _typing.Literal["retry_max_ms"]  # noqa: Y015
+    _WhichOneofArgType__retry_max_ms: _TypeAlias = _typing.Literal["_retry_max_ms", b"_retry_max_ms"]  # noqa: Y015
+    _WhichOneofReturnType__retry_ms: _TypeAlias = _typing.Literal["retry_ms"]  # noqa: Y015
+    _WhichOneofArgType__retry_ms: _TypeAlias = _typing.Literal["_retry_ms", b"_retry_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_factor) -> _WhichOneofReturnType__retry_factor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_instead) -> _WhichOneofReturnType__retry_instead | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_jitter) -> _WhichOneofReturnType__retry_jitter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_max_ms) -> _WhichOneofReturnType__retry_max_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_ms) -> _WhichOneofReturnType__retry_ms | None: ...
+
+Global___ChannelPolicy: _TypeAlias = ChannelPolicy  # noqa: Y015
 
 @_typing.final
 class ChannelPartition(_message.Message):
@@ -1151,6 +1220,94 @@ class EmptyChannelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EmptyChannelResponse: _TypeAlias = EmptyChannelResponse  # noqa: Y015
+
+@_typing.final
+class GetChannelPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    channel: _builtins.str
+    """or `*`"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        channel: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetChannelPolicyRequest: _TypeAlias = GetChannelPolicyRequest  # noqa: Y015
+
+@_typing.final
+class UpdateChannelPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    CLEAR_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    channel: _builtins.str
+    """or `*`"""
+    @_builtins.property
+    def set(self) -> Global___ChannelPolicy:
+        """these fields have these values"""
+
+    @_builtins.property
+    def clear(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """these are not said any more"""
+
+    @_builtins.property
+    def expected(self) -> Global___ChannelPolicy:
+        """ALREADY_EXISTS if another policy is said by now; not given: whatever is said"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        channel: _builtins.str = ...,
+        set: Global___ChannelPolicy | None = ...,
+        clear: _abc.Iterable[_builtins.str] | None = ...,
+        expected: Global___ChannelPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "clear", b"clear", "expected", b"expected", "set", b"set", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateChannelPolicyRequest: _TypeAlias = UpdateChannelPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ChannelPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    DEFAULT_POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___ChannelPolicy: ...
+    @_builtins.property
+    def default_policy(self) -> Global___ChannelPolicy: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___ChannelPolicy | None = ...,
+        default_policy: Global___ChannelPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_policy", b"default_policy", "policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_policy", b"default_policy", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChannelPolicyResponse: _TypeAlias = ChannelPolicyResponse  # noqa: Y015
 
 @_typing.final
 class SeekTarget(_message.Message):

@@ -104,6 +104,16 @@ class AdminStub:
                 request_serializer=nsqha_dot_v1_dot_admin__pb2.EmptyChannelRequest.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_admin__pb2.EmptyChannelResponse.FromString,
                 _registered_method=True)
+        self.GetChannelPolicy = channel.unary_unary(
+                '/nsqha.v1.Admin/GetChannelPolicy',
+                request_serializer=nsqha_dot_v1_dot_admin__pb2.GetChannelPolicyRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.FromString,
+                _registered_method=True)
+        self.UpdateChannelPolicy = channel.unary_unary(
+                '/nsqha.v1.Admin/UpdateChannelPolicy',
+                request_serializer=nsqha_dot_v1_dot_admin__pb2.UpdateChannelPolicyRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.FromString,
+                _registered_method=True)
         self.Seek = channel.unary_unary(
                 '/nsqha.v1.Admin/Seek',
                 request_serializer=nsqha_dot_v1_dot_admin__pb2.SeekRequest.SerializeToString,
@@ -214,6 +224,19 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetChannelPolicy(self, request, context):
+        """What an operator asks of a channel. Answered when every leader follows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateChannelPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Seek(self, request, context):
         """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat.
         """
@@ -315,6 +338,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.EmptyChannel,
                     request_deserializer=nsqha_dot_v1_dot_admin__pb2.EmptyChannelRequest.FromString,
                     response_serializer=nsqha_dot_v1_dot_admin__pb2.EmptyChannelResponse.SerializeToString,
+            ),
+            'GetChannelPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetChannelPolicy,
+                    request_deserializer=nsqha_dot_v1_dot_admin__pb2.GetChannelPolicyRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.SerializeToString,
+            ),
+            'UpdateChannelPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateChannelPolicy,
+                    request_deserializer=nsqha_dot_v1_dot_admin__pb2.UpdateChannelPolicyRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.SerializeToString,
             ),
             'Seek': grpc.unary_unary_rpc_method_handler(
                     servicer.Seek,
@@ -715,6 +748,60 @@ class Admin:
             '/nsqha.v1.Admin/EmptyChannel',
             nsqha_dot_v1_dot_admin__pb2.EmptyChannelRequest.SerializeToString,
             nsqha_dot_v1_dot_admin__pb2.EmptyChannelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetChannelPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Admin/GetChannelPolicy',
+            nsqha_dot_v1_dot_admin__pb2.GetChannelPolicyRequest.SerializeToString,
+            nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateChannelPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Admin/UpdateChannelPolicy',
+            nsqha_dot_v1_dot_admin__pb2.UpdateChannelPolicyRequest.SerializeToString,
+            nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

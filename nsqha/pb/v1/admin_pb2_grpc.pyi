@@ -54,6 +54,9 @@ class AdminStub:
     DeleteChannel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteChannelRequest, _admin_pb2.DeleteChannelResponse]
     PauseChannel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseChannelRequest, _admin_pb2.PauseChannelResponse]
     EmptyChannel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EmptyChannelRequest, _admin_pb2.EmptyChannelResponse]
+    GetChannelPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetChannelPolicyRequest, _admin_pb2.ChannelPolicyResponse]
+    """What an operator asks of a channel. Answered when every leader follows it."""
+    UpdateChannelPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateChannelPolicyRequest, _admin_pb2.ChannelPolicyResponse]
     Seek: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SeekRequest, _admin_pb2.SeekResponse]
     """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat."""
     UndoSeek: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndoSeekRequest, _admin_pb2.SeekResponse]
@@ -83,6 +86,9 @@ class AdminAsyncStub(AdminStub):
     DeleteChannel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteChannelRequest, _admin_pb2.DeleteChannelResponse]  # type: ignore[assignment]
     PauseChannel: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseChannelRequest, _admin_pb2.PauseChannelResponse]  # type: ignore[assignment]
     EmptyChannel: _aio.UnaryUnaryMultiCallable[_admin_pb2.EmptyChannelRequest, _admin_pb2.EmptyChannelResponse]  # type: ignore[assignment]
+    GetChannelPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetChannelPolicyRequest, _admin_pb2.ChannelPolicyResponse]  # type: ignore[assignment]
+    """What an operator asks of a channel. Answered when every leader follows it."""
+    UpdateChannelPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateChannelPolicyRequest, _admin_pb2.ChannelPolicyResponse]  # type: ignore[assignment]
     Seek: _aio.UnaryUnaryMultiCallable[_admin_pb2.SeekRequest, _admin_pb2.SeekResponse]  # type: ignore[assignment]
     """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat."""
     UndoSeek: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndoSeekRequest, _admin_pb2.SeekResponse]  # type: ignore[assignment]
@@ -193,6 +199,21 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.EmptyChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.EmptyChannelResponse, _abc.Awaitable[_admin_pb2.EmptyChannelResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetChannelPolicy(
+        self,
+        request: _admin_pb2.GetChannelPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChannelPolicyResponse, _abc.Awaitable[_admin_pb2.ChannelPolicyResponse]]:
+        """What an operator asks of a channel. Answered when every leader follows it."""
+
+    @_abc_1.abstractmethod
+    def UpdateChannelPolicy(
+        self,
+        request: _admin_pb2.UpdateChannelPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChannelPolicyResponse, _abc.Awaitable[_admin_pb2.ChannelPolicyResponse]]: ...
 
     @_abc_1.abstractmethod
     def Seek(

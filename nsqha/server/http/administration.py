@@ -6,11 +6,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from nsqha.election.model import ChannelList
+from nsqha.election.policy import EVERY_CHANNEL
 from nsqha.server.http.failures import done
 from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 
 if TYPE_CHECKING:
     from nsqha.server.http.broker_api import BrokerApi
+
+
+POLICY_BYTES_MAX = 64 * 1024
+
+
+def _shown(topic: str, channel: str, channels: ChannelList) -> dict[str, object]:
+    return {
+        "topic": topic,
+        "channel": channel,
+        "policy": channels.own_policy(channel).said,
+        "in_force": {
+            name: {"value": field.value, "from": field.origin}
+            for name, field in channels.policy_in_force(channel).items()
+        },
+    }
 
 
 class AdministrationRoutes:
@@ -23,6 +42,8 @@ class AdministrationRoutes:
         for verb in ("create", "delete", "empty", "pause", "unpause"):
             api.add("POST", f"/topic/{verb}", getattr(self, f"topic_{verb}"))
             api.add("POST", f"/channel/{verb}", getattr(self, f"channel_{verb}"))
+        api.add("GET", "/channel/policy", self.channel_policy)
+        api.add("POST", "/channel/policy", self.change_channel_policy)
 
     async def topic_create(self, request: HttpRequest) -> None:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
@@ -70,6 +91,31 @@ class AdministrationRoutes:
     async def channel_unpause(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
         await done(self._broker.channels.pause(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
+
+    async def channel_policy(self, request: HttpRequest) -> dict[str, object]:
+        """What a channel, or `*`, follows, and where each field comes from."""
+        topic, channel = self._with_policy(request)
+        return _shown(topic, channel, self._broker.topics.topic(topic).record.channels)
+
+    async def change_channel_policy(self, request: HttpRequest) -> dict[str, object]:
+        """The body is a JSON object of fields; null clears one."""
+        topic, channel = self._with_policy(request)
+        body = await request.body(POLICY_BYTES_MAX)
+        if body is None:
+            raise ApiError(413, "BODY_TOO_BIG")
+        try:
+            changes = msgspec.json.decode(body, type=dict[str, int | float | bool | None])
+            if not changes:
+                raise ValueError("the body has no field to change")
+            changed = await done(self._broker.channels.ask(topic, channel, changes), self._broker, "CHANNEL_NOT_FOUND")
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ApiError(400, "INVALID_POLICY", detail=str(error)) from error
+        return _shown(topic, channel, changed)
+
+    def _with_policy(self, request: HttpRequest) -> tuple[str, str]:
+        if request.query.get("channel") != EVERY_CHANNEL:
+            return self._existing_channel(request)
+        return self._existing(request), EVERY_CHANNEL
 
     @contextmanager
     def _done_elsewhere(self, name: str | tuple[str, str]) -> Iterator[None]:

@@ -8,12 +8,13 @@ answer at once, from memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
+    from nsqha.election.model import ChannelList, TopicRecord
     from nsqha.options import Options
     from nsqha.server.http.stats import BrokerStats
 
@@ -67,6 +68,13 @@ class PublishingApi(Protocol):
         """Return when a publish would not have to wait for those under way."""
 
 
+class Recorded(Protocol):
+    """A topic, as far as it is its record."""
+
+    @property
+    def record(self) -> TopicRecord: ...
+
+
 class TopicsApi(Protocol):
     """The topics of the broker."""
 
@@ -86,6 +94,9 @@ class TopicsApi(Protocol):
 
     # ---- queries
 
+    def topic(self, name: str) -> Recorded:
+        """NotFound: there is none."""
+
     def __contains__(self, topic: object) -> bool: ...
 
 
@@ -98,6 +109,9 @@ class ChannelsApi(Protocol):
     async def delete(self, topic: str, channel: str) -> None: ...
 
     async def pause(self, topic: str, channel: str, paused: bool) -> None: ...
+
+    async def ask(self, topic: str, channel: str, changes: Mapping[str, Any]) -> ChannelList:
+        """Change the policy of a channel, or of `*`. ValueError if that does not fit."""
 
     async def pause_topic(self, topic: str, paused: bool) -> None: ...
 

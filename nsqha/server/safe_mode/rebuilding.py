@@ -55,7 +55,9 @@ def _record(opener: PartitionOpener, journal: NodeJournal, name: str, uid: int, 
             epoch = max(promised.promise if promised else 0, last.epoch if last else 0) + 1
             metas[number] = PartitionMeta(epoch=epoch).led_by(journal.identity.node_uid, found.log_uid)
         logger.warning(
-            "topic_rebuilt", "topic %s was rebuilt from its log; its settings have their default values", name
+            "topic_rebuilt",
+            "topic %s was rebuilt from its log; its settings have their default values, its channels no policies",
+            name,
         )
         return TopicRecord(name, uid, salt_of(opened), settings, channels_of(newest), metas)
     finally:

@@ -17,11 +17,13 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.seek import SeekPlan
+from nsqha.election.model import ChannelList
+from nsqha.election.policy import EVERY_CHANNEL, ChannelPolicy
 from nsqha.errors import NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
@@ -156,6 +158,29 @@ class Channels:
                 await self._change(found, lambda channels: channels.with_channel_paused(channel, paused))
                 await self.leaders.follow(found)
         found.wake(channel)
+
+    async def ask(
+        self, topic: str, channel: str, changes: Mapping[str, Any], *, expected: ChannelPolicy | None = None
+    ) -> ChannelList:
+        """Change the policy of a channel, or `*`; as `ChannelList.with_policy`. The list as every leader follows it."""
+        if ids.is_ephemeral(channel):
+            raise ValueError(
+                f"channel {channel} is in no record, so it has no policy of its own: set that of {EVERY_CHANNEL!r}, "
+                "which holds for all channels that say nothing themselves"
+            )
+        if channel != EVERY_CHANNEL:
+            self._existing(topic, channel)
+        return await self._changes.whole(self._ask(topic, channel, changes, expected))
+
+    async def _ask(
+        self, topic: str, channel: str, changes: Mapping[str, Any], expected: ChannelPolicy | None
+    ) -> ChannelList:
+        async with self._changes.of(topic):
+            found = self._topics.topic(topic)
+            await self._change(found, lambda channels: channels.with_policy(channel, changes, expected=expected))
+            await self.leaders.follow(found)
+            logger.info("policy_changed", "TOPIC(%s): policy of channel(%s)", topic, channel, fields=[*changes])
+            return found.record.channels
 
     async def pause_topic(self, topic: str, paused: bool) -> None:
         self._topics.topic(topic)

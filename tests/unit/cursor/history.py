@@ -19,6 +19,7 @@ from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.committed.loading import first_checkpoint_end, load
 from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, ChannelsEvent
 from nsqha.cursor.live.channel import Channel
+from nsqha.election.policy import ChannelPolicy
 from nsqha.frames import HAS_EVENTS
 from tests.unit.cursor.judged import Step
 from tests.unit.cursor.life import OWNERS, Life
@@ -27,6 +28,15 @@ from tests.unit.cursor.tiny import Info, Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
 EPHEMERAL, READER = "e#ephemeral", "r"
+
+
+POLICIES = (
+    ChannelPolicy(),
+    ChannelPolicy(retry_ms=1000, retry_max_ms=4000, retry_factor=2.0, retry_jitter=0.0),
+    ChannelPolicy(retry_ms=10_000, retry_max_ms=60_000, retry_factor=3.0, retry_jitter=0.5),
+    ChannelPolicy(retry_ms=2000, retry_max_ms=60_000, retry_factor=10.0, retry_jitter=0.2, retry_instead=True),
+    ChannelPolicy(retry_ms=0, retry_max_ms=60_000, retry_factor=1.0, retry_jitter=0.0, retry_instead=True),
+)
 
 
 class History(Life):
@@ -64,6 +74,7 @@ class History(Life):
             self.old_record: 1,
             self.pause_channel: 2,
             self.pause_topic: 2,
+            self.ask_policy: 2,
             self.empty_topic: 1,
             self.seek: 3,
             self.empty: 1,
@@ -161,6 +172,10 @@ class History(Life):
             name = self.rng.choice(sorted(self.record.channels))
             info = self.record.channels[name]
             self._reconcile(channels={**self.record.channels, name: info._replace(paused=not info.paused)})
+
+    def ask_policy(self) -> None:
+        """An operator asks that what failed comes again later than its consumers say."""
+        self._reconcile(policy=self.rng.choice(POLICIES))
 
     def pause_topic(self) -> None:
         self._reconcile(paused=not self.record.paused)

@@ -23,6 +23,7 @@ SMALL = ChannelLimits(
     retry_after_max=4,
     share_of=8,
     share=4,
+    retries_at_once=3,
 )
 Step = Callable[[], None]
 

@@ -263,10 +263,7 @@ class Life:
         why = channel.req(offset, owner, delay_s * 1000, self.leader.now)
         check(why == wanted, f"REQ {offset} of {owner} got {why}, not {wanted}")
         if why is None:
-            if not delay_s:
-                self._came_back(channel, [offset])
-            due = Due(self.now_ns + delay_s * 1_000_000_000, long=delay_s > self.limits.short_delay_s)
-            model.requeued(offset, due if delay_s else None)
+            model.requeued(offset, self._due_again(channel, model, offset, delay_s))
 
     def answer_touch(self) -> None:
         if (found := self.some_channel()) is None or (held := self._held(found[1])) is None:
@@ -294,15 +291,41 @@ class Life:
         held = {o: owner for o, owner in model.in_flight.items() if channel.cursor.flight.refuse(o, owner) is None}
         check(len(held) == channel.in_flight, f"{channel.in_flight} in flight, {len(held)} by the model")
         check(len(held) + back == len(model.in_flight), "what timed out was not in flight, or was not told")
-        self._came_back(channel, model.in_flight.keys() - held.keys())
+        self._failed(channel, model, model.in_flight.keys() - held.keys(), lost=False)
         model.in_flight = held
 
     def lose_consumer(self) -> None:
         if (found := self.some_channel()) is not None:
             channel, model = found
             owner = self.rng.choice(OWNERS)
-            self._came_back(channel, [offset for offset, o in model.in_flight.items() if o == owner])
+            self._failed(channel, model, [o for o, held in model.in_flight.items() if held == owner], lost=True)
             check(channel.detach(owner, self.leader.now) == model.detached(owner), "detach gave back another count")
+
+    def _failed(self, channel: Channel, model: ChannelModel, offsets: Iterable[int], *, lost: bool) -> None:
+        """They timed out, or their consumer is gone."""
+        for offset in offsets:
+            due = self._due_again(channel, model, offset, 0, lost=lost)
+            if due is not None:
+                model.due[offset] = due
+
+    def _due_again(
+        self, channel: Channel, model: ChannelModel, offset: int, asked_s: float, *, lost: bool = False
+    ) -> Due | None:
+        """When a message that failed may come again, at the earliest; None: at once."""
+        failures = model.deliveries[offset]
+        assert failures is not None, "it was in flight"
+        delay_s = asked_s
+        policy = self.record.policy
+        if policy.retry_ms is not None and not (lost and failures == 1):
+            assert policy.retry_max_ms is not None and policy.retry_factor is not None
+            own = min(policy.retry_ms * policy.retry_factor ** (failures - 1), policy.retry_max_ms) / 1000
+            own *= 1 - (policy.retry_jitter or 0)
+            delay_s = own if policy.retry_instead else max(own, asked_s)
+        if not delay_s:
+            self._came_back(channel, [offset])
+            return None
+        self.turns_of(channel).back.pop(offset, None)
+        return Due(self.now_ns + round(delay_s * 1e9) - 1000, long=delay_s > self.limits.short_delay_s)
 
     def _came_back(self, channel: Channel, offsets: Iterable[int]) -> None:
         for offset in offsets:

@@ -27,6 +27,8 @@ from nsqha.cursor.live.requeue import Requeues
 from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.live.unread_share import UnreadShare
 from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.policy import ChannelPolicies, RetryPolicy
+from nsqha.cursor.requests import ChannelRequests
 from nsqha.cursor.retention import ChannelRetention
 from nsqha.hot import WAITING
 from tests.mutation import Patch, instead, run
@@ -335,6 +337,59 @@ def delivery_takes_it_out() -> list[Patch]:
             redelivered(self, redelivery, owner, deadline)
 
     return [instead(Channel, "redelivered", wrong)]
+
+
+@mutant("a policy's delay holds for time-outs, too")
+def retry_spares_timeouts() -> list[Patch]:
+    came_back = Channel._came_back
+
+    def wrong(self: Channel, offsets: Any, singles: Any, now: Any, *, lost: bool = False) -> int:
+        return came_back(self, offsets, singles, now, lost=True)
+
+    return [instead(Channel, "_came_back", wrong)]
+
+
+@mutant("of the policy's delay and the client's the longer one counts")
+def retry_is_the_shorter_delay() -> list[Patch]:
+    delay = RetryPolicy.delay
+
+    def wrong(self: RetryPolicy, asked_s: float, **given: Any) -> float:
+        return min(asked_s, delay(self, asked_s, **given))
+
+    return [instead(RetryPolicy, "delay", wrong)]
+
+
+@mutant("the delay grows with each failure")
+def retry_does_not_grow() -> list[Patch]:
+    delay = RetryPolicy.delay
+
+    def wrong(self: RetryPolicy, asked_s: float, *, failures: int, draw: float) -> float:
+        return delay(self, asked_s, failures=1, draw=draw)
+
+    return [instead(RetryPolicy, "delay", wrong)]
+
+
+@mutant("a policy is the newest one that is known")
+def policy_of_an_older_record() -> list[Patch]:
+    follow = ChannelPolicies.follow
+
+    def wrong(self: ChannelPolicies, source: Any) -> None:
+        self._source = None
+        follow(self, source)
+
+    return [instead(ChannelPolicies, "follow", wrong)]
+
+
+@mutant("a new leader follows the policy from its first delivery")
+def policy_is_not_read_at_election() -> list[Patch]:
+    opening = ChannelRequests.opening_events
+
+    def wrong(self: ChannelRequests, record: Any) -> bytes:
+        events = opening(self, record)
+        self._policies.__init__()  # type: ignore[misc]
+        return events
+
+    return [instead(ChannelRequests, "opening_events", wrong)]
 
 
 @mutant("a long requeue survives a crash")

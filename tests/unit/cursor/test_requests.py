@@ -6,13 +6,14 @@ import pytest
 
 from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.events import TARGET_END, Carry, ChannelsEvent, Ephemeral, Seek, TopicEmpty
+from nsqha.cursor.policy import ChannelPolicies
 from nsqha.cursor.requests import ChannelRequests
 from nsqha.errors import NotFound
 from tests.unit.cursor.tiny import Info, Leader, Record
 
 
 def requests_of_nothing() -> ChannelRequests:
-    return ChannelRequests(PartitionState(), {})
+    return ChannelRequests(PartitionState(), {}, ChannelPolicies())
 
 
 def test_a_record_becomes_an_event_once():

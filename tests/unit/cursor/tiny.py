@@ -5,8 +5,8 @@ Bodies are not looked at anywhere in the channel core, so a message's body is it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from nsqha import hot
 from nsqha.clock import ManualClock, Now, read
@@ -16,6 +16,7 @@ from nsqha.cursor.events import Attributes, EpochStart
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live.channel import Channel, Redelivery
 from nsqha.cursor.partition import PartitionCursors
+from nsqha.election.policy import ChannelPolicy, InForce, in_force
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 
 ID_BASE = 5 << 30
@@ -128,6 +129,10 @@ class Record(NamedTuple):
     version: int = 0
     paused: bool = False
     channels: dict[str, Info] = {}
+    policy: ChannelPolicy = ChannelPolicy()  # of all channels
+
+    def policy_in_force(self, name: str) -> Mapping[str, InForce]:
+        return in_force(ChannelPolicy(), self.policy)
 
 
 class Leader:
@@ -217,6 +222,11 @@ class Leader:
     def pause(self, name: str, paused: bool = True) -> None:
         channels = {**self.record.channels, name: self.record.channels[name]._replace(paused=paused)}
         self.record = self.record._replace(version=self.record.version + 1, channels=channels)
+        self._reconcile()
+
+    def ask(self, **policy: Any) -> None:
+        """The policy of all channels is this now."""
+        self.record = self.record._replace(version=self.record.version + 1, policy=ChannelPolicy(**policy))
         self._reconcile()
 
     def pause_topic(self, paused: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""`nsqha channel`: list, show, create, delete, pause, unpause, empty. To move one: `nsqha seek`."""
+"""`nsqha channel`: list, show, create, set, delete, pause, unpause, empty. To move one: `nsqha seek`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from nsqha.cli.brokers.admin import USUAL, Admin, done, record, warn
+from nsqha.cli.channel import policies
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, name
 from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, table
@@ -17,7 +18,8 @@ SHAPE = (
     '"oldest_unfinished_seconds", "partitions": [{"partition", "floor", "next_read", "finished_above_floor", '
     '"uncommitted_progress", "stuck", "depth", "in_flight", "deferred", "oldest_unfinished_seconds", "message_count", '
     '"finished", "requeued", "timed_out", "leader_epoch", "error"}], "message_count", "finished", "requeued", '
-    '"timed_out", "reader"}'
+    '"timed_out", "reader", "policy": {"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead"}, '
+    '"default_policy": {"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead"}}'
 )
 HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "STATE")
 
@@ -66,6 +68,8 @@ def _add_changes(verbs: Any) -> None:
     )
     reader = "for a reader of log files such as nsqha spark: it delivers nothing, keeps files from retention, shows lag"
     verb.add_argument("--reader", action="store_true", help=reader)
+
+    policies.add_set(verbs)
 
     for word, what in (("pause", "deliver nothing until it is unpaused"), ("unpause", "go on after a pause")):
         examples = (f"nsqha channel {word} orders billing",)
@@ -141,6 +145,7 @@ def run_show(args: argparse.Namespace) -> int:
         print(f"\na reader's channel: {lag}; it keeps them from retention\n")
         _print_places(args, channel)
         return exits.OK
+    policies.show(channel.policy, channel.default_policy)
     counts = f"{channel.message_count:,} messages, {channel.finished:,} finished, {channel.requeued:,} requeued"
     print(f"\nsince the leaders were elected: {counts}, {channel.timed_out:,} timed out\n")
     _print_places(args, channel)

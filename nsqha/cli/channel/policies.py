@@ -1,0 +1,134 @@
+"""`nsqha channel set`, and what `nsqha channel show` says of policies."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from nsqha.cli.brokers.admin import USUAL, Admin, record
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import add_grpc, add_json, add_verb, duration, name
+from nsqha.cli.terminal.screen import print_json, say
+from nsqha.cli.terminal.times import show_duration
+
+EVERY_CHANNEL = "*"
+_POLICY = '{"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead"}'
+_CLEARED = ("retry", "retry-max", "retry-factor", "retry-jitter", "retry-instead")
+
+
+def add_set(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "set",
+        run_set,
+        help="change the policy of a channel: how its messages come again",
+        examples=(
+            "nsqha channel set orders billing --retry 1s --retry-max 10m",
+            "nsqha channel set orders '*' --retry 5s --retry-factor 1 --retry-jitter 0%",
+            "nsqha channel set orders billing --clear retry --clear retry-max",
+        ),
+        description="Change the policy of a channel, or of '*': all channels of the topic that say nothing themselves. "
+        "It returns when every leader follows it. What waits already keeps its time.",
+        shape=f'{{"topic", "channel", "policy": {_POLICY}, "default_policy": {_POLICY}}}',
+        statuses=(*USUAL, exits.CONFLICT),
+    )
+    verb.add_argument("topic", metavar="TOPIC", type=name)
+    verb.add_argument("channel", metavar="CHANNEL", type=_name_or_every, help="its name, or '*'")
+    verb.add_argument("--retry", metavar="D", type=_milliseconds, help="wait after the first failure: 500ms, 10s, 1h")
+    verb.add_argument("--retry-max", metavar="D", type=_milliseconds, help="the longest wait, however often it failed")
+    verb.add_argument("--retry-factor", metavar="N", type=_number, help="1 to 10: each failure makes it longer (2)")
+    verb.add_argument("--retry-jitter", metavar="P", type=_percent, help="spread the waits by up to this (20%%)")
+    verb.add_argument(
+        "--retry-instead",
+        action="store_true",
+        default=None,
+        help="also in place of a longer delay that a consumer asks for",
+    )
+    verb.add_argument(
+        "--clear", metavar="FIELD", choices=_CLEARED, action="append", default=[], help=f"one of {', '.join(_CLEARED)}"
+    )
+    add_json(verb)
+    add_grpc(verb)
+
+
+def run_set(args: argparse.Namespace) -> int:
+    wanted = {
+        "retry_ms": args.retry,
+        "retry_max_ms": args.retry_max,
+        "retry_factor": args.retry_factor,
+        "retry_jitter": args.retry_jitter,
+        "retry_instead": args.retry_instead,
+    }
+    fields = {name: value for name, value in wanted.items() if value is not None}
+    clear = [_field(word) for word in args.clear]
+    if not fields and not clear:
+        args.parser.error("nothing to change: give --retry, --retry-max, ..., or --clear FIELD")
+    with Admin.of(args) as admin:
+        before = admin.call("GetChannelPolicy", topic=args.topic, channel=args.channel)
+        answer = admin.call(
+            "UpdateChannelPolicy",
+            topic=args.topic,
+            channel=args.channel,
+            set=admin.messages.ChannelPolicy(**fields),
+            clear=clear,
+            expected=before.default_policy if args.channel == EVERY_CHANNEL else before.policy,
+        )
+    if args.json:
+        print_json({"topic": args.topic, "channel": args.channel, **record(answer)})
+    else:
+        say(f"set {args.topic} {args.channel}: {described(answer.policy, answer.default_policy)}")
+    return exits.OK
+
+
+def show(own: Any, defaults: Any) -> None:
+    """Print what a channel follows, unless it is what nsqd does."""
+    if own.ListFields() or defaults.ListFields():
+        print(f"\npolicy: {described(own, defaults)}")
+
+
+def described(own: Any, defaults: Any) -> str:
+    """What is in force, and where it comes from: `retry 1s (channel), at most 10m00s (*), ...`."""
+    said = []
+    for field in own.DESCRIPTOR.fields:
+        source, origin = (own, "channel") if own.HasField(field.name) else (defaults, EVERY_CHANNEL)
+        if source.HasField(field.name):
+            said.append(f"{_value(field.name, getattr(source, field.name))} ({origin})")
+    return ", ".join(said) or "as nsqd: a message comes again when the consumer says so"
+
+
+def _value(field: str, value: Any) -> str:
+    if field.endswith("_ms"):
+        return f"{'retry' if field == 'retry_ms' else 'at most'} {show_duration(value / 1000)}"
+    if field == "retry_jitter":
+        return f"jitter {value * 100:g}%"
+    if field == "retry_instead":
+        return "in place of what consumers ask for" if value else "or longer if consumers ask for it"
+    return f"factor {value:g}"
+
+
+def _field(word: str) -> str:
+    return word.replace("-", "_") + ("_ms" if word in ("retry", "retry-max") else "")
+
+
+def _name_or_every(text: str) -> str:
+    return text if text == EVERY_CHANNEL else name(text)
+
+
+def _milliseconds(text: str) -> int:
+    ns = duration(text)
+    if ns % 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of milliseconds")
+    return ns // 1_000_000
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _percent(text: str) -> float:
+    if not text.endswith("%"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage such as 20%")
+    return _number(text[:-1]) / 100

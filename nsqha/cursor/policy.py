@@ -1,0 +1,101 @@
+"""What an operator asked of channels, in the form in which their leader follows it.
+
+    delay after failure n:  min(retry_max, retry * factor^(n - 1)) * a draw from [1 - jitter, 1 + jitter]
+
+A failure is a REQ, a time-out, or a lost connection; n is the number of deliveries so far, as each of them failed. The
+draw is a hash of channel, message and n, so that it is the same wherever it is computed, and messages that failed
+together do not come back together.
+
+`ChannelPolicies` is what one partition follows. It is taken from the metadata record whenever the channel list is, and
+before the first acknowledgement of an epoch; it is never in the log. What a leader wrote because of it (deferrals) is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_MASK = (1 << 64) - 1
+_EXPONENT_MAX = 400  # of the factor: 10^400 overflows a float; the bound is reached long before
+
+
+class FieldInForce(Protocol):
+    """The value of one field of a policy."""
+
+    @property
+    def value(self) -> Any: ...
+
+
+class PolicySource(Protocol):
+    """The metadata record of a topic's channels, as far as policies are concerned."""
+
+    @property
+    def version(self) -> int: ...
+
+    def policy_in_force(self, name: str) -> Mapping[str, FieldInForce]:
+        """What the channel follows, by the names of the fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a message waits that failed; times in seconds."""
+
+    first_s: float
+    most_s: float
+    factor: float = 2.0
+    jitter: float = 0.0
+    instead: bool = False  # whatever delay the client asks for; else the longer one counts
+
+    @classmethod
+    def of(cls, fields: Mapping[str, FieldInForce]) -> RetryPolicy | None:
+        """None: nothing but the delay that the client asks for."""
+        value = {name: field.value for name, field in fields.items()}
+        if not (value["retry_ms"] or value["retry_instead"]):
+            return None
+        return cls(
+            first_s=value["retry_ms"] / 1000,
+            most_s=value["retry_max_ms"] / 1000,
+            factor=value["retry_factor"],
+            jitter=value["retry_jitter"],
+            instead=value["retry_instead"],
+        )
+
+    def delay(self, asked_s: float, *, failures: int, draw: float) -> float:
+        """After this failure, counted from 1. `asked_s`: by the client. `draw`: from [0, 1)."""
+        try:
+            grown = self.first_s * self.factor ** min(failures - 1, _EXPONENT_MAX)
+        except OverflowError:
+            grown = self.most_s
+        own = min(grown, self.most_s) * (1 + self.jitter * (2 * draw - 1))
+        return own if self.instead else max(own, asked_s)
+
+
+def draw(uid: int, offset: int, failures: int) -> float:
+    """A number from [0, 1) that looks random, for this failure of this message (the mixing steps of SplitMix64)."""
+    mixed = (uid ^ offset * 0x9E3779B97F4A7C15 ^ failures * 0xD1B54A32D192ED03) & _MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+    return ((mixed ^ mixed >> 31) >> 11) / (1 << 53)
+
+
+class ChannelPolicies:
+    """What the channels of one partition follow."""
+
+    __slots__ = ("_found", "_source")
+
+    def __init__(self) -> None:
+        self._source: PolicySource | None = None
+        self._found: dict[str, RetryPolicy | None] = {}
+
+    def follow(self, source: PolicySource) -> None:
+        """Go by this record from now on, unless a newer one is known."""
+        if self._source is None or source.version >= self._source.version:
+            self._source = source
+            self._found = {}
+
+    def retry(self, channel: str) -> RetryPolicy | None:
+        """How messages of this channel come again; None: after the delay that the client asks for."""
+        if channel not in self._found:
+            self._found[channel] = RetryPolicy.of(self._source.policy_in_force(channel)) if self._source else None
+        return self._found[channel]
