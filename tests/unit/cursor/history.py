@@ -47,6 +47,8 @@ class History(Life):
     def run(self) -> None:
         if self.rng.random() < 0.8:
             self.create_channel()
+        if self.rng.random() < 0.4:
+            self.ask_policy()
         for _ in range(self.steps):
             step = self.rng.choices(*self.menu())[0]
             self.trace.append(step.__name__)
@@ -242,6 +244,8 @@ class History(Life):
             goal = min(max(goal, leader.cursors.state.log_start[0]), self.model.pump)
             if went_back is not None:
                 went_back = replace(went_back, floor=goal)
+            # What was deferred by the batch that drops it is in no set before or after.
+            just_now = {o for o, due in model.due.items() if due.long and model.status[o] == PENDING}
             model.sought(goal, self.model.pump, held, drop=drop, undo=went_back)
             if went_back is not None and not model.ephemeral:
                 there = {ref.offset: ref.due_ns for ref in committed.deferred.items()}
@@ -252,7 +256,7 @@ class History(Life):
                 model.returned({offset: there[offset] for offset in back_again})
             model.undo = back[0]
             if drop and not model.ephemeral:
-                model.undo.dropped = {offset for offset in held if offset < goal}
+                model.undo.dropped = {offset for offset in held | just_now if offset < goal}
             leader.max_floor[committed.uid] = 0
 
         self._request(sought)

@@ -27,8 +27,7 @@ from nsqha.cursor.live.requeue import Requeues
 from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.live.unread_share import UnreadShare
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.policy import ChannelPolicies, RetryPolicy
-from nsqha.cursor.requests import ChannelRequests
+from nsqha.cursor.policy import RetryPolicy
 from nsqha.cursor.retention import ChannelRetention
 from nsqha.hot import WAITING
 from tests.mutation import Patch, instead, run
@@ -367,29 +366,6 @@ def retry_does_not_grow() -> list[Patch]:
         return delay(self, asked_s, failures=1, draw=draw)
 
     return [instead(RetryPolicy, "delay", wrong)]
-
-
-@mutant("a policy is the newest one that is known")
-def policy_of_an_older_record() -> list[Patch]:
-    follow = ChannelPolicies.follow
-
-    def wrong(self: ChannelPolicies, source: Any) -> None:
-        self._source = None
-        follow(self, source)
-
-    return [instead(ChannelPolicies, "follow", wrong)]
-
-
-@mutant("a new leader follows the policy from its first delivery")
-def policy_is_not_read_at_election() -> list[Patch]:
-    opening = ChannelRequests.opening_events
-
-    def wrong(self: ChannelRequests, record: Any) -> bytes:
-        events = opening(self, record)
-        self._policies.__init__()  # type: ignore[misc]
-        return events
-
-    return [instead(ChannelRequests, "opening_events", wrong)]
 
 
 @mutant("a long requeue survives a crash")

@@ -8,6 +8,7 @@ from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.events import TARGET_END, Carry, ChannelsEvent, Ephemeral, Seek, TopicEmpty
 from nsqha.cursor.policy import ChannelPolicies
 from nsqha.cursor.requests import ChannelRequests
+from nsqha.election.policy import ChannelPolicy
 from nsqha.errors import NotFound
 from tests.unit.cursor.tiny import Info, Leader, Record
 
@@ -73,3 +74,16 @@ def test_empty_is_a_seek_to_the_end_that_drops_what_is_deferred():
     assert requests.empty("c").target == 5
     (seek,) = requests.take()
     assert isinstance(seek, Seek) and seek.drop_deferred and seek.target == TARGET_END
+
+
+def test_a_new_leader_follows_the_policies_that_its_record_has():
+    """Also where the log has that version of the channel list already."""
+    policies, state = ChannelPolicies(), PartitionState()
+    state.version = 5
+    requests = ChannelRequests(state, {}, policies)
+    assert requests.opening_events(Record(5, policy=ChannelPolicy(retry_ms=1000))) == b""
+    retry = policies.retry("c")
+    assert retry is not None
+    assert retry.first_s == 1.0
+    assert not requests.reconcile(Record(4)), "an older record"
+    assert policies.retry("c") is retry
