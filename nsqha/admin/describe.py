@@ -35,7 +35,8 @@ ASK_SECONDS = 2.0
 
 SYNC = {"always": admin_pb2.SYNC_ALWAYS, "interval": admin_pb2.SYNC_INTERVAL, "none": admin_pb2.SYNC_NONE}
 
-_SUMS = ("depth", "in_flight", "deferred", "message_count", "finished", "requeued", "timed_out")
+_COUNTS = ("message_count", "finished", "requeued", "timed_out", "skipped", "dropped")
+_SUMS = ("depth", "in_flight", "deferred", *_COUNTS)
 
 
 @dataclass(frozen=True)
@@ -374,6 +375,8 @@ def channel_message(topic: str, stats: ChannelStats) -> Any:
                 finished=c.finish_count,
                 requeued=c.requeue_count,
                 timed_out=c.timeout_count,
+                skipped=c.skipped_count,
+                dropped=c.dropped_count,
                 leader_epoch=c.leader_epoch,
             )
             for c in stats.cursors

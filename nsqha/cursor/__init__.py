@@ -14,6 +14,7 @@ Reading order: `events`, `deferred.deferred_set`, `committed.state`, `live.curso
     cache      the committed state on disk, in LMDB
     partition  all channels of one partition: their events into the log, and out of it
     retention  what channels keep of the log, and how its start moves
+    passing    which channels pass over messages by their policies
     requests   what was asked for and is not in the log yet
     seek       a cursor moved: what would happen, what did, and the way back
     live       a channel as its leader has it: messages handed out, in flight, waiting, and the progress

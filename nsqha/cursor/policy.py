@@ -71,6 +71,20 @@ class RetryPolicy:
         return own if self.instead else max(own, asked_s)
 
 
+@dataclass(frozen=True, slots=True)
+class PassingPolicy:
+    """What consumers of a channel do not get."""
+
+    skip: bool = False  # all of it
+    max_depth: int | None = None  # the oldest unread messages beyond so many
+
+    @classmethod
+    def of(cls, fields: Mapping[str, FieldInForce]) -> PassingPolicy | None:
+        """None: they get everything."""
+        skip, most = fields["skip"].value, fields["max_depth"].value
+        return cls(skip, most) if skip or most is not None else None
+
+
 def draw(uid: int, offset: int, failures: int) -> float:
     """A number from [0, 1) that looks random, for this failure of this message (the mixing steps of SplitMix64)."""
     mixed = (uid ^ offset * 0x9E3779B97F4A7C15 ^ failures * 0xD1B54A32D192ED03) & _MASK
@@ -82,9 +96,10 @@ def draw(uid: int, offset: int, failures: int) -> float:
 class ChannelPolicies:
     """What the channels of one partition follow."""
 
-    __slots__ = ("_found", "_source")
+    __slots__ = ("_found", "_source", "changes")
 
     def __init__(self) -> None:
+        self.changes = 0  # counts what `follow` has taken
         self._source: PolicySource | None = None
         self._found: dict[str, RetryPolicy | None] = {}
 
@@ -93,9 +108,14 @@ class ChannelPolicies:
         if self._source is None or source.version >= self._source.version:
             self._source = source
             self._found = {}
+            self.changes += 1
 
     def retry(self, channel: str) -> RetryPolicy | None:
         """How messages of this channel come again; None: after the delay that the client asks for."""
         if channel not in self._found:
             self._found[channel] = RetryPolicy.of(self._source.policy_in_force(channel)) if self._source else None
         return self._found[channel]
+
+    def passing(self, channel: str) -> PassingPolicy | None:
+        """What consumers of this channel do not get; None: they get everything."""
+        return PassingPolicy.of(self._source.policy_in_force(channel)) if self._source else None

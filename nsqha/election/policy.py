@@ -9,7 +9,7 @@ A policy decides what a leader does from now on; what was written because of an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ EVERY_CHANNEL = "*"  # as the name of a channel: those that say nothing themselv
 HOURS_MAX = 8760
 DELAY_MS_MAX = HOURS_MAX * 3_600_000
 FACTOR_MAX = 10.0
+DEPTH_MAX = 1 << 40
 
 
 def _check(name: str, value: float | None, lowest: float, highest: float) -> None:
@@ -40,14 +41,18 @@ class ChannelPolicy(SparseRecord):
     retry_factor: float | None = None  # by how much each further failure makes the delay longer
     retry_jitter: float | None = None  # the delay is multiplied by a draw from [1 - jitter, 1 + jitter]
     retry_instead: bool | None = None  # in place of the delay that a client asks for; else the longer one counts
+    max_depth: int | None = None  # per partition: the oldest unread messages beyond so many are passed over
+    skip: bool | None = None  # everything is passed over as it is committed
 
     def __post_init__(self) -> None:
         _check("retry_ms", self.retry_ms, 0, DELAY_MS_MAX)
         _check("retry_max_ms", self.retry_max_ms, 0, DELAY_MS_MAX)
         _check("retry_factor", self.retry_factor, 1.0, FACTOR_MAX)
         _check("retry_jitter", self.retry_jitter, 0.0, 1.0)
-        if self.retry_instead not in (None, False, True) or type(self.retry_instead) is int:
-            raise ValueError(f"retry_instead is {self.retry_instead!r}; it must be true or false")
+        _check("max_depth", self.max_depth, 1, DEPTH_MAX)
+        for name in ("retry_instead", "skip"):
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise ValueError(f"{name} is {value!r}; it must be true or false")
 
     @property
     def said(self) -> dict[str, Any]:
@@ -68,8 +73,10 @@ class ChannelPolicy(SparseRecord):
 
 FIELDS = tuple(field.name for field in fields(ChannelPolicy) if field.name != "unknown")
 
-AS_NSQD = ChannelPolicy(retry_ms=0, retry_max_ms=DELAY_MS_MAX, retry_factor=2.0, retry_jitter=0.2, retry_instead=False)
-"""What holds where nothing is said: a delay is what the client asks for."""
+AS_NSQD = ChannelPolicy(
+    retry_ms=0, retry_max_ms=DELAY_MS_MAX, retry_factor=2.0, retry_jitter=0.2, retry_instead=False, skip=False
+)
+"""What holds where nothing is said: a delay is what the client asks for, a channel has no bound and skips nothing."""
 
 
 class InForce(NamedTuple):
@@ -82,7 +89,10 @@ class InForce(NamedTuple):
 def in_force(own: ChannelPolicy, defaults: ChannelPolicy) -> dict[str, InForce]:
     """What a channel follows, for every field."""
     origins = (("channel", own), (EVERY_CHANNEL, defaults), ("default", AS_NSQD))
-    return {
-        name: next(InForce(v, origin) for origin, policy in origins if (v := getattr(policy, name)) is not None)
-        for name in FIELDS
-    }
+    return {name: next(_said(name, origins), InForce(None, "default")) for name in FIELDS}
+
+
+def _said(name: str, origins: Sequence[tuple[str, ChannelPolicy]]) -> Iterator[InForce]:
+    for origin, policy in origins:
+        if (value := getattr(policy, name)) is not None:
+            yield InForce(value, origin)

@@ -88,6 +88,41 @@ def test_http_says_the_same(node: DevNode) -> None:
     assert answer["in_force"]["retry_factor"] == {"value": 3.0, "from": "*"}
 
 
+def test_the_oldest_beyond_a_depth_are_passed_over_and_counted(node: DevNode) -> None:
+    node.create("deep", "c")
+    node.publish("deep", *map(str, range(10)))
+    refused = node.run("channel", "set", "deep", "c", "--max-depth", "3")
+    assert refused.returncode == 8
+    assert "--yes" in refused.stderr
+    node.ok("channel", "set", "deep", "c", "--max-depth", "3", "--yes")
+    node.publish("deep", "10")
+    shown = node.json("channel", "show", "deep", "c")
+    assert (shown["depth"], shown["dropped"], shown["skipped"]) == (3, 8, 0)
+    assert "0 skipped, 8 beyond its depth" in node.ok("channel", "show", "deep", "c")
+    assert node.ok("sub", "deep", "c", "-n", "3").split() == ["8", "9", "10"]
+    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=10) as answer:
+        metrics = answer.read().decode().splitlines()
+    dropped = [line for line in metrics if line.startswith("nsqha_channel_dropped") and "deep" in line]
+    assert [float(line.split()[1]) for line in dropped] == [8], dropped
+
+
+def test_skip_and_unskip_as_in_youzans_fork(node: DevNode) -> None:
+    node.create("skipped", "c")
+
+    def post(path: str) -> None:
+        urllib.request.urlopen(f"http://{node.http}{path}?topic=skipped&channel=c", b"", timeout=10).close()
+
+    post("/channel/skip")
+    node.publish("skipped", "a", "b")
+    shown = node.json("channel", "show", "skipped", "c")
+    assert (shown["depth"], shown["skipped"]) == (0, 2)
+    post("/channel/unskip")
+    node.publish("skipped", "c")
+    assert node.ok("sub", "skipped", "c", "-n", "1").split() == ["c"]
+    node.ok("seek", "skipped", "c", "start", "--yes")
+    assert node.ok("sub", "skipped", "c", "-n", "3").split() == ["a", "b", "c"], "the log has them"
+
+
 @pytest.mark.parametrize(
     ("query", "body", "status", "said"),
     [
@@ -143,7 +178,7 @@ def test_a_wrong_command_is_one_line(node: DevNode, words: list[str], status: in
 
 
 def test_the_commands_of_the_page_do_what_it_says(node: DevNode) -> None:
-    node.create("orders", "billing")
+    node.create("orders", "billing", "audit")
     environment = node.environment | {"NSQHA_HTTP_ADDRESS": node.http}
     outputs = []
     for block in re.findall(r"```sh\n(.*?)```", DOCS, re.DOTALL):

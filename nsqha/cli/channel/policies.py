@@ -7,13 +7,13 @@ from typing import Any
 
 from nsqha.cli.brokers.admin import USUAL, Admin, record
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.parser import add_grpc, add_json, add_verb, duration, name
-from nsqha.cli.terminal.screen import print_json, say
+from nsqha.cli.terminal.parser import add_grpc, add_json, add_verb, add_yes, count, duration, name
+from nsqha.cli.terminal.screen import confirm, print_json, say
 from nsqha.cli.terminal.times import show_duration
 
 EVERY_CHANNEL = "*"
-_POLICY = '{"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead"}'
-_CLEARED = ("retry", "retry-max", "retry-factor", "retry-jitter", "retry-instead")
+_POLICY = '{"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead", "max_depth", "skip"}'
+_CLEARED = ("retry", "retry-max", "retry-factor", "retry-jitter", "retry-instead", "max-depth", "skip")
 
 
 def add_set(verbs: Any) -> None:
@@ -21,16 +21,17 @@ def add_set(verbs: Any) -> None:
         verbs,
         "set",
         run_set,
-        help="change the policy of a channel: how its messages come again",
+        help="change the policy of a channel: how its messages come again, and what is passed over",
         examples=(
             "nsqha channel set orders billing --retry 1s --retry-max 10m",
             "nsqha channel set orders '*' --retry 5s --retry-factor 1 --retry-jitter 0%",
+            "nsqha channel set orders audit --max-depth 1000000 --yes",
             "nsqha channel set orders billing --clear retry --clear retry-max",
         ),
         description="Change the policy of a channel, or of '*': all channels of the topic that say nothing themselves. "
         "It returns when every leader follows it. What waits already keeps its time.",
         shape=f'{{"topic", "channel", "policy": {_POLICY}, "default_policy": {_POLICY}}}',
-        statuses=(*USUAL, exits.CONFLICT),
+        statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),
     )
     verb.add_argument("topic", metavar="TOPIC", type=name)
     verb.add_argument("channel", metavar="CHANNEL", type=_name_or_every, help="its name, or '*'")
@@ -44,9 +45,13 @@ def add_set(verbs: Any) -> None:
         default=None,
         help="also in place of a longer delay that a consumer asks for",
     )
+    bound = "keep so many unread messages per partition, pass over older ones"
+    verb.add_argument("--max-depth", metavar="N", type=count, help=bound)
+    verb.add_argument("--skip", action="store_true", default=None, help="pass over everything, until --clear skip")
     verb.add_argument(
         "--clear", metavar="FIELD", choices=_CLEARED, action="append", default=[], help=f"one of {', '.join(_CLEARED)}"
     )
+    add_yes(verb)
     add_json(verb)
     add_grpc(verb)
 
@@ -58,6 +63,8 @@ def run_set(args: argparse.Namespace) -> int:
         "retry_factor": args.retry_factor,
         "retry_jitter": args.retry_jitter,
         "retry_instead": args.retry_instead,
+        "max_depth": args.max_depth,
+        "skip": args.skip,
     }
     fields = {name: value for name, value in wanted.items() if value is not None}
     clear = [_field(word) for word in args.clear]
@@ -65,6 +72,7 @@ def run_set(args: argparse.Namespace) -> int:
         args.parser.error("nothing to change: give --retry, --retry-max, ..., or --clear FIELD")
     with Admin.of(args) as admin:
         before = admin.call("GetChannelPolicy", topic=args.topic, channel=args.channel)
+        _confirm(admin, args)
         answer = admin.call(
             "UpdateChannelPolicy",
             topic=args.topic,
@@ -78,6 +86,19 @@ def run_set(args: argparse.Namespace) -> int:
     else:
         say(f"set {args.topic} {args.channel}: {described(answer.policy, answer.default_policy)}")
     return exits.OK
+
+
+def _confirm(admin: Admin, args: argparse.Namespace) -> None:
+    """What is passed over is gone for the consumers, unless somebody seeks back while the log has it."""
+    if not (args.skip or args.max_depth):
+        return
+    there = "of each channel that says nothing itself"
+    if args.channel != EVERY_CHANNEL:
+        channel = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
+        partitions = len(channel.partitions)
+        there = f"of channel {args.channel}, which has {channel.depth:,} in {partitions} partition(s),"
+    what = "all unread messages" if args.skip else f"the oldest unread messages beyond {args.max_depth:,} per partition"
+    confirm(f"pass over {what} {there} from now on?", yes=args.yes)
 
 
 def show(own: Any, defaults: Any) -> None:
@@ -101,6 +122,10 @@ def _value(field: str, value: Any) -> str:
         return f"{'retry' if field == 'retry_ms' else 'at most'} {show_duration(value / 1000)}"
     if field == "retry_jitter":
         return f"jitter {value * 100:g}%"
+    if field == "skip":
+        return "all skipped" if value else "nothing skipped"
+    if field == "max_depth":
+        return f"at most {value:,} unread per partition"
     if field == "retry_instead":
         return "in place of what consumers ask for" if value else "or longer if consumers ask for it"
     return f"factor {value:g}"

@@ -26,6 +26,7 @@ from nsqha.cursor.deferred.overlay import DeferredChange, DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live.flight import Flight, runs
+from nsqha.cursor.live.passing import PassingOver
 from nsqha.cursor.live.progress import Written, deliveries
 from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.live.waiting import Waiting
@@ -60,6 +61,7 @@ class ChannelCursor:
         self.context = context
         self.is_dirty = False
         self._counted_from = committed.floor  # where message_count begins
+        self.passing = PassingOver()
         self.reload()
 
     def reload(self) -> None:

@@ -782,6 +782,8 @@ class Channel(_message.Message):
     READER_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     DEFAULT_POLICY_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     name: _builtins.str
     paused: _builtins.bool
@@ -798,6 +800,10 @@ class Channel(_message.Message):
     timed_out: _builtins.int
     reader: _builtins.bool
     """it hands out nothing: who reads the log's files keeps a place there, and `depth` is the lag"""
+    skipped: _builtins.int
+    """passed over by the policy `skip`"""
+    dropped: _builtins.int
+    """passed over by the policy `max_depth`"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelPartition]: ...
     @_builtins.property
@@ -828,10 +834,12 @@ class Channel(_message.Message):
         reader: _builtins.bool = ...,
         policy: Global___ChannelPolicy | None = ...,
         default_policy: Global___ChannelPolicy | None = ...,
+        skipped: _builtins.int = ...,
+        dropped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_policy", b"default_policy", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "default_policy", b"default_policy", "deferred", b"deferred", "depth", b"depth", "ephemeral", b"ephemeral", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "policy", b"policy", "reader", b"reader", "requeued", b"requeued", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "default_policy", b"default_policy", "deferred", b"deferred", "depth", b"depth", "dropped", b"dropped", "ephemeral", b"ephemeral", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "policy", b"policy", "reader", b"reader", "requeued", b"requeued", "skipped", b"skipped", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -848,6 +856,8 @@ class ChannelPolicy(_message.Message):
     RETRY_FACTOR_FIELD_NUMBER: _builtins.int
     RETRY_JITTER_FIELD_NUMBER: _builtins.int
     RETRY_INSTEAD_FIELD_NUMBER: _builtins.int
+    MAX_DEPTH_FIELD_NUMBER: _builtins.int
+    SKIP_FIELD_NUMBER: _builtins.int
     retry_ms: _builtins.int
     """how long a message waits after its first failure"""
     retry_max_ms: _builtins.int
@@ -858,6 +868,10 @@ class ChannelPolicy(_message.Message):
     """the delay is multiplied by a draw from [1 - jitter, 1 + jitter]; default 0.2"""
     retry_instead: _builtins.bool
     """in place of the delay that a client asks for; else the longer one counts"""
+    max_depth: _builtins.int
+    """per partition: the oldest unread messages beyond so many are passed over"""
+    skip: _builtins.bool
+    """everything is passed over as it is committed"""
     def __init__(
         self,
         *,
@@ -866,11 +880,15 @@ class ChannelPolicy(_message.Message):
         retry_factor: _builtins.float | None = ...,
         retry_jitter: _builtins.float | None = ...,
         retry_instead: _builtins.bool | None = ...,
+        max_depth: _builtins.int | None = ...,
+        skip: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_depth: _TypeAlias = _typing.Literal["max_depth"]  # noqa: Y015
+    _WhichOneofArgType__max_depth: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth"]  # noqa: Y015
     _WhichOneofReturnType__retry_factor: _TypeAlias = _typing.Literal["retry_factor"]  # noqa: Y015
     _WhichOneofArgType__retry_factor: _TypeAlias = _typing.Literal["_retry_factor", b"_retry_factor"]  # noqa: Y015
     _WhichOneofReturnType__retry_instead: _TypeAlias = _typing.Literal["retry_instead"]  # noqa: Y015
@@ -881,6 +899,10 @@ class ChannelPolicy(_message.Message):
     _WhichOneofArgType__retry_max_ms: _TypeAlias = _typing.Literal["_retry_max_ms", b"_retry_max_ms"]  # noqa: Y015
     _WhichOneofReturnType__retry_ms: _TypeAlias = _typing.Literal["retry_ms"]  # noqa: Y015
     _WhichOneofArgType__retry_ms: _TypeAlias = _typing.Literal["_retry_ms", b"_retry_ms"]  # noqa: Y015
+    _WhichOneofReturnType__skip: _TypeAlias = _typing.Literal["skip"]  # noqa: Y015
+    _WhichOneofArgType__skip: _TypeAlias = _typing.Literal["_skip", b"_skip"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_depth) -> _WhichOneofReturnType__max_depth | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_factor) -> _WhichOneofReturnType__retry_factor | None: ...
     @_typing.overload
@@ -891,6 +913,8 @@ class ChannelPolicy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_max_ms) -> _WhichOneofReturnType__retry_max_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_ms) -> _WhichOneofReturnType__retry_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip) -> _WhichOneofReturnType__skip | None: ...
 
 Global___ChannelPolicy: _TypeAlias = ChannelPolicy  # noqa: Y015
 
@@ -914,6 +938,8 @@ class ChannelPartition(_message.Message):
     TIMED_OUT_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     floor: _builtins.int
     """all below is finished or deferred"""
@@ -935,6 +961,8 @@ class ChannelPartition(_message.Message):
     leader_epoch: _builtins.int
     error: _builtins.str
     """nobody told, and why; the figures are 0 then"""
+    skipped: _builtins.int
+    dropped: _builtins.int
     def __init__(
         self,
         *,
@@ -954,10 +982,12 @@ class ChannelPartition(_message.Message):
         timed_out: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         error: _builtins.str = ...,
+        skipped: _builtins.int = ...,
+        dropped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deferred", b"deferred", "depth", b"depth", "error", b"error", "finished", b"finished", "finished_above_floor", b"finished_above_floor", "floor", b"floor", "in_flight", b"in_flight", "leader_epoch", b"leader_epoch", "message_count", b"message_count", "next_read", b"next_read", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partition", b"partition", "requeued", b"requeued", "stuck", b"stuck", "timed_out", b"timed_out", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deferred", b"deferred", "depth", b"depth", "dropped", b"dropped", "error", b"error", "finished", b"finished", "finished_above_floor", b"finished_above_floor", "floor", b"floor", "in_flight", b"in_flight", "leader_epoch", b"leader_epoch", "message_count", b"message_count", "next_read", b"next_read", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partition", b"partition", "requeued", b"requeued", "skipped", b"skipped", "stuck", b"stuck", "timed_out", b"timed_out", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,8 @@ class AdministrationRoutes:
             api.add("POST", f"/channel/{verb}", getattr(self, f"channel_{verb}"))
         api.add("GET", "/channel/policy", self.channel_policy)
         api.add("POST", "/channel/policy", self.change_channel_policy)
+        api.add("POST", "/channel/skip", self.channel_skip)
+        api.add("POST", "/channel/unskip", self.channel_unskip)
 
     async def topic_create(self, request: HttpRequest) -> None:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
@@ -111,6 +113,21 @@ class AdministrationRoutes:
         except (msgspec.MsgspecError, ValueError) as error:
             raise ApiError(400, "INVALID_POLICY", detail=str(error)) from error
         return _shown(topic, channel, changed)
+
+    async def channel_skip(self, request: HttpRequest) -> None:
+        """As Youzan's: nothing that is published from now on, nor what is unread, is delivered."""
+        await self._skip(request, True)
+
+    async def channel_unskip(self, request: HttpRequest) -> None:
+        """As Youzan's: what is published from now on is delivered again."""
+        await self._skip(request, None)
+
+    async def _skip(self, request: HttpRequest, skip: bool | None) -> None:
+        topic, channel = self._existing_channel(request)
+        try:
+            await done(self._broker.channels.ask(topic, channel, {"skip": skip}), self._broker, "CHANNEL_NOT_FOUND")
+        except ValueError as error:
+            raise ApiError(400, "INVALID_POLICY", detail=str(error)) from error
 
     def _with_policy(self, request: HttpRequest) -> tuple[str, str]:
         if request.query.get("channel") != EVERY_CHANNEL:

@@ -267,10 +267,12 @@ _OF_CHANNEL = (
     ("channel_acked", "Messages finished by consumers.", "finish_count"),
     ("channel_requeued", "REQ commands of consumers.", "requeue_count"),
     ("channel_timed_out", "Deliveries that were not answered in time.", "timeout_count"),
+    ("channel_skipped", "Messages passed over, as a policy says skip.", "skipped_count"),
+    ("channel_dropped", "Messages passed over, as a policy bounds the depth.", "dropped_count"),
     ("channel_clients", "Consumers.", "client_count"),
     ("channel_paused", "1 if the channel is paused.", "paused"),
 )
-_CHANNEL_COUNTERS = 4
+_CHANNEL_COUNTERS = 6
 
 _OF_CURSOR = (
     ("channel_depth", "Messages waiting, without those in flight or deferred.", "depth"),

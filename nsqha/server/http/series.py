@@ -187,7 +187,17 @@ class SeriesBound:
     def _other_channel(self, topic: str, channels: Sequence[ChannelStats]) -> ChannelStats:
         rest = self._other_channels.setdefault(topic, _Rest())
         counts = rest.sums(
-            {c.channel_name: (c.message_count, c.finish_count, c.requeue_count, c.timeout_count) for c in channels}
+            {
+                c.channel_name: (
+                    c.message_count,
+                    c.finish_count,
+                    c.requeue_count,
+                    c.timeout_count,
+                    c.skipped_count,
+                    c.dropped_count,
+                )
+                for c in channels
+            }
         )
         return ChannelStats(
             channel_name=OTHER,
@@ -195,6 +205,8 @@ class SeriesBound:
             finish_count=counts[1],
             requeue_count=counts[2],
             timeout_count=counts[3],
+            skipped_count=counts[4],
+            dropped_count=counts[5],
             client_count=sum(c.client_count for c in channels),
             paused=any(c.paused for c in channels),
             e2e_processing_latency=_slowest([c.e2e_processing_latency for c in channels]),

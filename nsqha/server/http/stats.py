@@ -73,6 +73,8 @@ class CursorStats:
     requeue_count: int = 0
     timeout_count: int = 0
     finish_count: int = 0
+    skipped_count: int = 0  # passed over by a policy
+    dropped_count: int = 0  # ... that bounds the depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ class ChannelStats:
     requeue_count: int = 0
     timeout_count: int = 0
     finish_count: int = 0
+    skipped_count: int = 0  # passed over by a policy
+    dropped_count: int = 0  # ... that bounds the depth
     zone_local_msg_count: int = 0
     region_local_msg_count: int = 0
     global_msg_count: int = 0

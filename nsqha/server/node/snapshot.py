@@ -188,6 +188,8 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 requeue_count=channel.requeue_count,
                 timeout_count=channel.timeout_count,
                 finish_count=channel.finished_count,
+                skipped_count=cursor.passing.skipped,
+                dropped_count=cursor.passing.dropped,
             )
         )
     consumers = topic.consumers.here.get(name, [])
@@ -204,6 +206,8 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         requeue_count=sum(c.requeue_count for c in cursors) + ended["requeue_count"],
         timeout_count=sum(c.timeout_count for c in cursors) + ended["timeout_count"],
         finish_count=sum(c.finish_count for c in cursors) + ended["finish_count"],
+        skipped_count=sum(c.skipped_count for c in cursors) + ended["skipped_count"],
+        dropped_count=sum(c.dropped_count for c in cursors) + ended["dropped_count"],
         client_count=len(consumers),
         clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
         relayed_count=len(relayed),

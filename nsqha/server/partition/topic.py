@@ -97,6 +97,8 @@ class EndedCounts:
                 requeue_count=channel.requeue_count,
                 timeout_count=channel.timeout_count,
                 finish_count=channel.finished_count,
+                skipped_count=channel.cursor.passing.skipped,
+                dropped_count=channel.cursor.passing.dropped,
             )
 
     def forget(self, channel: str) -> None:

@@ -93,7 +93,7 @@ def no_window() -> list[Patch]:
 
 @mutant("what timed out comes again")
 def timeout_forgets() -> list[Patch]:
-    return [instead(Channel, "_came_back", lambda self, offsets, singles, now: len(offsets) + len(singles))]
+    return [instead(Channel, "_came_back", lambda self, offsets, singles, now, **_: len(offsets) + len(singles))]
 
 
 @mutant("what was delivered is finished only by a FIN of its owner")

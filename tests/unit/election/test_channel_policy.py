@@ -22,7 +22,8 @@ def test_what_a_channel_does_not_say_is_looked_up():
     assert found["retry_jitter"] == (0.2, "default")
     assert listed.policy_in_force("b")["retry_ms"] == (5000, "*")
     assert listed.policy_in_force("x#ephemeral")["retry_ms"] == (5000, "*")
-    assert set(AS_NSQD.said) == set(FIELDS), "every field has a default"
+    assert set(AS_NSQD.said) == set(FIELDS) - {"max_depth"}, "every field has a default; a depth has no bound"
+    assert found["max_depth"] == (None, "default")
 
 
 def test_each_change_is_a_version_and_none_is_not():
@@ -55,6 +56,9 @@ def test_who_expected_something_else_is_told():
         ({"retry_ms": 1.5}, "retry_ms is 1.5; it must be a whole number"),
         ({"retry_ms": True}, "retry_ms is True; it must be a whole number"),
         ({"retry_instead": 1}, "retry_instead is 1; it must be true or false"),
+        ({"skip": "yes"}, "skip is 'yes'; it must be true or false"),
+        ({"max_depth": 0}, "max_depth is 0; it must be 1 to"),
+        ({"max_depth": (1 << 40) + 1}, "max_depth is"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, object], why: str):
