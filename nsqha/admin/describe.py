@@ -35,7 +35,7 @@ ASK_SECONDS = 2.0
 
 SYNC = {"always": admin_pb2.SYNC_ALWAYS, "interval": admin_pb2.SYNC_INTERVAL, "none": admin_pb2.SYNC_NONE}
 
-_COUNTS = ("message_count", "finished", "requeued", "timed_out", "skipped", "dropped")
+_COUNTS = ("message_count", "finished", "requeued", "timed_out", "skipped", "dropped", "expired")
 _SUMS = ("depth", "in_flight", "deferred", *_COUNTS)
 
 
@@ -377,6 +377,7 @@ def channel_message(topic: str, stats: ChannelStats) -> Any:
                 timed_out=c.timeout_count,
                 skipped=c.skipped_count,
                 dropped=c.dropped_count,
+                expired=c.expired_count,
                 leader_epoch=c.leader_epoch,
             )
             for c in stats.cursors

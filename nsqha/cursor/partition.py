@@ -65,7 +65,7 @@ class PartitionCursors:
         self.channels: dict[str, Channel] = {}
         self._context = ChannelContext(self.state, id_base=id_base, limits=self.limits, ordered=ordered)
         self._bounded: list[Channel] = []  # those that keep a limited number of unread messages
-        self._passing = PassingChannels(self.channels, self._context.policies)
+        self.passing = PassingChannels(self.channels, self._context.policies)
         self.requests = ChannelRequests(self.state, self.channels, self._context.policies)
         self.retention = ChannelRetention(self.state, self.requests, self._bounded)
         self.checkpoints = CheckpointWriter(self.state, self.limits)
@@ -174,7 +174,7 @@ class PartitionCursors:
         """Take in the next committed batch: committed state first, then the live channels."""
         if now is not None:
             self._context.mono = now.mono
-        if not entry.flags and not (self._bounded or self._passing):
+        if not entry.flags and not (self._bounded or self.passing):
             return self.state.apply(entry, data)
         mine = self._taken.committed(data) if entry.flags else []
         effects: list[Effect | Forgotten] = [*self.state.apply(entry, data)]
@@ -188,7 +188,7 @@ class PartitionCursors:
                     effects.append(forgotten)
         for channel in self._bounded:
             channel.cursor.keep_unread(self.state.pump)
-        self._passing.look()
+        self.passing.look()
         return effects
 
     def drop_unread(self, end: int) -> int:
@@ -202,7 +202,7 @@ class PartitionCursors:
                 self._open(committed)
             case state.Deleted(committed):
                 channel = self.channels.pop(committed.name)
-                self._passing.channels_changed()
+                self.passing.channels_changed()
                 if channel in self._bounded:
                     self._bounded.remove(channel)
             case state.Listed():
@@ -239,6 +239,6 @@ class PartitionCursors:
     def _open(self, committed: ChannelState) -> None:
         channel = (OrderedChannel if self._context.ordered else Channel)(committed, self._context)
         self.channels[committed.name] = channel
-        self._passing.channels_changed()
+        self.passing.channels_changed()
         if channel.ephemeral or self._all_bounded:
             self._bounded.append(channel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.cursor import ChannelCursor
@@ -29,11 +29,31 @@ class PassingChannels:
     def look(self) -> None:
         """The pump has moved, or the window of a channel, or a policy is another one."""
         if self._as_of != self._policies.changes:
-            self._as_of = self._policies.changes
-            policies = (
-                (c.cursor, self._policies.passing(c.name)) for c in self._channels.values() if not c.committed.reader
-            )
-            self._found = [(cursor, policy) for cursor, policy in policies if policy is not None]
+            self._choose()
         for cursor, policy in self._found:
             if cursor.passing.look(cursor.ring, cursor.unread, cursor.end, policy):
                 cursor.mark_dirty()
+
+    def _choose(self) -> None:
+        self._as_of = self._policies.changes
+        self._found = []
+        for channel in self._channels.values():
+            if not channel.committed.reader:
+                channel.cursor.passing.expires_below = 0  # until `expire` says more
+                if (policy := self._policies.passing(channel.name)) is not None:
+                    self._found.append((channel.cursor, policy))
+
+    def expire(self, wall_ns: int, first_since: Callable[[int], int]) -> bool:
+        """Called about once a second: find what has become too old, and pass over it; whether there was any.
+
+        `first_since(time_ns)` is the offset of the first message that was published then or later."""
+        known: dict[int, int] = {}
+        for cursor, policy in self._found:
+            if policy.ttl_ns is None or cursor.oldest_unfinished(cursor.end) is None:
+                continue
+            if policy.ttl_ns not in known:
+                known[policy.ttl_ns] = first_since(wall_ns - policy.ttl_ns)
+            cursor.passing.expires_below = known[policy.ttl_ns]
+        if known:
+            self.look()
+        return bool(known)

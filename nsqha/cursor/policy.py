@@ -76,13 +76,16 @@ class PassingPolicy:
     """What consumers of a channel do not get."""
 
     skip: bool = False  # all of it
+    ttl_ns: int | None = None  # unread messages that were published longer ago
     max_depth: int | None = None  # the oldest unread messages beyond so many
 
     @classmethod
     def of(cls, fields: Mapping[str, FieldInForce]) -> PassingPolicy | None:
         """None: they get everything."""
-        skip, most = fields["skip"].value, fields["max_depth"].value
-        return cls(skip, most) if skip or most is not None else None
+        skip, ttl_ms, most = fields["skip"].value, fields["ttl_ms"].value, fields["max_depth"].value
+        if not skip and ttl_ms is None and most is None:
+            return None
+        return cls(skip, None if ttl_ms is None else ttl_ms * 1_000_000, most)
 
 
 def draw(uid: int, offset: int, failures: int) -> float:

@@ -41,6 +41,7 @@ class ChannelPolicy(SparseRecord):
     retry_factor: float | None = None  # by how much each further failure makes the delay longer
     retry_jitter: float | None = None  # the delay is multiplied by a draw from [1 - jitter, 1 + jitter]
     retry_instead: bool | None = None  # in place of the delay that a client asks for; else the longer one counts
+    ttl_ms: int | None = None  # unread messages older than this are passed over, retries expire at their turn
     max_depth: int | None = None  # per partition: the oldest unread messages beyond so many are passed over
     skip: bool | None = None  # everything is passed over as it is committed
 
@@ -49,6 +50,7 @@ class ChannelPolicy(SparseRecord):
         _check("retry_max_ms", self.retry_max_ms, 0, DELAY_MS_MAX)
         _check("retry_factor", self.retry_factor, 1.0, FACTOR_MAX)
         _check("retry_jitter", self.retry_jitter, 0.0, 1.0)
+        _check("ttl_ms", self.ttl_ms, 1000, DELAY_MS_MAX)
         _check("max_depth", self.max_depth, 1, DEPTH_MAX)
         for name in ("retry_instead", "skip"):
             if not isinstance(value := getattr(self, name), bool | None):

@@ -98,12 +98,27 @@ def test_the_oldest_beyond_a_depth_are_passed_over_and_counted(node: DevNode) ->
     node.publish("deep", "10")
     shown = node.json("channel", "show", "deep", "c")
     assert (shown["depth"], shown["dropped"], shown["skipped"]) == (3, 8, 0)
-    assert "0 skipped, 8 beyond its depth" in node.ok("channel", "show", "deep", "c")
+    assert "0 skipped, 0 too old, 8 beyond its depth" in node.ok("channel", "show", "deep", "c")
     assert node.ok("sub", "deep", "c", "-n", "3").split() == ["8", "9", "10"]
     with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=10) as answer:
         metrics = answer.read().decode().splitlines()
     dropped = [line for line in metrics if line.startswith("nsqha_channel_dropped") and "deep" in line]
     assert [float(line.split()[1]) for line in dropped] == [8], dropped
+
+
+def test_what_is_too_old_is_passed_over_without_a_consumer(node: DevNode) -> None:
+    node.create("aged", "c")
+    node.publish("aged", "a")
+    with OneByOne(node.tcp, "aged") as consumer:
+        consumer.requeue(consumer.next()[2], 60_000)
+        wait_until(lambda: node.json("channel", "show", "aged", "c")["deferred"] == 1, "REQ arrives")
+    node.publish("aged", "b")
+    node.ok("channel", "set", "aged", "c", "--ttl", "1s", "--yes")
+    wait_until(lambda: node.json("channel", "show", "aged", "c")["expired"] == 1, "the unread one is passed over")
+    shown = node.json("channel", "show", "aged", "c")
+    assert (shown["depth"], shown["deferred"]) == (0, 1)
+    node.publish("aged", "c")
+    assert node.ok("sub", "aged", "c", "-n", "1").split() == ["c"]
 
 
 def test_skip_and_unskip_as_in_youzans_fork(node: DevNode) -> None:
@@ -159,7 +174,7 @@ def test_bad_input_is_refused_before_anything_is_stored(
         (["c", "--retry-factor", "11"], 2, "retry_factor is 11.0"),
         (["c", "--retry", "2s", "--retry-max", "1s"], 2, "cannot be less than retry_ms"),
         (["c", "--retry", "2s", "--clear", "retry"], 2, "both set and cleared"),
-        (["c", "--clear", "ttl"], 2, "retry-max"),
+        (["c", "--clear", "tt"], 2, "retry-max"),
         (["nope", "--retry", "2s"], 3, "there is no channel nope"),
         (["*!", "--retry", "2s"], 2, "is not a name"),
         (["x#ephemeral", "--retry", "2s"], 3, "there is no channel"),

@@ -45,8 +45,8 @@ class OneByOne:
     def fin(self, message_id: bytes) -> None:
         self._socket.sendall(b"FIN " + message_id + b"\n")
 
-    def requeue(self, message_id: bytes) -> None:
-        self._socket.sendall(b"REQ " + message_id + b" 0\n")
+    def requeue(self, message_id: bytes, delay_ms: int = 0) -> None:
+        self._socket.sendall(b"REQ %s %d\n" % (message_id, delay_ms))
 
     def __enter__(self) -> Self:
         return self

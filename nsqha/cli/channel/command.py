@@ -17,11 +17,11 @@ SHAPE = (
     '{"topic", "name", "paused", "ephemeral", "depth", "in_flight", "deferred", "consumers", '
     '"oldest_unfinished_seconds", "partitions": [{"partition", "floor", "next_read", "finished_above_floor", '
     '"uncommitted_progress", "stuck", "depth", "in_flight", "deferred", "oldest_unfinished_seconds", "message_count", '
-    '"finished", "requeued", "timed_out", "leader_epoch", "error", "skipped", "dropped"}], "message_count", '
+    '"finished", "requeued", "timed_out", "leader_epoch", "error", "skipped", "dropped", "expired"}], "message_count", '
     '"finished", "requeued", '
     '"timed_out", "reader", "policy": {"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead", '
-    '"max_depth", "skip"}, "default_policy": {"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", '
-    '"retry_instead", "max_depth", "skip"}, "skipped", "dropped"}'
+    '"max_depth", "skip", "ttl_ms"}, "default_policy": {"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", '
+    '"retry_instead", "max_depth", "skip", "ttl_ms"}, "skipped", "dropped", "expired"}'
 )
 HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "STATE")
 
@@ -150,8 +150,9 @@ def run_show(args: argparse.Namespace) -> int:
     policies.show(channel.policy, channel.default_policy)
     counts = f"{channel.message_count:,} messages, {channel.finished:,} finished, {channel.requeued:,} requeued"
     print(f"\nsince the leaders were elected: {counts}, {channel.timed_out:,} timed out")
-    if channel.skipped or channel.dropped:
-        print(f"passed over by its policy: {channel.skipped:,} skipped, {channel.dropped:,} beyond its depth")
+    if channel.skipped or channel.dropped or channel.expired:
+        passed = f"{channel.skipped:,} skipped, {channel.expired:,} too old, {channel.dropped:,} beyond its depth"
+        print(f"passed over by its policy: {passed}")
     print()
     _print_places(args, channel)
     return exits.OK

@@ -12,8 +12,8 @@ from nsqha.cli.terminal.screen import confirm, print_json, say
 from nsqha.cli.terminal.times import show_duration
 
 EVERY_CHANNEL = "*"
-_POLICY = '{"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead", "max_depth", "skip"}'
-_CLEARED = ("retry", "retry-max", "retry-factor", "retry-jitter", "retry-instead", "max-depth", "skip")
+_POLICY = '{"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead", "max_depth", "skip", "ttl_ms"}'
+_CLEARED = ("retry", "retry-max", "retry-factor", "retry-jitter", "retry-instead", "max-depth", "skip", "ttl")
 
 
 def add_set(verbs: Any) -> None:
@@ -45,6 +45,9 @@ def add_set(verbs: Any) -> None:
         default=None,
         help="also in place of a longer delay that a consumer asks for",
     )
+    verb.add_argument(
+        "--ttl", metavar="D", type=_milliseconds, help="pass over unread messages older than this: 1h, 7d"
+    )
     bound = "keep so many unread messages per partition, pass over older ones"
     verb.add_argument("--max-depth", metavar="N", type=count, help=bound)
     verb.add_argument("--skip", action="store_true", default=None, help="pass over everything, until --clear skip")
@@ -63,6 +66,7 @@ def run_set(args: argparse.Namespace) -> int:
         "retry_factor": args.retry_factor,
         "retry_jitter": args.retry_jitter,
         "retry_instead": args.retry_instead,
+        "ttl_ms": args.ttl,
         "max_depth": args.max_depth,
         "skip": args.skip,
     }
@@ -90,15 +94,19 @@ def run_set(args: argparse.Namespace) -> int:
 
 def _confirm(admin: Admin, args: argparse.Namespace) -> None:
     """What is passed over is gone for the consumers, unless somebody seeks back while the log has it."""
-    if not (args.skip or args.max_depth):
+    if not (args.skip or args.max_depth or args.ttl):
         return
     there = "of each channel that says nothing itself"
     if args.channel != EVERY_CHANNEL:
         channel = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
         partitions = len(channel.partitions)
         there = f"of channel {args.channel}, which has {channel.depth:,} in {partitions} partition(s),"
-    what = "all unread messages" if args.skip else f"the oldest unread messages beyond {args.max_depth:,} per partition"
-    confirm(f"pass over {what} {there} from now on?", yes=args.yes)
+    parts = ["all unread messages"] if args.skip else []
+    if args.ttl:
+        parts.append(f"unread messages older than {show_duration(args.ttl / 1000)}")
+    if args.max_depth:
+        parts.append(f"the oldest unread messages beyond {args.max_depth:,} per partition")
+    confirm(f"pass over {', '.join(parts)} {there} from now on?", yes=args.yes)
 
 
 def show(own: Any, defaults: Any) -> None:
@@ -119,7 +127,8 @@ def described(own: Any, defaults: Any) -> str:
 
 def _value(field: str, value: Any) -> str:
     if field.endswith("_ms"):
-        return f"{'retry' if field == 'retry_ms' else 'at most'} {show_duration(value / 1000)}"
+        word = {"retry_ms": "retry", "retry_max_ms": "at most", "ttl_ms": "ttl"}[field]
+        return f"{word} {show_duration(value / 1000)}"
     if field == "retry_jitter":
         return f"jitter {value * 100:g}%"
     if field == "skip":
@@ -132,7 +141,7 @@ def _value(field: str, value: Any) -> str:
 
 
 def _field(word: str) -> str:
-    return word.replace("-", "_") + ("_ms" if word in ("retry", "retry-max") else "")
+    return word.replace("-", "_") + ("_ms" if word in ("retry", "retry-max", "ttl") else "")
 
 
 def _name_or_every(text: str) -> str:

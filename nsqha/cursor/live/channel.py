@@ -39,6 +39,7 @@ from nsqha.ids import parse_message_id
 
 NOTHING_WAITS = 1 << 63  # as `turn_at`
 _NO_LIMIT = 1 << 63
+_EXPIRED_AT_ONCE = 5_000  # what is left waits for the next look
 
 FIN_LINE = 21  # b"FIN " + 16 hex digits + newline
 
@@ -134,6 +135,14 @@ class Channel:
 
     def redelivery(self, now: Now) -> Redelivery | None:
         """The message that is not new to this channel and whose turn it is; the same until its state changes."""
+        for _ in range(_EXPIRED_AT_ONCE):
+            found = self._next_redelivery(now)
+            if found is None or found.attempts < 2 or found.offset >= self.cursor.passing.expires_below:
+                return found
+            self._requeues.expire(found.offset)
+        return None
+
+    def _next_redelivery(self, now: Now) -> Redelivery | None:
         self._see(now)
         self.turn_at = NOTHING_WAITS
         cursor = self.cursor
@@ -148,7 +157,7 @@ class Channel:
             if (unread_first := self._share.unread_first()) > 0:
                 self.turn_at = cursor.ring.next + unread_first
                 offset = due = None
-            elif offset is not None and not self._place_reached(now):
+            elif offset is not None and not self._requeues.place_reached(now):
                 due = due or self.due(now)
                 if due is None:
                     self.turn_at = waiting.group().place
@@ -166,10 +175,6 @@ class Channel:
         if unread.again and unread.handed_out_before() is not None:
             return True
         return self.next_run(self.cursor.end, 1) is not None
-
-    def _place_reached(self, now: Now) -> bool:
-        group = self.cursor.waiting.group()
-        return self.cursor.ring.next >= group.place or now.mono - group.since >= self._context.limits.retry_wait_s
 
     def due(self, now: Now) -> Redelivery | None:
         """The deferred message to hand out, if nothing comes before that."""

@@ -3,6 +3,9 @@
 It is finished where it lies in front of the reader, in runs, so it moves the floor like everything that consumers
 finish, and is in the log as that. Only what is unread is passed over: not what was handed out, waits, or is deferred.
 The reader goes no further than its window; when that moves, because progress was committed, there is another look.
+
+What waits for its next delivery and is older than the policy allows is finished when its turn comes, and counted as
+expired (`Channel.redelivery`). A message that was never delivered, and is deferred, goes when it is due.
 """
 
 from __future__ import annotations
@@ -17,23 +20,28 @@ _PIECES_MAX = 5_000  # at once; each is a run between two messages that are sett
 class PassingOver:
     """Counts what one channel has passed over, by reason."""
 
-    __slots__ = ("dropped", "skipped")
+    __slots__ = ("dropped", "expired", "expires_below", "skipped")
 
     def __init__(self) -> None:
+        self.expires_below = 0  # messages below this offset are older than the policy allows, as of the last second
+        self.expired = 0
         self.skipped = 0  # the policy is to skip everything
         self.dropped = 0  # the oldest, beyond the depth that the policy allows
 
     def look(self, ring: Ring, unread: UnreadLog, end: int, policy: PassingPolicy) -> bool:
         """Pass over what is to be passed over now of what the channel may read, up to `end`; whether there was any."""
         if policy.skip:
-            count = _pass_over(ring, unread, end, end - ring.next)
-            self.skipped += count
-        else:
-            assert policy.max_depth is not None, "a policy that passes over nothing"
-            excess = unread.count(end) - policy.max_depth
-            count = _pass_over(ring, unread, end, excess) if excess > 0 else 0
-            self.dropped += count
-        return count > 0
+            skipped = _pass_over(ring, unread, end, end - ring.next)
+            self.skipped += skipped
+            return skipped > 0
+        expired = dropped = 0
+        if self.expires_below > ring.next:
+            expired = _pass_over(ring, unread, min(end, self.expires_below), end - ring.next)
+            self.expired += expired
+        if policy.max_depth is not None and (excess := unread.count(end) - policy.max_depth) > 0:
+            dropped = _pass_over(ring, unread, end, excess)
+            self.dropped += dropped
+        return expired + dropped > 0
 
 
 def _pass_over(ring: Ring, unread: UnreadLog, end: int, count_max: int) -> int:

@@ -23,7 +23,7 @@ from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.live.flight import Single
 from nsqha.cursor.policy import RetryPolicy, draw
-from nsqha.hot import DEFERRED, WAITING
+from nsqha.hot import DEFERRED, FINISHED, WAITING
 
 ATTEMPTS_MAX = 65535  # what the message frame can say
 _SPILL_AT_ONCE = 10_000
@@ -50,6 +50,12 @@ class Requeues:
         """Where the reader has to be for the turn of a message that comes back now."""
         cursor = self._cursor
         return min(cursor.end, cursor.ring.next + cursor.context.limits.retry_after_max)
+
+    def place_reached(self, now: Now) -> bool:
+        """Whether what waits in memory has its turn, although something unread can be handed out."""
+        cursor = self._cursor
+        group = cursor.waiting.group()
+        return cursor.ring.next >= group.place or now.mono - group.since >= cursor.context.limits.retry_wait_s
 
     @property
     def policy(self) -> RetryPolicy | None:
@@ -84,6 +90,20 @@ class Requeues:
         """The message waits in the deferred set."""
         self._cursor.deferred_overlay.put(ref)
         self._cursor.mark_dirty()
+
+    def expire(self, offset: int) -> None:
+        """The message, whose turn it is, is older than the channel's policy allows: nobody gets it again."""
+        cursor = self._cursor
+        if cursor.ring.get(offset) == WAITING:
+            cursor.waiting.pop(offset)
+            cursor.ring.set(offset, FINISHED)
+        elif offset == cursor.ring.next and offset not in cursor.deferred_overlay:
+            cursor.ring.settle(offset, offset + 1, FINISHED)  # handed out by the last leader, before a clean stop
+            cursor.unread.look()
+        else:
+            cursor.finish_deferred(offset)
+        cursor.passing.expired += 1
+        cursor.mark_dirty()
 
     def spill(self, now: Now) -> None:
         """The window is full: defer what waits at the floor, until a quarter of the window is free.

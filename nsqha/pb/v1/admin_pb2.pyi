@@ -784,6 +784,7 @@ class Channel(_message.Message):
     DEFAULT_POLICY_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     name: _builtins.str
     paused: _builtins.bool
@@ -804,6 +805,8 @@ class Channel(_message.Message):
     """passed over by the policy `skip`"""
     dropped: _builtins.int
     """passed over by the policy `max_depth`"""
+    expired: _builtins.int
+    """passed over by the policy `ttl`"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelPartition]: ...
     @_builtins.property
@@ -836,10 +839,11 @@ class Channel(_message.Message):
         default_policy: Global___ChannelPolicy | None = ...,
         skipped: _builtins.int = ...,
         dropped: _builtins.int = ...,
+        expired: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_policy", b"default_policy", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "default_policy", b"default_policy", "deferred", b"deferred", "depth", b"depth", "dropped", b"dropped", "ephemeral", b"ephemeral", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "policy", b"policy", "reader", b"reader", "requeued", b"requeued", "skipped", b"skipped", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "default_policy", b"default_policy", "deferred", b"deferred", "depth", b"depth", "dropped", b"dropped", "ephemeral", b"ephemeral", "expired", b"expired", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "policy", b"policy", "reader", b"reader", "requeued", b"requeued", "skipped", b"skipped", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -857,6 +861,7 @@ class ChannelPolicy(_message.Message):
     RETRY_JITTER_FIELD_NUMBER: _builtins.int
     RETRY_INSTEAD_FIELD_NUMBER: _builtins.int
     MAX_DEPTH_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
     SKIP_FIELD_NUMBER: _builtins.int
     retry_ms: _builtins.int
     """how long a message waits after its first failure"""
@@ -870,6 +875,8 @@ class ChannelPolicy(_message.Message):
     """in place of the delay that a client asks for; else the longer one counts"""
     max_depth: _builtins.int
     """per partition: the oldest unread messages beyond so many are passed over"""
+    ttl_ms: _builtins.int
+    """unread messages older than this are passed over, retries expire at their turn"""
     skip: _builtins.bool
     """everything is passed over as it is committed"""
     def __init__(
@@ -881,11 +888,12 @@ class ChannelPolicy(_message.Message):
         retry_jitter: _builtins.float | None = ...,
         retry_instead: _builtins.bool | None = ...,
         max_depth: _builtins.int | None = ...,
+        ttl_ms: _builtins.int | None = ...,
         skip: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "_ttl_ms", b"_ttl_ms", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "_ttl_ms", b"_ttl_ms", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_depth: _TypeAlias = _typing.Literal["max_depth"]  # noqa: Y015
     _WhichOneofArgType__max_depth: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth"]  # noqa: Y015
@@ -901,6 +909,8 @@ class ChannelPolicy(_message.Message):
     _WhichOneofArgType__retry_ms: _TypeAlias = _typing.Literal["_retry_ms", b"_retry_ms"]  # noqa: Y015
     _WhichOneofReturnType__skip: _TypeAlias = _typing.Literal["skip"]  # noqa: Y015
     _WhichOneofArgType__skip: _TypeAlias = _typing.Literal["_skip", b"_skip"]  # noqa: Y015
+    _WhichOneofReturnType__ttl_ms: _TypeAlias = _typing.Literal["ttl_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttl_ms: _TypeAlias = _typing.Literal["_ttl_ms", b"_ttl_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_depth) -> _WhichOneofReturnType__max_depth | None: ...
     @_typing.overload
@@ -915,6 +925,8 @@ class ChannelPolicy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_ms) -> _WhichOneofReturnType__retry_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip) -> _WhichOneofReturnType__skip | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl_ms) -> _WhichOneofReturnType__ttl_ms | None: ...
 
 Global___ChannelPolicy: _TypeAlias = ChannelPolicy  # noqa: Y015
 
@@ -940,6 +952,7 @@ class ChannelPartition(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     floor: _builtins.int
     """all below is finished or deferred"""
@@ -963,6 +976,7 @@ class ChannelPartition(_message.Message):
     """nobody told, and why; the figures are 0 then"""
     skipped: _builtins.int
     dropped: _builtins.int
+    expired: _builtins.int
     def __init__(
         self,
         *,
@@ -984,10 +998,11 @@ class ChannelPartition(_message.Message):
         error: _builtins.str = ...,
         skipped: _builtins.int = ...,
         dropped: _builtins.int = ...,
+        expired: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deferred", b"deferred", "depth", b"depth", "dropped", b"dropped", "error", b"error", "finished", b"finished", "finished_above_floor", b"finished_above_floor", "floor", b"floor", "in_flight", b"in_flight", "leader_epoch", b"leader_epoch", "message_count", b"message_count", "next_read", b"next_read", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partition", b"partition", "requeued", b"requeued", "skipped", b"skipped", "stuck", b"stuck", "timed_out", b"timed_out", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deferred", b"deferred", "depth", b"depth", "dropped", b"dropped", "error", b"error", "expired", b"expired", "finished", b"finished", "finished_above_floor", b"finished_above_floor", "floor", b"floor", "in_flight", b"in_flight", "leader_epoch", b"leader_epoch", "message_count", b"message_count", "next_read", b"next_read", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partition", b"partition", "requeued", b"requeued", "skipped", b"skipped", "stuck", b"stuck", "timed_out", b"timed_out", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

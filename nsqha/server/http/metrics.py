@@ -269,10 +269,11 @@ _OF_CHANNEL = (
     ("channel_timed_out", "Deliveries that were not answered in time.", "timeout_count"),
     ("channel_skipped", "Messages passed over, as a policy says skip.", "skipped_count"),
     ("channel_dropped", "Messages passed over, as a policy bounds the depth.", "dropped_count"),
+    ("channel_expired", "Messages passed over, as a policy bounds their age.", "expired_count"),
     ("channel_clients", "Consumers.", "client_count"),
     ("channel_paused", "1 if the channel is paused.", "paused"),
 )
-_CHANNEL_COUNTERS = 6
+_CHANNEL_COUNTERS = 7
 
 _OF_CURSOR = (
     ("channel_depth", "Messages waiting, without those in flight or deferred.", "depth"),

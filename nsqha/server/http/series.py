@@ -195,6 +195,7 @@ class SeriesBound:
                     c.timeout_count,
                     c.skipped_count,
                     c.dropped_count,
+                    c.expired_count,
                 )
                 for c in channels
             }
@@ -207,6 +208,7 @@ class SeriesBound:
             timeout_count=counts[3],
             skipped_count=counts[4],
             dropped_count=counts[5],
+            expired_count=counts[6],
             client_count=sum(c.client_count for c in channels),
             paused=any(c.paused for c in channels),
             e2e_processing_latency=_slowest([c.e2e_processing_latency for c in channels]),

@@ -75,6 +75,7 @@ class CursorStats:
     finish_count: int = 0
     skipped_count: int = 0  # passed over by a policy
     dropped_count: int = 0  # ... that bounds the depth
+    expired_count: int = 0  # ... that bounds the age
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,7 @@ class ChannelStats:
     finish_count: int = 0
     skipped_count: int = 0  # passed over by a policy
     dropped_count: int = 0  # ... that bounds the depth
+    expired_count: int = 0  # ... that bounds the age
     zone_local_msg_count: int = 0
     region_local_msg_count: int = 0
     global_msg_count: int = 0

@@ -190,6 +190,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 finish_count=channel.finished_count,
                 skipped_count=cursor.passing.skipped,
                 dropped_count=cursor.passing.dropped,
+                expired_count=cursor.passing.expired,
             )
         )
     consumers = topic.consumers.here.get(name, [])
@@ -208,6 +209,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         finish_count=sum(c.finish_count for c in cursors) + ended["finish_count"],
         skipped_count=sum(c.skipped_count for c in cursors) + ended["skipped_count"],
         dropped_count=sum(c.dropped_count for c in cursors) + ended["dropped_count"],
+        expired_count=sum(c.expired_count for c in cursors) + ended["expired_count"],
         client_count=len(consumers),
         clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
         relayed_count=len(relayed),

@@ -30,7 +30,7 @@ from nsqha.server.partition.group_commit import GroupCommit
 from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.memory import EphemeralLog
 from nsqha.server.partition.outstanding import Outstanding
-from nsqha.server.partition.retention import RetentionRunner
+from nsqha.server.partition.retention import RetentionRunner, pass_over_old
 
 logger = Logger("partition")
 
@@ -221,6 +221,8 @@ class Partition:
         self.deliveries.watch_clock(now)
         if self.serving:
             self.retention.step(self, now, by_age=self._runtime.clock.trusted)
+            if self._runtime.clock.trusted and pass_over_old(self.cursors, self.log, now):
+                self.deliveries.arm(now.mono)
             if (memory := self.batches.publishes.memory) is not None:
                 memory.trim(self, now)
         if self.local_repair is not None:

@@ -28,6 +28,7 @@ from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.reading.lookup import PairInfo
 from nsqha.commitlog.retention import CARRY_SHARE, PairAges, Retention, log_start, roll_due
 from nsqha.cursor.events import Abandoned
+from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
 
 if TYPE_CHECKING:
@@ -206,3 +207,16 @@ class RetentionRunner:
         """The topic's settings changed."""
         self.retention = retention
         self.abandoned = abandoned
+
+
+def pass_over_old(cursors: PartitionCursors, log: PartitionLog, now: Now) -> bool:
+    """Have channels pass over what their policies do not allow to be so old; whether there may have been any."""
+
+    def first_since(time_ns: int) -> int:
+        entry = log.entry_for_time(time_ns)
+        return log.end.offset if entry is None else entry.first_offset
+
+    try:
+        return bool(cursors.passing) and cursors.passing.expire(now.wall_ns, first_since)
+    except (LogCorrupt, OSError):
+        return False  # what is damaged is found, and told, by those that read it

@@ -99,6 +99,7 @@ class EndedCounts:
                 finish_count=channel.finished_count,
                 skipped_count=channel.cursor.passing.skipped,
                 dropped_count=channel.cursor.passing.dropped,
+                expired_count=channel.cursor.passing.expired,
             )
 
     def forget(self, channel: str) -> None:

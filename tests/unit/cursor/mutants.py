@@ -528,10 +528,10 @@ def place_is_the_end() -> list[Patch]:
 
 @mutant("what comes back waits so long for its place at most")
 def place_for_ever() -> list[Patch]:
-    def wrong(self: Channel) -> bool:
-        return self.cursor.ring.next >= self.cursor.waiting.group().place
+    def wrong(self: Requeues) -> bool:
+        return self._cursor.ring.next >= self._cursor.waiting.group().place
 
-    return [instead(Channel, "_place_reached", lambda self, now: wrong(self))]
+    return [instead(Requeues, "place_reached", lambda self, now: wrong(self))]
 
 
 @mutant("a share of what is handed out is unread")

@@ -15,7 +15,7 @@ def law(leader: Leader, channel: Channel, finished: int) -> None:
     """Everything that the pump handed over is somewhere, once. `finished`: by consumers."""
     cursor, end = channel.cursor, leader.cursors.state.pump
     passing = cursor.passing
-    known = finished + passing.skipped + passing.dropped + channel.in_flight + cursor.deferred_count
+    known = finished + passing.skipped + passing.dropped + passing.expired + channel.in_flight + cursor.deferred_count
     assert end == known + cursor.depth(end), channel
 
 
@@ -121,6 +121,53 @@ def test_a_channel_that_comes_later_follows_too():
     assert channel.cursor.passing.skipped == 2
 
 
+def test_what_is_too_old_is_passed_over_by_time():
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(4)
+    leader.ask(ttl_ms=10_000, max_depth=100)
+    leader.clock.advance(6)
+    leader.publish(2)
+    leader.clock.advance(5)
+    assert leader.cursors.passing.expire(leader.now.wall_ns, lambda time_ns: 4)
+    assert (channel.cursor.passing.expired, channel.cursor.next_read) == (4, 4)
+    assert leader.deliver(channel) == [4, 5]
+    leader.fin(channel, 4, 5)
+    leader.flush()
+    assert not leader.cursors.passing.expire(leader.now.wall_ns, lambda time_ns: 4), "nothing is left to look for"
+
+
+def test_a_retry_that_is_too_old_expires_when_its_turn_comes():
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(3)
+    leader.publish(1, deliver_at=leader.now.wall_ns + 20 * 10**9)
+    leader.ask(ttl_ms=10_000)
+    leader.deliver(channel, timeout=1e6)
+    channel.req(0, 1, 0, leader.now)
+    channel.req(1, 1, 15_000, leader.now)
+    leader.clock.advance(20)
+    leader.cursors.passing.expire(leader.now.wall_ns, lambda time_ns: 4)
+    assert leader.redeliver(channel) == [Redelivery(3, 1)], "what was never delivered goes when it is due"
+    assert (channel.cursor.passing.expired, channel.in_flight) == (2, 2)
+    law(leader, channel, 0)
+    leader.fin(channel, 2, 3)
+    leader.flush()
+    assert (channel.committed.floor, len(channel.committed.deferred)) == (4, 0)
+
+
+def test_without_a_ttl_nothing_expires_any_more():
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(2)
+    leader.deliver(channel, 1)
+    leader.ask(ttl_ms=1000)
+    leader.cursors.passing.expire(leader.now.wall_ns, lambda time_ns: 2)
+    leader.ask(max_depth=5)
+    channel.req(0, 1, 0, leader.now)
+    assert leader.redeliver(channel) == [Redelivery(0, 2)]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_nothing_leaves_a_channel_uncounted(seed: int):
     rng = random.Random(seed)
@@ -144,10 +191,12 @@ def test_nothing_leaves_a_channel_uncounted(seed: int):
             case 5 if held:
                 channel.req(held.pop(), 1, rng.choice([0, 1000, 20_000]), leader.now)
             case 6:
-                leader.ask(**rng.choice([{}, {"skip": True}, {"max_depth": rng.randint(1, 6)}]))
+                leader.ask(**rng.choice([{}, {"skip": True}, {"max_depth": rng.randint(1, 6)}, {"ttl_ms": 1000}]))
             case 7:
                 leader.clock.advance(rng.choice([0.1, 12]))
                 channel.expire(leader.now)
+                old = rng.randint(0, leader.cursors.state.pump)
+                leader.cursors.passing.expire(leader.now.wall_ns, lambda time_ns, old=old: old)  # type: ignore[misc]
                 leader.flush()
         leader.flush()  # `depth` is one too low for what was deferred, and is finished, but not committed yet
         law(leader, channel, finished)

@@ -22,7 +22,7 @@ def test_what_a_channel_does_not_say_is_looked_up():
     assert found["retry_jitter"] == (0.2, "default")
     assert listed.policy_in_force("b")["retry_ms"] == (5000, "*")
     assert listed.policy_in_force("x#ephemeral")["retry_ms"] == (5000, "*")
-    assert set(AS_NSQD.said) == set(FIELDS) - {"max_depth"}, "every field has a default; a depth has no bound"
+    assert set(AS_NSQD.said) == set(FIELDS) - {"max_depth", "ttl_ms"}, "every field has a default, or no bound"
     assert found["max_depth"] == (None, "default")
 
 
@@ -57,6 +57,7 @@ def test_who_expected_something_else_is_told():
         ({"retry_ms": True}, "retry_ms is True; it must be a whole number"),
         ({"retry_instead": 1}, "retry_instead is 1; it must be true or false"),
         ({"skip": "yes"}, "skip is 'yes'; it must be true or false"),
+        ({"ttl_ms": 999}, "ttl_ms is 999; it must be 1000 to"),
         ({"max_depth": 0}, "max_depth is 0; it must be 1 to"),
         ({"max_depth": (1 << 40) + 1}, "max_depth is"),
     ],
@@ -87,8 +88,8 @@ def test_only_what_is_said_is_written():
 
 def test_a_field_of_a_newer_version_stays():
     data = {"format": 1, "name": "t", "uid": 1, "salt": 2}
-    data["channels"] = {"channels": {"a": {"uid": 1, "policy": {"ttl_ms": 5}}}}  # type: ignore[assignment]
+    data["channels"] = {"channels": {"a": {"uid": 1, "policy": {"trace": 5}}}}  # type: ignore[assignment]
     found = decode(TopicRecord, json.dumps(data).encode())
-    assert json.loads(encode(found))["channels"]["channels"]["a"]["policy"] == {"ttl_ms": 5}
+    assert json.loads(encode(found))["channels"]["channels"]["a"]["policy"] == {"trace": 5}
     changed = found.channels.with_policy("a", {"retry_ms": 1})
-    assert changed.channels["a"] == ChannelInfo(1, policy=ChannelPolicy(1, unknown={"ttl_ms": 5}))
+    assert changed.channels["a"] == ChannelInfo(1, policy=ChannelPolicy(1, unknown={"trace": 5}))
