@@ -337,13 +337,16 @@ def _loss(
 def _channels(
     before: Versioned[TopicRecord] | None, known: Known | None, nodes: Iterable[NodeInventory], uid: int
 ) -> ChannelList:
-    """The newest list that any node knows, newer than every copy in a log."""
-    lists = [topic.record.channels for node in nodes for topic in node.topics if topic.record.uid == uid]
-    if before is not None:
-        lists.append(before.record.channels)
+    """The newest list that any node knows, newer than every copy in a log, with the policies of the newest record."""
+    found = [topic for node in nodes for topic in node.topics if topic.record.uid == uid]
     if known is not None:
-        lists.append(known.record.channels)
-    newest = max(lists, key=lambda channels: channels.version)
+        found.append(known)
+    records = [topic.record.channels for topic in found if topic.version]  # the others are from logs alone
+    if before is not None:
+        records.append(before.record.channels)
+    newest = max([*records, *(topic.record.channels for topic in found)], key=lambda channels: channels.version)
+    if records:
+        newest = newest.with_policies_of(max(records, key=lambda channels: channels.version))
     return newest.above(newest.version + CHANNELS_MARGIN)
 
 

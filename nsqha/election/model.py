@@ -144,6 +144,12 @@ class ChannelList(StoredRecord):
     def with_topic_paused(self, paused: bool) -> ChannelList:
         return self if self.paused == paused else self._next(paused=paused)
 
+    def with_policies_of(self, other: ChannelList) -> ChannelList:
+        """The same list with what a record said of its channels: this one may be from a log, which has no policies."""
+        said = {info.uid: info.policy for info in other.channels.values()}
+        channels = {n: replace(info, policy=said.get(info.uid, info.policy)) for n, info in self.channels.items()}
+        return replace(self, channels=channels, defaults=other.defaults)
+
     def above(self, version: int) -> ChannelList:
         """The same list, newer than every copy up to `version`: after an import or a rebuild from logs."""
         return replace(self, version=max(self.version, version) + 1)

@@ -93,3 +93,9 @@ def test_a_field_of_a_newer_version_stays():
     assert json.loads(encode(found))["channels"]["channels"]["a"]["policy"] == {"trace": 5}
     changed = found.channels.with_policy("a", {"retry_ms": 1})
     assert changed.channels["a"] == ChannelInfo(1, policy=ChannelPolicy(1, unknown={"trace": 5}))
+
+
+def test_an_import_keeps_what_was_asked():
+    """It writes the list of a single node above every copy that a log has (`cluster import`)."""
+    asked = LIST.with_policy("a", {"retry_ms": 7}).with_policy("*", {"skip": True}).above(40)
+    assert (asked.version, asked.own_policy("a").said, asked.defaults.said) == (41, {"retry_ms": 7}, {"skip": True})

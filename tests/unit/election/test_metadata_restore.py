@@ -229,6 +229,23 @@ def test_what_a_log_tells_is_less_than_what_the_metadata_say() -> None:
     assert found.record.channels.version > 5 + CHANNELS_MARGIN
 
 
+def test_policies_come_from_records_whatever_newer_logs_say() -> None:
+    """A log has the list of channels, and not what was asked of them."""
+    asked = CHANNELS.with_policy("billing", {"retry_ms": 1000}).with_policy("*", {"skip": True})
+    log = ChannelList(asked.version + 3, False, {"billing": ChannelInfo(7), "late": ChannelInfo(8)})
+    told = TopicRecord("orders", ORDERS.uid, ORDERS.salt, channels=log)
+    same = replace(told, channels=replace(log, version=asked.version, channels={"billing": ChannelInfo(7)}))
+    for logged in (told, same):
+        nodes = [node(A, topics=seen(logged, 0)), node(B, topics=seen(replace(ORDERS, channels=asked))), node(C)]
+        channels = topic(planned(*nodes)).record.channels
+        assert channels.own_policy("billing").said == {"retry_ms": 1000}
+        assert channels.defaults.said == {"skip": True}
+        assert set(channels.channels) == set(logged.channels.channels)
+    again = replace(told, channels=replace(log, channels={"billing": ChannelInfo(9)}))
+    nodes = [node(A, topics=seen(again, 0)), node(B, topics=seen(replace(ORDERS, channels=asked))), node(C)]
+    assert not topic(planned(*nodes)).record.channels.own_policy("billing").said, "another channel of the name"
+
+
 def test_a_topic_that_the_metadata_do_not_have_is_put_back() -> None:
     found = planned(*(node(uid, topics=seen(ORDERS)) for uid in (A, B, C)), topics={})
     assert topic(found).restored and after(found).isr == META.isr and after(found).version == 0
