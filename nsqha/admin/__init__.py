@@ -7,6 +7,7 @@ Downwards:
     segments     the Segments service: snapshots, holds, reader channels
     peeking      stored messages of all partitions, merged by time
     replay       seek and undo: from times and ids to offsets, and what that would cost
+    messages     single messages of a channel: looked at, and changed
     skipping     lets stopped channels continue, and gives up what no replica has
     access       whether the caller has permission, and whether the request can be read
     fan_out      sends a request about a topic to the leader of each partition

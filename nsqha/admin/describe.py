@@ -35,8 +35,8 @@ ASK_SECONDS = 2.0
 
 SYNC = {"always": admin_pb2.SYNC_ALWAYS, "interval": admin_pb2.SYNC_INTERVAL, "none": admin_pb2.SYNC_NONE}
 
-_COUNTS = ("message_count", "finished", "requeued", "timed_out", "skipped", "dropped", "expired")
-_SUMS = ("depth", "in_flight", "deferred", *_COUNTS)
+_COUNTS = ("message_count", "finished", "requeued", "timed_out", "skipped", "dropped", "expired", "died")
+_SUMS = ("depth", "in_flight", "deferred", "dead", *_COUNTS)
 
 
 @dataclass(frozen=True)
@@ -378,6 +378,8 @@ def channel_message(topic: str, stats: ChannelStats) -> Any:
                 skipped=c.skipped_count,
                 dropped=c.dropped_count,
                 expired=c.expired_count,
+                dead=c.dead_count,
+                died=c.died_count,
                 leader_epoch=c.leader_epoch,
             )
             for c in stats.cursors

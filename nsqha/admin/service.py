@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 import nsqha
 from nsqha import hot, ids
-from nsqha.admin import peeking, policies, replay
+from nsqha.admin import messages, peeking, policies, replay
 from nsqha.admin.access import AdminGate
 from nsqha.admin.answers import Context, answers, refuse
 from nsqha.admin.describe import SYNC, Describer
@@ -179,7 +179,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @answers
     async def EmptyChannel(self, request: Any) -> Any:
         await self._broker.channels.empty(request.topic, request.channel)
-        return admin_pb2.EmptyChannelResponse()
+        described = admin_pb2.DescribeChannelRequest(topic=request.topic, channel=request.channel)
+        return admin_pb2.EmptyChannelResponse(dead=(await self._describer.channel(described)).channel.dead)
+
+    @answers
+    async def ListMessages(self, request: Any) -> Any:
+        return await messages.list_messages(self._broker, request, self._fan_out)
+
+    @answers
+    async def ChangeMessages(self, request: Any) -> Any:
+        return await messages.change_messages(self._broker, request, self._fan_out)
 
     @answers
     async def GetChannelPolicy(self, request: Any) -> Any:

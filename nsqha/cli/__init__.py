@@ -20,6 +20,7 @@ Downwards:
     imports       what another broker has on disk, taken over
     topic         list, show, create, change, pause, empty and delete topics
     channel       the same for channels
+    message       single messages of a channel; dead letters
     broker        one node of a cluster
     nsqd          the broker with nsqd's flags
     lookupd       a lookup daemon

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsqha.cli.peek import body_json, body_line
+from nsqha.cli.peek import body_line
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import (
     Parser,
@@ -27,7 +27,17 @@ from nsqha.cli.terminal.parser import (
     did_you_mean,
     topic_and_partition,
 )
-from nsqha.cli.terminal.screen import ProgressLine, bold, confirm, print_json, say, show_bytes, show_count, table
+from nsqha.cli.terminal.screen import (
+    ProgressLine,
+    body_json,
+    bold,
+    confirm,
+    print_json,
+    say,
+    show_bytes,
+    show_count,
+    table,
+)
 from nsqha.cli.terminal.times import show_time
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import ConfigError, LogCorrupt, NotFound, NsqhaError

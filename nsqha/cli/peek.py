@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import sys
 from typing import Any
 
@@ -11,7 +10,7 @@ from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.seek import PLACE_FIELDS, place_of
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import add_grpc, add_json, add_verb, count_up_to, topic_and_partition
-from nsqha.cli.terminal.screen import bold, print_json, printable, say
+from nsqha.cli.terminal.screen import body_json, bold, print_json, printable, say
 from nsqha.cli.terminal.times import show_time
 from nsqha.cli.verbs import VERBS
 
@@ -94,14 +93,6 @@ def json_of(message: Any) -> dict[str, Any]:
         "deliver_at_ns": message.deliver_at_ns,
         **body_json(message.body),
     }
-
-
-def body_json(body: bytes) -> dict[str, str]:
-    """The body as text if it is UTF-8, else in base64."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
 
 
 def body_line(body: bytes) -> str:

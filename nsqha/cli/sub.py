@@ -7,10 +7,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from nsqha.cli.peek import body_json
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_json, add_tcp, add_verb, count, duration, name
-from nsqha.cli.terminal.screen import print_json, say
+from nsqha.cli.terminal.screen import body_json, print_json, say
 from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:

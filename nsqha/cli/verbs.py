@@ -10,6 +10,8 @@ VERBS = {
     "cluster": "show a cluster; move, empty and balance nodes; elect leaders",
     "topic": "list, show, create, change, pause, empty and delete topics",
     "channel": "list, show, create, change, pause, empty and delete channels",
+    "dead": "list, requeue and purge the dead letters of a channel",
+    "message": "list, show, finish, requeue, defer and kill single messages of a channel",
     "seek": "move a channel: replay or skip messages",
     "peek": "show stored messages; no channel is changed",
     "pub": "publish messages",
@@ -22,11 +24,11 @@ VERBS = {
     "completion": "print a script that completes words in a shell",
 }
 
-_PACKAGES = ("dev", "cluster", "channel", "spark", "imports")
+_PACKAGES = ("dev", "cluster", "channel", "message", "spark")
+_ELSEWHERE = {"import": "imports.command", "dead": "message.dead"}
 
 
 def module_of(verb: str) -> str:
     """The module that has `add_parser` of the verb."""
-    if verb == "import":  # a word of the language cannot name a package
-        verb = "imports"
-    return f"nsqha.cli.{verb}.command" if verb in _PACKAGES else f"nsqha.cli.{verb}"
+    usual = f"{verb}.command" if verb in _PACKAGES else verb
+    return f"nsqha.cli.{_ELSEWHERE.get(verb, usual)}"

@@ -25,6 +25,8 @@ class FieldInForce(Protocol):
 
     @property
     def value(self) -> Any: ...
+    @property
+    def origin(self) -> str: ...
 
 
 class PolicySource(Protocol):
@@ -88,6 +90,30 @@ class PassingPolicy:
         return cls(skip, None if ttl_ms is None else ttl_ms * 1_000_000, most)
 
 
+@dataclass(frozen=True, slots=True)
+class DeathPolicy:
+    """When a message is given up, and what becomes of it."""
+
+    max_attempts: int | None = None  # who fails at this delivery is dead; None: only what expires, or is killed
+    drop: bool = False  # the dead are finished; else they are kept
+    most: int = 100_000  # so many are kept; beyond it nothing dies
+    breaker_s: float = 60.0  # what fails then waits so long
+
+    @classmethod
+    def of(cls, fields: Mapping[str, FieldInForce]) -> DeathPolicy | None:
+        """None: nothing dies by itself. A channel that says nothing of dead letters, nor of attempts, has none: what
+        expires there is finished."""
+        fate = fields["dead_letter"]
+        if fields["max_attempts"].value is None and fate.origin == "default":
+            return None
+        return cls(
+            max_attempts=fields["max_attempts"].value,
+            drop=fate.value == "drop",
+            most=fields["dead_max"].value,
+            breaker_s=max(60.0, fields["retry_max_ms"].value / 1000 if fields["retry_ms"].value else 0.0),
+        )
+
+
 def draw(uid: int, offset: int, failures: int) -> float:
     """A number from [0, 1) that looks random, for this failure of this message (the mixing steps of SplitMix64)."""
     mixed = (uid ^ offset * 0x9E3779B97F4A7C15 ^ failures * 0xD1B54A32D192ED03) & _MASK
@@ -99,18 +125,20 @@ def draw(uid: int, offset: int, failures: int) -> float:
 class ChannelPolicies:
     """What the channels of one partition follow."""
 
-    __slots__ = ("_found", "_source", "changes")
+    __slots__ = ("_deaths", "_found", "_source", "changes")
 
     def __init__(self) -> None:
         self.changes = 0  # counts what `follow` has taken
         self._source: PolicySource | None = None
         self._found: dict[str, RetryPolicy | None] = {}
+        self._deaths: dict[str, DeathPolicy | None] = {}
 
     def follow(self, source: PolicySource) -> None:
         """Go by this record from now on, unless a newer one is known."""
         if self._source is None or source.version >= self._source.version:
             self._source = source
             self._found = {}
+            self._deaths = {}
             self.changes += 1
 
     def retry(self, channel: str) -> RetryPolicy | None:
@@ -118,6 +146,12 @@ class ChannelPolicies:
         if channel not in self._found:
             self._found[channel] = RetryPolicy.of(self._source.policy_in_force(channel)) if self._source else None
         return self._found[channel]
+
+    def death(self, channel: str) -> DeathPolicy | None:
+        """When messages of this channel are given up; None: never."""
+        if channel not in self._deaths:
+            self._deaths[channel] = DeathPolicy.of(self._source.policy_in_force(channel)) if self._source else None
+        return self._deaths[channel]
 
     def passing(self, channel: str) -> PassingPolicy | None:
         """What consumers of this channel do not get; None: they get everything."""

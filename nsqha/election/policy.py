@@ -20,6 +20,9 @@ HOURS_MAX = 8760
 DELAY_MS_MAX = HOURS_MAX * 3_600_000
 FACTOR_MAX = 10.0
 DEPTH_MAX = 1 << 40
+ATTEMPTS_MAX = 65_535
+DEAD_MAX = 1_000_000  # per partition
+KEEP, DROP = "keep", "drop"  # what becomes of the dead
 
 
 def _check(name: str, value: float | None, lowest: float, highest: float) -> None:
@@ -32,6 +35,11 @@ def _check(name: str, value: float | None, lowest: float, highest: float) -> Non
         raise ValueError(f"{name} is {value}; it must be {lowest} to {highest}")
 
 
+def _check_fate(value: object) -> None:
+    if value is not None and value not in (KEEP, DROP):
+        raise ValueError(f"dead_letter is {value!r}; it must be {KEEP} or {DROP}")
+
+
 @dataclass(frozen=True)
 class ChannelPolicy(SparseRecord):
     """What a channel says, or `*` does; see docs/policies.md. ValueError for what is out of range."""
@@ -41,6 +49,9 @@ class ChannelPolicy(SparseRecord):
     retry_factor: float | None = None  # by how much each further failure makes the delay longer
     retry_jitter: float | None = None  # the delay is multiplied by a draw from [1 - jitter, 1 + jitter]
     retry_instead: bool | None = None  # in place of the delay that a client asks for; else the longer one counts
+    max_attempts: int | None = None  # who fails at this delivery is dead
+    dead_letter: str | None = None  # what becomes of the dead: `keep` or `drop`
+    dead_max: int | None = None  # per partition: with so many dead letters nothing dies any more, what fails waits
     ttl_ms: int | None = None  # unread messages older than this are passed over, retries expire at their turn
     max_depth: int | None = None  # per partition: the oldest unread messages beyond so many are passed over
     skip: bool | None = None  # everything is passed over as it is committed
@@ -50,6 +61,9 @@ class ChannelPolicy(SparseRecord):
         _check("retry_max_ms", self.retry_max_ms, 0, DELAY_MS_MAX)
         _check("retry_factor", self.retry_factor, 1.0, FACTOR_MAX)
         _check("retry_jitter", self.retry_jitter, 0.0, 1.0)
+        _check("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
+        _check_fate(self.dead_letter)
+        _check("dead_max", self.dead_max, 1, DEAD_MAX)
         _check("ttl_ms", self.ttl_ms, 1000, DELAY_MS_MAX)
         _check("max_depth", self.max_depth, 1, DEPTH_MAX)
         for name in ("retry_instead", "skip"):
@@ -76,9 +90,17 @@ class ChannelPolicy(SparseRecord):
 FIELDS = tuple(field.name for field in fields(ChannelPolicy) if field.name != "unknown")
 
 AS_NSQD = ChannelPolicy(
-    retry_ms=0, retry_max_ms=DELAY_MS_MAX, retry_factor=2.0, retry_jitter=0.2, retry_instead=False, skip=False
+    retry_ms=0,
+    retry_max_ms=DELAY_MS_MAX,
+    retry_factor=2.0,
+    retry_jitter=0.2,
+    retry_instead=False,
+    dead_letter=KEEP,
+    dead_max=100_000,
+    skip=False,
 )
-"""What holds where nothing is said: a delay is what the client asks for, a channel has no bound and skips nothing."""
+"""What holds where nothing is said: a delay is what the client asks for, nothing dies, a channel has no bound and
+skips nothing."""
 
 
 class InForce(NamedTuple):

@@ -22,7 +22,7 @@ LARGE = {
     # Pure machines: the state of one protocol, one method for each event.
     "PartitionState": (27, 13),
     # One data structure with its readers and writers.
-    "DeferredStore": (27, 12),
+    "DeferredStore": (28, 12),
     # What is put together here is named here.
     "Broker": (20, 22),
     "Membership": (15, 18),

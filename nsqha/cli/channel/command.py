@@ -9,7 +9,7 @@ from nsqha.cli.brokers.admin import USUAL, Admin, done, record, warn
 from nsqha.cli.channel import policies
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, name
-from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, table
+from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, show_count, table
 from nsqha.cli.terminal.times import show_duration
 from nsqha.cli.verbs import VERBS
 
@@ -17,11 +17,9 @@ SHAPE = (
     '{"topic", "name", "paused", "ephemeral", "depth", "in_flight", "deferred", "consumers", '
     '"oldest_unfinished_seconds", "partitions": [{"partition", "floor", "next_read", "finished_above_floor", '
     '"uncommitted_progress", "stuck", "depth", "in_flight", "deferred", "oldest_unfinished_seconds", "message_count", '
-    '"finished", "requeued", "timed_out", "leader_epoch", "error", "skipped", "dropped", "expired"}], "message_count", '
-    '"finished", "requeued", '
-    '"timed_out", "reader", "policy": {"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead", '
-    '"max_depth", "skip", "ttl_ms"}, "default_policy": {"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", '
-    '"retry_instead", "max_depth", "skip", "ttl_ms"}, "skipped", "dropped", "expired"}'
+    '"finished", "requeued", "timed_out", "leader_epoch", "error", "skipped", "dropped", "expired", "dead", "died"}], '
+    f'"message_count", "finished", "requeued", "timed_out", "reader", "policy": {policies.POLICY}, '
+    f'"default_policy": {policies.POLICY}, "skipped", "dropped", "expired", "dead", "died"}}'
 )
 HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "STATE")
 
@@ -84,7 +82,7 @@ def _add_changes(verbs: Any) -> None:
         run_empty,
         "drop all messages of a channel: waiting, in flight, deferred",
         ("nsqha channel empty orders billing --yes",),
-        shape='{"topic", "channel", "emptied"}',
+        shape='{"topic", "channel", "emptied", "dead"}',
         statuses=(*USUAL, exits.NOT_CONFIRMED),
     )
     add_yes(verb)
@@ -153,6 +151,9 @@ def run_show(args: argparse.Namespace) -> int:
     if channel.skipped or channel.dropped or channel.expired:
         passed = f"{channel.skipped:,} skipped, {channel.expired:,} too old, {channel.dropped:,} beyond its depth"
         print(f"passed over by its policy: {passed}")
+    if channel.dead or channel.died:
+        where = f"nsqha dead list {channel.topic} {channel.name}"
+        print(f"dead letters: {channel.dead:,} kept, {channel.died:,} died ({where})")
     print()
     _print_places(args, channel)
     return exits.OK
@@ -185,8 +186,10 @@ def run_pause(args: argparse.Namespace) -> int:
 def run_empty(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
         _confirm(admin, args, "empty")
-        admin.call("EmptyChannel", topic=args.topic, channel=args.channel)
-    return done(args, _named(args) | {"emptied": True}, "emptied")
+        dead = admin.call("EmptyChannel", topic=args.topic, channel=args.channel).dead
+    if dead and not args.json:
+        say(f"it keeps {show_count(dead, 'dead letter')}: nsqha dead list {args.topic} {args.channel}")
+    return done(args, _named(args) | {"emptied": True, "dead": dead}, "emptied")
 
 
 def run_delete(args: argparse.Namespace) -> int:
@@ -199,6 +202,8 @@ def run_delete(args: argparse.Namespace) -> int:
 def _confirm(admin: Admin, args: argparse.Namespace, word: str) -> None:
     c = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
     what = f"{c.depth:,} waiting, {c.in_flight:,} in flight, {c.deferred:,} deferred, {c.consumers} consumers"
+    if c.dead and word == "delete":
+        what += f", {show_count(c.dead, 'dead letter')}"
     confirm(f"{word} channel {args.channel} of topic {args.topic} ({what})?", yes=args.yes)
 
 

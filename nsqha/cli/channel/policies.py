@@ -12,8 +12,14 @@ from nsqha.cli.terminal.screen import confirm, print_json, say
 from nsqha.cli.terminal.times import show_duration
 
 EVERY_CHANNEL = "*"
-_POLICY = '{"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead", "max_depth", "skip", "ttl_ms"}'
-_CLEARED = ("retry", "retry-max", "retry-factor", "retry-jitter", "retry-instead", "max-depth", "skip", "ttl")
+POLICY = (
+    '{"retry_ms", "retry_max_ms", "retry_factor", "retry_jitter", "retry_instead", "max_depth", "skip", "ttl_ms", '
+    '"max_attempts", "dead_letter", "dead_max"}'
+)
+_CLEARED = (
+    *("retry", "retry-max", "retry-factor", "retry-jitter", "retry-instead", "max-attempts", "dead-letter", "dead-max"),
+    *("max-depth", "skip", "ttl"),
+)
 
 
 def add_set(verbs: Any) -> None:
@@ -21,16 +27,17 @@ def add_set(verbs: Any) -> None:
         verbs,
         "set",
         run_set,
-        help="change the policy of a channel: how its messages come again, and what is passed over",
+        help="change the policy of a channel: how its messages come again, die, and are passed over",
         examples=(
             "nsqha channel set orders billing --retry 1s --retry-max 10m",
             "nsqha channel set orders '*' --retry 5s --retry-factor 1 --retry-jitter 0%",
+            "nsqha channel set orders billing --max-attempts 5",
             "nsqha channel set orders audit --max-depth 1000000 --yes",
             "nsqha channel set orders billing --clear retry --clear retry-max",
         ),
         description="Change the policy of a channel, or of '*': all channels of the topic that say nothing themselves. "
         "It returns when every leader follows it. What waits already keeps its time.",
-        shape=f'{{"topic", "channel", "policy": {_POLICY}, "default_policy": {_POLICY}}}',
+        shape=f'{{"topic", "channel", "policy": {POLICY}, "default_policy": {POLICY}}}',
         statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),
     )
     verb.add_argument("topic", metavar="TOPIC", type=name)
@@ -45,6 +52,11 @@ def add_set(verbs: Any) -> None:
         default=None,
         help="also in place of a longer delay that a consumer asks for",
     )
+    attempts = "a message that fails at this delivery is a dead letter: nsqha dead list"
+    verb.add_argument("--max-attempts", metavar="N", type=count, help=attempts)
+    verb.add_argument("--dead-letter", choices=("keep", "drop"), help="what becomes of the dead (keep)")
+    held = "with so many dead letters in a partition nothing dies any more (100000)"
+    verb.add_argument("--dead-max", metavar="N", type=count, help=held)
     verb.add_argument(
         "--ttl", metavar="D", type=_milliseconds, help="pass over unread messages older than this: 1h, 7d"
     )
@@ -66,6 +78,9 @@ def run_set(args: argparse.Namespace) -> int:
         "retry_factor": args.retry_factor,
         "retry_jitter": args.retry_jitter,
         "retry_instead": args.retry_instead,
+        "max_attempts": args.max_attempts,
+        "dead_letter": args.dead_letter,
+        "dead_max": args.dead_max,
         "ttl_ms": args.ttl,
         "max_depth": args.max_depth,
         "skip": args.skip,
@@ -94,7 +109,7 @@ def run_set(args: argparse.Namespace) -> int:
 
 def _confirm(admin: Admin, args: argparse.Namespace) -> None:
     """What is passed over is gone for the consumers, unless somebody seeks back while the log has it."""
-    if not (args.skip or args.max_depth or args.ttl):
+    if not (args.skip or args.max_depth or args.ttl or args.dead_letter == "drop"):
         return
     there = "of each channel that says nothing itself"
     if args.channel != EVERY_CHANNEL:
@@ -106,7 +121,10 @@ def _confirm(admin: Admin, args: argparse.Namespace) -> None:
         parts.append(f"unread messages older than {show_duration(args.ttl / 1000)}")
     if args.max_depth:
         parts.append(f"the oldest unread messages beyond {args.max_depth:,} per partition")
-    confirm(f"pass over {', '.join(parts)} {there} from now on?", yes=args.yes)
+    what = [f"pass over {', '.join(parts)}"] if parts else []
+    if args.dead_letter == "drop":
+        what.append("drop what dies")
+    confirm(f"{' and '.join(what)} {there} from now on?", yes=args.yes)
 
 
 def show(own: Any, defaults: Any) -> None:
@@ -133,6 +151,12 @@ def _value(field: str, value: Any) -> str:
         return f"jitter {value * 100:g}%"
     if field == "skip":
         return "all skipped" if value else "nothing skipped"
+    if field == "max_attempts":
+        return f"dead after {value:,} attempts"
+    if field == "dead_letter":
+        return "dead letters kept" if value == "keep" else "dead letters dropped"
+    if field == "dead_max":
+        return f"at most {value:,} dead per partition"
     if field == "max_depth":
         return f"at most {value:,} unread per partition"
     if field == "retry_instead":

@@ -6,6 +6,7 @@ NO_COLOR (any value) or TERM=dumb turns colour off.
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 import time
@@ -38,6 +39,14 @@ def print_json(value: Any) -> None:
     import json
 
     print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def body_json(body: bytes) -> dict[str, str]:
+    """The body as text if it is UTF-8, else in base64."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], out: IO[str] | None = None) -> None:

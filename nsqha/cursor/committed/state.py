@@ -40,13 +40,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 from nsqha import frames, hot
 from nsqha.cursor import events
 from nsqha.cursor.committed.holds import Holds
-from nsqha.cursor.deferred.deferred_set import Deferred, DeferredSet, MemoryDeferred, NewDeferred
+from nsqha.cursor.deferred.dead import DEAD_FROM, clear_alive
+from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, Deferred, DeferredSet, MemoryDeferred, NewDeferred
 from nsqha.cursor.deferred.later import LaterMessages
 from nsqha.errors import LogCorrupt
 from nsqha.ids import is_ephemeral
@@ -192,7 +192,8 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Sought:
-    """The channel's cursor was moved to `floor`. `dropped`: its deferred set was emptied too; `returned` came back."""
+    """The channel's cursor was moved to `floor`. `dropped`: its deferred messages went, but the dead letters;
+    `returned` came back."""
 
     channel: ChannelState
     floor: int
@@ -475,9 +476,13 @@ class PartitionState:
         if event.forward and self.clamp(channel, event.target) <= channel.floor:
             return
         back = channel.undo
-        dropped = len(channel.deferred) if event.drop_deferred else 0
-        kept = tuple(islice(channel.deferred.items(), min(dropped, UNDO_DEFERRED_MAX)))
-        channel.undo = Undo(event.old_floor, event.old_ranges, kept, dropped - len(kept))
+        dropped: list[Deferred] = []
+        alive = 0
+        if event.drop_deferred and len(channel.deferred):
+            alive = len(channel.deferred) - channel.deferred.count_due_from(DEAD_FROM)
+            dropped = channel.deferred.due(BEFORE_ALL, DEAD_FROM - 1, UNDO_DEFERRED_MAX)
+        kept = tuple(sorted(dropped))
+        channel.undo = Undo(event.old_floor, event.old_ranges, kept, alive - len(kept))
         channel.seek = log_id
         channel.ranges = RangeSet()
         channel.attempts.clear()
@@ -486,7 +491,7 @@ class PartitionState:
             channel.ranges = RangeSet(back.ranges)
             channel.raise_floor(channel.floor)
         if event.drop_deferred:
-            channel.deferred.clear()
+            clear_alive(channel.deferred)
         returned = back.returning(self.log_start) if event.undo and back else []
         for ref in returned:
             channel.deferred.put(ref)

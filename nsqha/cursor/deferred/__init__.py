@@ -5,6 +5,7 @@ Downwards:
     overlay       the leader's view: deferred messages, committed and not yet committed, by due time
     store         a deferred set in layers
     layer         the layers, and what a table below them must offer
+    dead          messages that are never due
     later         deliver-at times of messages that the pump has not passed
     deferred_set  the set, the protocol that its storage fulfils, and the set in memory
 """

@@ -27,6 +27,7 @@ class Deferred(NamedTuple):
 
 
 DueKey = tuple[int, int]  # (due_ns, offset): the order in which deferred messages become due
+BEFORE_ALL: DueKey = (-(1 << 63), -1)
 
 
 class DeferredSet(Protocol):
@@ -60,6 +61,9 @@ class DeferredSet(Protocol):
 
     def next_due(self, after: DueKey) -> int | None:
         """When the first one behind `after` is due."""
+
+    def count_due_from(self, due_ns: int) -> int:
+        """How many are due at `due_ns` or later."""
 
     def snapshot(self) -> DeferredSet:
         """The set as it is now, whatever happens to this one."""
@@ -127,6 +131,9 @@ class MemoryDeferred:
         for due_ns, _ in self._by_due.rows((after[0], after[1] + 1)):
             return due_ns
         return None
+
+    def count_due_from(self, due_ns: int) -> int:
+        return self._by_due.count_from((due_ns, _LEAST))
 
     def snapshot(self) -> MemoryDeferred:
         copy = MemoryDeferred()

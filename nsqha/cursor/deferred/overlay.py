@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from nsqha.cursor.deferred.deferred_set import Deferred, DeferredSet, DueKey
+from nsqha.cursor.deferred.dead import DEAD_FROM, dead_in, is_dead
+from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, Deferred, DeferredSet, DueKey
 
 _SLICE = 256
-_NOTHING: DueKey = (-(1 << 63), -1)
 _NEVER = 1 << 63
 
 
@@ -45,7 +45,19 @@ class DeferredChange:
 class DeferredOverlay:
     """Deferred messages, committed or about to be."""
 
-    __slots__ = ("_changes", "_direct", "_extra", "_heap", "_mark", "_next", "_ready", "_unsent", "committed")
+    __slots__ = (
+        "_changes",
+        "_dead",
+        "_direct",
+        "_extra",
+        "_heap",
+        "_mark",
+        "_next",
+        "_ready",
+        "_unsent",
+        "_waiting_from",
+        "committed",
+    )  # fmt: skip
 
     def __init__(self, committed: DeferredSet, *, direct: bool = False) -> None:
         self.committed = committed
@@ -55,8 +67,10 @@ class DeferredOverlay:
         self._extra = 0  # the sum of all weights
         self._heap: list[DueKey] = []  # of changes that put; stale ones are passed over
         self._ready: deque[DueKey] = deque()
-        self._mark = _NOTHING  # the committed set has been read up to here
-        following = committed.next_due(_NOTHING)
+        self._mark = BEFORE_ALL  # the committed set has been read up to here
+        self._dead: int | None = None  # how many are dead letters; None: nobody has asked yet
+        self._waiting_from = 0  # only dead letters have lower offsets
+        following = committed.next_due(BEFORE_ALL)
         self._next = _NEVER if following is None else following  # nothing behind the mark is due before this
 
     # ---- asking
@@ -85,6 +99,45 @@ class DeferredOverlay:
         fresh = [o for o, change in self._changes.items() if o >= first and change.fresh and change.ref is not None]
         return min(fresh, default=at) if at is None else min([at, *fresh])
 
+    def lowest_waiting(self) -> int | None:
+        """The lowest deferred offset that is not a dead letter's."""
+        at = self.lowest(self._waiting_from)
+        while at is not None and is_dead(self.get(at)):
+            self._waiting_from = at + 1
+            at = self.lowest(at + 1)
+        return at
+
+    def items(self, first: int) -> Iterator[Deferred]:
+        """All from offset `first` on, by offset. The set must not change meanwhile."""
+        fresh = sorted(o for o, change in self._changes.items() if o >= first and change.fresh)
+        held = (ref.offset for ref in self.committed.items(first))
+        for offset in heapq.merge(held, fresh):
+            if (ref := self.get(offset)) is not None:
+                yield ref
+
+    @property
+    def dead(self) -> int:
+        """How many are dead letters. Counted when it is asked for first: a new leader has better things to do."""
+        if self._dead is None:
+            self._dead = self.committed.count_due_from(DEAD_FROM) if len(self.committed) else 0
+            for offset, change in self._changes.items():
+                self._dead += is_dead(change.ref) - is_dead(self.committed.get(offset))
+        return self._dead
+
+    def dead_letters(self, after: DueKey, limit: int) -> list[Deferred]:
+        """Up to `limit` dead letters in order of death, those behind `after`."""
+        new = [
+            ref
+            for change in self._changes.values()
+            if (ref := change.ref) is not None and is_dead(ref) and (ref.due_ns, ref.offset) > after
+        ]
+        held = [
+            ref for ref in dead_in(self.committed, after, limit + len(self._changes)) if ref.offset not in self._changes
+        ]
+        # A change of what the committed set holds may have been carried meanwhile: `get` knows where its frame is.
+        found = sorted([*held, *new], key=lambda ref: (ref.due_ns, ref.offset))[:limit]
+        return [self.get(ref.offset) or ref for ref in found]
+
     def offsets(self, first: int, end: int) -> list[int]:
         """The deferred offsets in [first, end)."""
         found = {o for o, change in self._changes.items() if first <= o < end and change.ref is not None}
@@ -109,6 +162,7 @@ class DeferredOverlay:
         """Defer, or change due time and attempts of what is deferred."""
         if self._direct:
             self.committed.put(ref)
+            self._waiting_from = min(self._waiting_from, ref.offset)
             self._hint((ref.due_ns, ref.offset))
             return
         self._change(ref.offset, ref)
@@ -127,8 +181,15 @@ class DeferredOverlay:
 
     def _change(self, offset: int, ref: Deferred | None) -> None:
         old = self._changes.get(offset)
-        fresh = self.committed.get(offset) is None if old is None else old.fresh
+        if old is None:
+            held = self.committed.get(offset)
+            fresh = held is None
+        else:
+            held, fresh = old.ref, old.fresh
         new = DeferredChange(ref, fresh)
+        if self._dead is not None:
+            self._dead += is_dead(ref) - is_dead(held)
+        self._waiting_from = min(self._waiting_from, offset)
         self._extra += new.weight - (old.weight if old is not None else 0)
         self._changes[offset] = new
         self._unsent[offset] = None
@@ -159,6 +220,7 @@ class DeferredOverlay:
 
     def arrived(self, ref: Deferred) -> None:
         """The log itself deferred this message (a deliver-at time)."""
+        self._waiting_from = min(self._waiting_from, ref.offset)
         self._hint((ref.due_ns, ref.offset))
 
     def finished(self, first: int) -> list[int]:
@@ -171,6 +233,7 @@ class DeferredOverlay:
             del self._changes[offset]
             self._unsent.pop(offset, None)
         self._extra = sum(change.weight for change in self._changes.values())
+        self._dead = None
 
     def reload(self) -> None:
         """Start again from the committed set."""
@@ -211,7 +274,7 @@ class DeferredOverlay:
         if self._ready:
             return None
         due_ns = min(self._heap[0][0], self._next) if self._heap else self._next
-        return due_ns if due_ns < _NEVER else None
+        return due_ns if due_ns < DEAD_FROM else None
 
     def _hint(self, key: DueKey) -> None:
         if key <= self._mark:

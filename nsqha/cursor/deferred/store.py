@@ -193,6 +193,9 @@ class DeferredStore:
             return due_ns
         return None
 
+    def count_due_from(self, due_ns: int) -> int:
+        return sum(1 for _ in self._dues((due_ns, -1))) if self.count else 0
+
     def below(self, offset: int, position: int) -> Iterator[Deferred]:
         if not self.carried or position <= self._carried_from:
             if offset > self._own_from:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from nsqha.clock import Now
 from nsqha.cursor.committed.state import ChannelState
+from nsqha.cursor.deferred.dead import Reason
 from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.live.cursor import ChannelContext, ChannelCursor
 from nsqha.cursor.live.flight import NOT_IN_FLIGHT, Single
@@ -137,9 +138,14 @@ class Channel:
         """The message that is not new to this channel and whose turn it is; the same until its state changes."""
         for _ in range(_EXPIRED_AT_ONCE):
             found = self._next_redelivery(now)
-            if found is None or found.attempts < 2 or found.offset >= self.cursor.passing.expires_below:
+            if found is None or found.attempts < 2:
                 return found
-            self._requeues.expire(found.offset)
+            if found.offset >= self.cursor.passing.expires_below:
+                death = self.cursor.dead.policy
+                if death is None or death.max_attempts is None or found.attempts <= death.max_attempts:
+                    return found
+                return found._replace(attempts=death.max_attempts)  # nobody was allowed to die, or more were
+            self._requeues.expire(found.offset, found.attempts - 1, now)
         return None
 
     def _next_redelivery(self, now: Now) -> Redelivery | None:
@@ -255,7 +261,7 @@ class Channel:
         if why is None:
             single = self.cursor.flight.take_back(offset)
             self.requeue_count += 1
-            self._requeues.add(offset, single, delay_ms / 1000, now)
+            self._requeues.add(offset, single, delay_ms / 1000, now, Reason.REQUEUED)
         return why
 
     def touch(self, offset: int, owner: int, now: Now, timeout_s: float) -> str | None:
@@ -278,9 +284,9 @@ class Channel:
         self._see(now)
         cursor = self.cursor
         back: list[tuple[int, int]] = []
-        most = self._context.limits.retries_at_once if self._requeues.policy is not None else _NO_LIMIT
+        most = self._context.limits.retries_at_once if self._requeues.one_by_one else _NO_LIMIT
         for owner, offsets, singles in cursor.flight.expire(now.mono):
-            back.append((owner, self._came_back(offsets, singles, now)))
+            back.append((owner, self._came_back(offsets, singles, now, Reason.TIMED_OUT)))
             most -= back[-1][1]
             if most <= 0:
                 break  # `next_deadline` is still in the past
@@ -295,16 +301,16 @@ class Channel:
 
         They count as time-outs, which is what they become in nsqd, only later.
         """
-        return self._came_back(*self.cursor.flight.detach(owner), now, lost=True)
+        return self._came_back(*self.cursor.flight.detach(owner), now, Reason.DISCONNECTED)
 
-    def _came_back(self, offsets: list[int], singles: list[tuple[int, Single]], now: Now, *, lost: bool = False) -> int:
-        if lost or self._requeues.policy is None:
-            self.cursor.waiting.add_expired(offsets, self._requeues.place, now.mono)
-        else:
+    def _came_back(self, offsets: list[int], singles: list[tuple[int, Single]], now: Now, reason: Reason) -> int:
+        if self._requeues.one_by_one:
             for offset in offsets:
-                self._requeues.add(offset, None, 0.0, now)
+                self._requeues.add(offset, None, 0.0, now, reason)
+        else:
+            self.cursor.waiting.add_expired(offsets, self._requeues.place, now.mono)
         for offset, single in singles:
-            self._requeues.add(offset, single, 0.0, now, lost=lost)
+            self._requeues.add(offset, single, 0.0, now, reason)
         count = len(offsets) + len(singles)
         self.timeout_count += count
         return count

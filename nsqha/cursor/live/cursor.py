@@ -25,9 +25,10 @@ from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.deferred.overlay import DeferredChange, DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
 from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live.dead import DeadLetters
 from nsqha.cursor.live.flight import Flight, runs
 from nsqha.cursor.live.passing import PassingOver
-from nsqha.cursor.live.progress import Written, deliveries
+from nsqha.cursor.live.progress import Written, deliveries, without
 from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.live.waiting import Waiting
 from nsqha.cursor.policy import ChannelPolicies
@@ -62,6 +63,7 @@ class ChannelCursor:
         self.is_dirty = False
         self._counted_from = committed.floor  # where message_count begins
         self.passing = PassingOver()
+        self.dead = DeadLetters(self.name, context.policies, ephemeral=self.ephemeral)
         self.reload()
 
     def reload(self) -> None:
@@ -106,17 +108,19 @@ class ChannelCursor:
 
     @property
     def deferred_count(self) -> int:
-        """Messages that wait for a time: deferred ones that are not in flight, and requeued ones in memory."""
+        """Messages that wait for a time: deferred ones that are not in flight, and requeued ones in memory.
+
+        Dead letters do not wait."""
         in_flight = sum(single.deferred for single in self.flight.singles.values())
-        return max(len(self.deferred_overlay) - in_flight, 0) + len(self.waiting.delays)
+        return max(len(self.deferred_overlay) - self.deferred_overlay.dead - in_flight, 0) + len(self.waiting.delays)
 
     def depth(self, end: int) -> int:
         """Messages below `end` that wait for nothing but a consumer."""
         return self.unread.count(end) + self.waiting.count
 
     def oldest_unfinished(self, end: int) -> int | None:
-        """The lowest offset that this channel still has to do with; None if it is done up to `end`."""
-        deferred = self.deferred_overlay.lowest()
+        """The lowest offset that consumers still have to do with; None if they are done up to `end`."""
+        deferred = self.deferred_overlay.lowest_waiting()
         if self.ring.low >= end:
             return deferred
         return self.ring.low if deferred is None else min(self.ring.low, deferred)
@@ -274,6 +278,9 @@ class ChannelCursor:
         else:
             ring = self.ring
             ranges = self.written.advance(ring.low, ring.finished_ranges(ring.low, ring.next), ring.next)
+            for first, end in without(self.unread.take_ahead(), self.written.ranges):
+                ranges.append((first, end))
+                self.written.ranges.add(first, end)
         finished = tuple(offset for offset, change in sent.items() if change.ref is None)
         self.written.imply(finished)
         attempts = self._deliveries() if final else []

@@ -137,6 +137,14 @@ class Flight:
             return NOT_IN_FLIGHT
         return None if self.ring.owner(offset) == owner else NOT_OWNER
 
+    def delivery(self, offset: int) -> tuple[int, int, float]:
+        """Owner, attempts and deadline of a message that is in flight."""
+        single = self.singles.get(offset)
+        if single is not None:
+            return single.owner, single.attempts, single.deadline
+        owner = self.ring.owner(offset)
+        return owner, 1, self._deadline_of(offset, owner)
+
     def take_back(self, offset: int) -> Single | None:
         """`offset` is no longer in flight; its single, if it was one. What the slot says next is the caller's."""
         self.count -= 1

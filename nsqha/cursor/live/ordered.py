@@ -19,7 +19,7 @@ class OrderedChannel(Channel):
         run = super().next_run(end, min(count_max, 1))
         if run is None or not self._all_committed():
             return None
-        lowest = self.cursor.deferred_overlay.lowest()
+        lowest = self.cursor.deferred_overlay.lowest_waiting()
         return run if lowest is None or lowest > run[0] else None
 
     def redelivery(self, now: Now) -> Redelivery | None:
@@ -32,7 +32,7 @@ class OrderedChannel(Channel):
     def due(self, now: Now) -> Redelivery | None:
         """The lowest deferred message, once everything before it is finished and it is due."""
         cursor = self.cursor
-        offset = cursor.deferred_overlay.lowest()
+        offset = cursor.deferred_overlay.lowest_waiting()
         if offset is None or cursor.floor != cursor.next_read or offset > cursor.unread.skip():
             return None
         ref = cursor.deferred_overlay.get(offset)

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from nsqha.cursor.committed.state import ChannelState
+from nsqha.cursor.deferred.dead import is_dead
 from nsqha.cursor.deferred.deferred_set import DeferredSet
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.hot import DEFERRED, FINISHED, Ring
+from nsqha.ranges import RangeSet
 
 _NEVER = 1 << 63
 
@@ -22,6 +24,7 @@ class UnreadLog:
     """The part of the log that a channel's reader has not handed out, from `ring.next` on."""
 
     __slots__ = (
+        "_ahead",
         "_committed",
         "_deferred",
         "_ephemeral",
@@ -44,8 +47,11 @@ class UnreadLog:
         waits: bool,
         moved: Callable[[], None],
     ) -> None:
-        """`waits`: for deferred messages, instead of passing over them. `moved` is called when something was passed."""
+        """`waits`: for deferred messages that are not dead, instead of passing over them.
+
+        `moved` is called when something was passed."""
         self.passed = committed.ranges.copy()  # finished at or above ring.next
+        self._ahead = RangeSet()  # of these, what an operator finished and no progress says yet
         self.again = list(committed.attempts)  # handed out before a clean stop: (first, end, deliveries)
         self.stop = 0  # nothing is special in [ring.next, stop)
         self._ring = ring
@@ -75,7 +81,7 @@ class UnreadLog:
             past = min(self.passed.end_of_range(place), limit)
             if past > place:
                 ring.settle(place, past, FINISHED)
-            elif not self._waits and (past := self._end_of_deferred(place, limit)) > place:
+            elif (past := self._end_of_deferred(place, limit)) > place:
                 ring.settle(place, past, DEFERRED)
             else:
                 break
@@ -91,7 +97,7 @@ class UnreadLog:
         passed = self.passed.next_held(place)
         limit = limit if passed is None else min(limit, passed)
         for ref in self._deferred.items(place):
-            if ref.offset != place or place >= limit:
+            if ref.offset != place or place >= limit or (self._waits and not is_dead(ref)):
                 break
             place += 1
         return place
@@ -109,6 +115,18 @@ class UnreadLog:
         )
         self.stop = min([at for at in special if at is not None], default=_NEVER)
 
+    def finish(self, offset: int) -> None:
+        """A message in front of the reader is done: nobody gets it."""
+        self.passed.add(offset, offset + 1)
+        self._ahead.add(offset, offset + 1)
+        self.look()
+
+    def take_ahead(self) -> list[tuple[int, int]]:
+        """What was finished in front of the reader since the last time, and lies there still."""
+        self._ahead.cut_below(self._ring.next)
+        ahead, self._ahead = self._ahead, RangeSet()
+        return [*ahead]
+
     def handed_out_before(self) -> tuple[int, int] | None:
         """The next message, and how often it was delivered, if it was before a clean stop."""
         place = self.skip() if self._ring.next >= self.stop else self._ring.next
@@ -121,5 +139,6 @@ class UnreadLog:
         self.passed = self._committed.ranges.copy()
         for offset in finished:
             self.passed.add(offset, offset + 1)
+        self._ahead = RangeSet()
         self.again = []
         self.look()

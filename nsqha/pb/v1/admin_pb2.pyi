@@ -55,6 +55,94 @@ SYNC_NONE: Sync.ValueType  # 3
 """written on every in-sync replica"""
 Global___Sync: _TypeAlias = Sync  # noqa: Y015
 
+class _MessageState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MessageStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MESSAGE_STATE_UNSPECIFIED: _MessageState.ValueType  # 0
+    MESSAGE_STATE_IN_FLIGHT: _MessageState.ValueType  # 1
+    MESSAGE_STATE_WAITING: _MessageState.ValueType  # 2
+    """it comes again from memory"""
+    MESSAGE_STATE_DEFERRED: _MessageState.ValueType  # 3
+    """it waits for a time"""
+    MESSAGE_STATE_DEAD: _MessageState.ValueType  # 4
+    """nobody gets it any more"""
+    MESSAGE_STATE_UNREAD: _MessageState.ValueType  # 5
+    MESSAGE_STATE_FINISHED: _MessageState.ValueType  # 6
+
+class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper):
+    """What a channel holds of a message."""
+
+MESSAGE_STATE_UNSPECIFIED: MessageState.ValueType  # 0
+MESSAGE_STATE_IN_FLIGHT: MessageState.ValueType  # 1
+MESSAGE_STATE_WAITING: MessageState.ValueType  # 2
+"""it comes again from memory"""
+MESSAGE_STATE_DEFERRED: MessageState.ValueType  # 3
+"""it waits for a time"""
+MESSAGE_STATE_DEAD: MessageState.ValueType  # 4
+"""nobody gets it any more"""
+MESSAGE_STATE_UNREAD: MessageState.ValueType  # 5
+MESSAGE_STATE_FINISHED: MessageState.ValueType  # 6
+Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
+
+class _DeathReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeathReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeathReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEATH_REASON_UNSPECIFIED: _DeathReason.ValueType  # 0
+    DEATH_REASON_REQUEUED: _DeathReason.ValueType  # 1
+    DEATH_REASON_TIMED_OUT: _DeathReason.ValueType  # 2
+    DEATH_REASON_DISCONNECTED: _DeathReason.ValueType  # 3
+    """its consumer's connection was lost"""
+    DEATH_REASON_EXPIRED: _DeathReason.ValueType  # 4
+    """older than the policy allows when it should have been delivered again"""
+    DEATH_REASON_OPERATOR: _DeathReason.ValueType  # 5
+
+class DeathReason(_DeathReason, metaclass=_DeathReasonEnumTypeWrapper): ...
+
+DEATH_REASON_UNSPECIFIED: DeathReason.ValueType  # 0
+DEATH_REASON_REQUEUED: DeathReason.ValueType  # 1
+DEATH_REASON_TIMED_OUT: DeathReason.ValueType  # 2
+DEATH_REASON_DISCONNECTED: DeathReason.ValueType  # 3
+"""its consumer's connection was lost"""
+DEATH_REASON_EXPIRED: DeathReason.ValueType  # 4
+"""older than the policy allows when it should have been delivered again"""
+DEATH_REASON_OPERATOR: DeathReason.ValueType  # 5
+Global___DeathReason: _TypeAlias = DeathReason  # noqa: Y015
+
+class _MessageAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MessageActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MESSAGE_ACTION_UNSPECIFIED: _MessageAction.ValueType  # 0
+    MESSAGE_ACTION_FINISH: _MessageAction.ValueType  # 1
+    """nobody gets it any more"""
+    MESSAGE_ACTION_REQUEUE: _MessageAction.ValueType  # 2
+    """it comes again as soon as it can; a dead letter with attempts 1"""
+    MESSAGE_ACTION_DEFER: _MessageAction.ValueType  # 3
+    """it comes again at a time"""
+    MESSAGE_ACTION_KILL: _MessageAction.ValueType  # 4
+    """it is a dead letter, or what the policy makes of one"""
+
+class MessageAction(_MessageAction, metaclass=_MessageActionEnumTypeWrapper): ...
+
+MESSAGE_ACTION_UNSPECIFIED: MessageAction.ValueType  # 0
+MESSAGE_ACTION_FINISH: MessageAction.ValueType  # 1
+"""nobody gets it any more"""
+MESSAGE_ACTION_REQUEUE: MessageAction.ValueType  # 2
+"""it comes again as soon as it can; a dead letter with attempts 1"""
+MESSAGE_ACTION_DEFER: MessageAction.ValueType  # 3
+"""it comes again at a time"""
+MESSAGE_ACTION_KILL: MessageAction.ValueType  # 4
+"""it is a dead letter, or what the policy makes of one"""
+Global___MessageAction: _TypeAlias = MessageAction  # noqa: Y015
+
 @_typing.final
 class Here(_message.Message):
     """From a node that was asked to one that leads: answer only for what is led here, and ask nobody else."""
@@ -785,6 +873,8 @@ class Channel(_message.Message):
     SKIPPED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    DIED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     name: _builtins.str
     paused: _builtins.bool
@@ -807,6 +897,10 @@ class Channel(_message.Message):
     """passed over by the policy `max_depth`"""
     expired: _builtins.int
     """passed over by the policy `ttl`"""
+    dead: _builtins.int
+    """dead letters that it keeps"""
+    died: _builtins.int
+    """messages that died, since this node leads it; also those that the policy does not keep"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelPartition]: ...
     @_builtins.property
@@ -840,10 +934,12 @@ class Channel(_message.Message):
         skipped: _builtins.int = ...,
         dropped: _builtins.int = ...,
         expired: _builtins.int = ...,
+        dead: _builtins.int = ...,
+        died: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_policy", b"default_policy", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "default_policy", b"default_policy", "deferred", b"deferred", "depth", b"depth", "dropped", b"dropped", "ephemeral", b"ephemeral", "expired", b"expired", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "policy", b"policy", "reader", b"reader", "requeued", b"requeued", "skipped", b"skipped", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "dead", b"dead", "default_policy", b"default_policy", "deferred", b"deferred", "depth", b"depth", "died", b"died", "dropped", b"dropped", "ephemeral", b"ephemeral", "expired", b"expired", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "policy", b"policy", "reader", b"reader", "requeued", b"requeued", "skipped", b"skipped", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -863,6 +959,9 @@ class ChannelPolicy(_message.Message):
     MAX_DEPTH_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     SKIP_FIELD_NUMBER: _builtins.int
+    MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_FIELD_NUMBER: _builtins.int
+    DEAD_MAX_FIELD_NUMBER: _builtins.int
     retry_ms: _builtins.int
     """how long a message waits after its first failure"""
     retry_max_ms: _builtins.int
@@ -879,6 +978,12 @@ class ChannelPolicy(_message.Message):
     """unread messages older than this are passed over, retries expire at their turn"""
     skip: _builtins.bool
     """everything is passed over as it is committed"""
+    max_attempts: _builtins.int
+    """who fails at this delivery is dead"""
+    dead_letter: _builtins.str
+    """what becomes of the dead: keep (the default), drop"""
+    dead_max: _builtins.int
+    """per partition: with so many nothing dies any more, what fails waits; default 100,000"""
     def __init__(
         self,
         *,
@@ -890,11 +995,20 @@ class ChannelPolicy(_message.Message):
         max_depth: _builtins.int | None = ...,
         ttl_ms: _builtins.int | None = ...,
         skip: _builtins.bool | None = ...,
+        max_attempts: _builtins.int | None = ...,
+        dead_letter: _builtins.str | None = ...,
+        dead_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "_ttl_ms", b"_ttl_ms", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dead_letter", b"_dead_letter", "_dead_max", b"_dead_max", "_max_attempts", b"_max_attempts", "_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "_ttl_ms", b"_ttl_ms", "dead_letter", b"dead_letter", "dead_max", b"dead_max", "max_attempts", b"max_attempts", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "_ttl_ms", b"_ttl_ms", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dead_letter", b"_dead_letter", "_dead_max", b"_dead_max", "_max_attempts", b"_max_attempts", "_max_depth", b"_max_depth", "_retry_factor", b"_retry_factor", "_retry_instead", b"_retry_instead", "_retry_jitter", b"_retry_jitter", "_retry_max_ms", b"_retry_max_ms", "_retry_ms", b"_retry_ms", "_skip", b"_skip", "_ttl_ms", b"_ttl_ms", "dead_letter", b"dead_letter", "dead_max", b"dead_max", "max_attempts", b"max_attempts", "max_depth", b"max_depth", "retry_factor", b"retry_factor", "retry_instead", b"retry_instead", "retry_jitter", b"retry_jitter", "retry_max_ms", b"retry_max_ms", "retry_ms", b"retry_ms", "skip", b"skip", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dead_letter: _TypeAlias = _typing.Literal["dead_letter"]  # noqa: Y015
+    _WhichOneofArgType__dead_letter: _TypeAlias = _typing.Literal["_dead_letter", b"_dead_letter"]  # noqa: Y015
+    _WhichOneofReturnType__dead_max: _TypeAlias = _typing.Literal["dead_max"]  # noqa: Y015
+    _WhichOneofArgType__dead_max: _TypeAlias = _typing.Literal["_dead_max", b"_dead_max"]  # noqa: Y015
+    _WhichOneofReturnType__max_attempts: _TypeAlias = _typing.Literal["max_attempts"]  # noqa: Y015
+    _WhichOneofArgType__max_attempts: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts"]  # noqa: Y015
     _WhichOneofReturnType__max_depth: _TypeAlias = _typing.Literal["max_depth"]  # noqa: Y015
     _WhichOneofArgType__max_depth: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth"]  # noqa: Y015
     _WhichOneofReturnType__retry_factor: _TypeAlias = _typing.Literal["retry_factor"]  # noqa: Y015
@@ -911,6 +1025,12 @@ class ChannelPolicy(_message.Message):
     _WhichOneofArgType__skip: _TypeAlias = _typing.Literal["_skip", b"_skip"]  # noqa: Y015
     _WhichOneofReturnType__ttl_ms: _TypeAlias = _typing.Literal["ttl_ms"]  # noqa: Y015
     _WhichOneofArgType__ttl_ms: _TypeAlias = _typing.Literal["_ttl_ms", b"_ttl_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_letter) -> _WhichOneofReturnType__dead_letter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_max) -> _WhichOneofReturnType__dead_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_attempts) -> _WhichOneofReturnType__max_attempts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_depth) -> _WhichOneofReturnType__max_depth | None: ...
     @_typing.overload
@@ -953,6 +1073,8 @@ class ChannelPartition(_message.Message):
     SKIPPED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    DIED_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     floor: _builtins.int
     """all below is finished or deferred"""
@@ -977,6 +1099,8 @@ class ChannelPartition(_message.Message):
     skipped: _builtins.int
     dropped: _builtins.int
     expired: _builtins.int
+    dead: _builtins.int
+    died: _builtins.int
     def __init__(
         self,
         *,
@@ -999,10 +1123,12 @@ class ChannelPartition(_message.Message):
         skipped: _builtins.int = ...,
         dropped: _builtins.int = ...,
         expired: _builtins.int = ...,
+        dead: _builtins.int = ...,
+        died: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deferred", b"deferred", "depth", b"depth", "dropped", b"dropped", "error", b"error", "expired", b"expired", "finished", b"finished", "finished_above_floor", b"finished_above_floor", "floor", b"floor", "in_flight", b"in_flight", "leader_epoch", b"leader_epoch", "message_count", b"message_count", "next_read", b"next_read", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partition", b"partition", "requeued", b"requeued", "skipped", b"skipped", "stuck", b"stuck", "timed_out", b"timed_out", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "deferred", b"deferred", "depth", b"depth", "died", b"died", "dropped", b"dropped", "error", b"error", "expired", b"expired", "finished", b"finished", "finished_above_floor", b"finished_above_floor", "floor", b"floor", "in_flight", b"in_flight", "leader_epoch", b"leader_epoch", "message_count", b"message_count", "next_read", b"next_read", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partition", b"partition", "requeued", b"requeued", "skipped", b"skipped", "stuck", b"stuck", "timed_out", b"timed_out", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1255,12 +1381,17 @@ Global___EmptyChannelRequest: _TypeAlias = EmptyChannelRequest  # noqa: Y015
 class EmptyChannelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    DEAD_FIELD_NUMBER: _builtins.int
+    dead: _builtins.int
+    """dead letters, which it keeps"""
     def __init__(
         self,
+        *,
+        dead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1353,6 +1484,351 @@ class ChannelPolicyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChannelPolicyResponse: _TypeAlias = ChannelPolicyResponse  # noqa: Y015
+
+@_typing.final
+class MessagePlace(_message.Message):
+    """Where a page begins: behind this message. Of dead letters the order is that of their deaths."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    DUE_NS_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    due_ns: _builtins.int
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        due_ns: _builtins.int = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ns", b"due_ns", "offset", b"offset", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessagePlace: _TypeAlias = MessagePlace  # noqa: Y015
+
+@_typing.final
+class ListMessagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    BODIES_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    channel: _builtins.str
+    state: Global___MessageState.ValueType
+    """in flight, waiting, deferred or dead"""
+    message_id: _builtins.str
+    """instead of a state: this message alone, whatever its state"""
+    partition: _builtins.int
+    """default: all"""
+    limit: _builtins.int
+    """per partition, at most 1,000; default 100"""
+    bodies: _builtins.bool
+    @_builtins.property
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessagePlace]:
+        """the next page of these partitions alone"""
+
+    @_builtins.property
+    def here(self) -> Global___Here: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        channel: _builtins.str = ...,
+        state: Global___MessageState.ValueType = ...,
+        message_id: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
+        after: _abc.Iterable[Global___MessagePlace] | None = ...,
+        limit: _builtins.int = ...,
+        bodies: _builtins.bool = ...,
+        here: Global___Here | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "here", b"here", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "after", b"after", "bodies", b"bodies", "channel", b"channel", "here", b"here", "limit", b"limit", "message_id", b"message_id", "partition", b"partition", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___ListMessagesRequest: _TypeAlias = ListMessagesRequest  # noqa: Y015
+
+@_typing.final
+class ListMessagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldMessages]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___HeldMessages] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMessagesResponse: _TypeAlias = ListMessagesResponse  # noqa: Y015
+
+@_typing.final
+class HeldMessages(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    NOT_LED_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    error: _builtins.str
+    not_led: _builtins.bool
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldMessage]: ...
+    @_builtins.property
+    def next(self) -> Global___MessagePlace:
+        """where the next page begins; not there: this was the last"""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        messages: _abc.Iterable[Global___HeldMessage] | None = ...,
+        next: Global___MessagePlace | None = ...,
+        error: _builtins.str = ...,
+        not_led: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "messages", b"messages", "next", b"next", "not_led", b"not_led", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldMessages: _TypeAlias = HeldMessages  # noqa: Y015
+
+@_typing.final
+class HeldMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    PUBLISHED_NS_FIELD_NUMBER: _builtins.int
+    DUE_NS_FIELD_NUMBER: _builtins.int
+    DIED_NS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    TIMES_OUT_NS_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.str
+    offset: _builtins.int
+    state: Global___MessageState.ValueType
+    attempts: _builtins.int
+    """deliveries"""
+    published_ns: _builtins.int
+    due_ns: _builtins.int
+    """of a deferred one, or one that waits for a time"""
+    died_ns: _builtins.int
+    """to eight nanoseconds"""
+    reason: Global___DeathReason.ValueType
+    client: _builtins.str
+    """address of the consumer that has it"""
+    times_out_ns: _builtins.int
+    """when that loses it"""
+    body: _builtins.bytes
+    error: _builtins.str
+    """why its frame can not be read"""
+    def __init__(
+        self,
+        *,
+        message_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        state: Global___MessageState.ValueType = ...,
+        attempts: _builtins.int = ...,
+        published_ns: _builtins.int = ...,
+        due_ns: _builtins.int = ...,
+        died_ns: _builtins.int = ...,
+        reason: Global___DeathReason.ValueType = ...,
+        client: _builtins.str = ...,
+        times_out_ns: _builtins.int = ...,
+        body: _builtins.bytes = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "body", b"body", "client", b"client", "died_ns", b"died_ns", "due_ns", b"due_ns", "error", b"error", "message_id", b"message_id", "offset", b"offset", "published_ns", b"published_ns", "reason", b"reason", "state", b"state", "times_out_ns", b"times_out_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldMessage: _TypeAlias = HeldMessage  # noqa: Y015
+
+@_typing.final
+class ChangeMessagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    OLDER_THAN_MS_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    DUE_NS_FIELD_NUMBER: _builtins.int
+    PLAN_ONLY_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    channel: _builtins.str
+    action: Global___MessageAction.ValueType
+    state: Global___MessageState.ValueType
+    """Without ids: up to `limit` in this state, in the order of ListMessages."""
+    reason: Global___DeathReason.ValueType
+    """of dead letters: only those that died of this; default: of anything"""
+    older_than_ms: _builtins.int
+    """only those that were published, or died, at least so long ago"""
+    partition: _builtins.int
+    """default: all"""
+    limit: _builtins.int
+    """per partition, at most 1,000, which is the default"""
+    due_ns: _builtins.int
+    """for DEFER: until when"""
+    plan_only: _builtins.bool
+    """only say how many it would be"""
+    @_builtins.property
+    def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at most 1,000"""
+
+    @_builtins.property
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessagePlace]:
+        """the next page of these partitions alone"""
+
+    @_builtins.property
+    def here(self) -> Global___Here: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        channel: _builtins.str = ...,
+        action: Global___MessageAction.ValueType = ...,
+        message_ids: _abc.Iterable[_builtins.str] | None = ...,
+        state: Global___MessageState.ValueType = ...,
+        reason: Global___DeathReason.ValueType = ...,
+        older_than_ms: _builtins.int = ...,
+        partition: _builtins.int | None = ...,
+        after: _abc.Iterable[Global___MessagePlace] | None = ...,
+        limit: _builtins.int = ...,
+        due_ns: _builtins.int = ...,
+        plan_only: _builtins.bool = ...,
+        here: Global___Here | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "here", b"here", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "action", b"action", "after", b"after", "channel", b"channel", "due_ns", b"due_ns", "here", b"here", "limit", b"limit", "message_ids", b"message_ids", "older_than_ms", b"older_than_ms", "partition", b"partition", "plan_only", b"plan_only", "reason", b"reason", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___ChangeMessagesRequest: _TypeAlias = ChangeMessagesRequest  # noqa: Y015
+
+@_typing.final
+class ChangeMessagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChangedMessages]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___ChangedMessages] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeMessagesResponse: _TypeAlias = ChangeMessagesResponse  # noqa: Y015
+
+@_typing.final
+class ChangedMessages(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    NOT_LED_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    changed: _builtins.int
+    """or would be"""
+    error: _builtins.str
+    not_led: _builtins.bool
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedMessage]: ...
+    @_builtins.property
+    def next(self) -> Global___MessagePlace:
+        """where there may be more"""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        changed: _builtins.int = ...,
+        failed: _abc.Iterable[Global___FailedMessage] | None = ...,
+        next: Global___MessagePlace | None = ...,
+        error: _builtins.str = ...,
+        not_led: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "error", b"error", "failed", b"failed", "next", b"next", "not_led", b"not_led", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangedMessages: _TypeAlias = ChangedMessages  # noqa: Y015
+
+@_typing.final
+class FailedMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.str
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        message_id: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message_id", b"message_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedMessage: _TypeAlias = FailedMessage  # noqa: Y015
 
 @_typing.final
 class SeekTarget(_message.Message):

@@ -114,6 +114,16 @@ class AdminStub:
                 request_serializer=nsqha_dot_v1_dot_admin__pb2.UpdateChannelPolicyRequest.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.FromString,
                 _registered_method=True)
+        self.ListMessages = channel.unary_unary(
+                '/nsqha.v1.Admin/ListMessages',
+                request_serializer=nsqha_dot_v1_dot_admin__pb2.ListMessagesRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_admin__pb2.ListMessagesResponse.FromString,
+                _registered_method=True)
+        self.ChangeMessages = channel.unary_unary(
+                '/nsqha.v1.Admin/ChangeMessages',
+                request_serializer=nsqha_dot_v1_dot_admin__pb2.ChangeMessagesRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_admin__pb2.ChangeMessagesResponse.FromString,
+                _registered_method=True)
         self.Seek = channel.unary_unary(
                 '/nsqha.v1.Admin/Seek',
                 request_serializer=nsqha_dot_v1_dot_admin__pb2.SeekRequest.SerializeToString,
@@ -237,6 +247,18 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeMessages(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Seek(self, request, context):
         """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat.
         """
@@ -348,6 +370,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.UpdateChannelPolicy,
                     request_deserializer=nsqha_dot_v1_dot_admin__pb2.UpdateChannelPolicyRequest.FromString,
                     response_serializer=nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.SerializeToString,
+            ),
+            'ListMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMessages,
+                    request_deserializer=nsqha_dot_v1_dot_admin__pb2.ListMessagesRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_admin__pb2.ListMessagesResponse.SerializeToString,
+            ),
+            'ChangeMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeMessages,
+                    request_deserializer=nsqha_dot_v1_dot_admin__pb2.ChangeMessagesRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_admin__pb2.ChangeMessagesResponse.SerializeToString,
             ),
             'Seek': grpc.unary_unary_rpc_method_handler(
                     servicer.Seek,
@@ -802,6 +834,60 @@ class Admin:
             '/nsqha.v1.Admin/UpdateChannelPolicy',
             nsqha_dot_v1_dot_admin__pb2.UpdateChannelPolicyRequest.SerializeToString,
             nsqha_dot_v1_dot_admin__pb2.ChannelPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Admin/ListMessages',
+            nsqha_dot_v1_dot_admin__pb2.ListMessagesRequest.SerializeToString,
+            nsqha_dot_v1_dot_admin__pb2.ListMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Admin/ChangeMessages',
+            nsqha_dot_v1_dot_admin__pb2.ChangeMessagesRequest.SerializeToString,
+            nsqha_dot_v1_dot_admin__pb2.ChangeMessagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,8 @@ class AdminStub:
     GetChannelPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetChannelPolicyRequest, _admin_pb2.ChannelPolicyResponse]
     """What an operator asks of a channel. Answered when every leader follows it."""
     UpdateChannelPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateChannelPolicyRequest, _admin_pb2.ChannelPolicyResponse]
+    ListMessages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListMessagesRequest, _admin_pb2.ListMessagesResponse]
+    ChangeMessages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeMessagesRequest, _admin_pb2.ChangeMessagesResponse]
     Seek: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SeekRequest, _admin_pb2.SeekResponse]
     """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat."""
     UndoSeek: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndoSeekRequest, _admin_pb2.SeekResponse]
@@ -89,6 +91,8 @@ class AdminAsyncStub(AdminStub):
     GetChannelPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetChannelPolicyRequest, _admin_pb2.ChannelPolicyResponse]  # type: ignore[assignment]
     """What an operator asks of a channel. Answered when every leader follows it."""
     UpdateChannelPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateChannelPolicyRequest, _admin_pb2.ChannelPolicyResponse]  # type: ignore[assignment]
+    ListMessages: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListMessagesRequest, _admin_pb2.ListMessagesResponse]  # type: ignore[assignment]
+    ChangeMessages: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeMessagesRequest, _admin_pb2.ChangeMessagesResponse]  # type: ignore[assignment]
     Seek: _aio.UnaryUnaryMultiCallable[_admin_pb2.SeekRequest, _admin_pb2.SeekResponse]  # type: ignore[assignment]
     """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat."""
     UndoSeek: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndoSeekRequest, _admin_pb2.SeekResponse]  # type: ignore[assignment]
@@ -214,6 +218,20 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UpdateChannelPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ChannelPolicyResponse, _abc.Awaitable[_admin_pb2.ChannelPolicyResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListMessages(
+        self,
+        request: _admin_pb2.ListMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListMessagesResponse, _abc.Awaitable[_admin_pb2.ListMessagesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeMessages(
+        self,
+        request: _admin_pb2.ChangeMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeMessagesResponse, _abc.Awaitable[_admin_pb2.ChangeMessagesResponse]]: ...
 
     @_abc_1.abstractmethod
     def Seek(

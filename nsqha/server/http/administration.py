@@ -106,7 +106,7 @@ class AdministrationRoutes:
         if body is None:
             raise ApiError(413, "BODY_TOO_BIG")
         try:
-            changes = msgspec.json.decode(body, type=dict[str, int | float | bool | None])
+            changes = msgspec.json.decode(body, type=dict[str, int | float | bool | str | None])
             if not changes:
                 raise ValueError("the body has no field to change")
             changed = await done(self._broker.channels.ask(topic, channel, changes), self._broker, "CHANNEL_NOT_FOUND")

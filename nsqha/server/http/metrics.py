@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from nsqha.cursor.deferred.dead import Reason
 from nsqha.quantile import HistogramData
 from nsqha.server.http.series import Rows, SeriesBound, Widths
 from nsqha.server.http.stats import BrokerStats
@@ -279,6 +280,7 @@ _OF_CURSOR = (
     ("channel_depth", "Messages waiting, without those in flight or deferred.", "depth"),
     ("channel_in_flight", "Messages delivered and not answered yet.", "in_flight_count"),
     ("channel_deferred", "Messages deferred until a later time.", "deferred_count"),
+    ("channel_dead", "Dead letters, which nobody gets until an operator says so.", "dead_count"),
     ("channel_finished_ranges", "Ranges finished above the floor.", "finished_ranges"),
     (
         "channel_uncommitted_progress",
@@ -294,7 +296,7 @@ def _widths(stats: BrokerStats) -> Widths:
     return Widths(
         topic=len(_OF_TOPIC),
         partition=len(_OF_PARTITION) + len(_OF_REPLICATED_PARTITION) * (stats.node.cluster is not None),
-        channel=len(_OF_CHANNEL) + max(quantiles, default=0),
+        channel=len(_OF_CHANNEL) + len(Reason) + max(quantiles, default=0),
         cursor=_CURSOR_SERIES,
     )
 
@@ -320,6 +322,17 @@ def _channels(rows: Rows) -> Iterator[Metric]:
     for index, (name, text, field) in enumerate(_OF_CHANNEL):
         make = _counters if index < _CHANNEL_COUNTERS else _gauges
         yield make(name, text, _CHANNEL, [(labels, getattr(c, field)) for labels, c in rows.channels])
+    yield _counters(
+        "channel_died",
+        "Messages that were given up, by reason; kept as dead letters, unless the policy drops them.",
+        (*_CHANNEL, "reason"),
+        [
+            ((*labels, reason.label), count)
+            for labels, channel in rows.channels
+            for reason, count in zip(Reason, channel.died, strict=True)
+            if count
+        ],
+    )
     yield _gauges(
         "channel_end_to_end_seconds",
         "Message age at FIN over the sliding window, by configured quantile.",

@@ -196,6 +196,7 @@ class SeriesBound:
                     c.skipped_count,
                     c.dropped_count,
                     c.expired_count,
+                    *c.died,
                 )
                 for c in channels
             }
@@ -209,6 +210,7 @@ class SeriesBound:
             skipped_count=counts[4],
             dropped_count=counts[5],
             expired_count=counts[6],
+            died=tuple(counts[7:]),
             client_count=sum(c.client_count for c in channels),
             paused=any(c.paused for c in channels),
             e2e_processing_latency=_slowest([c.e2e_processing_latency for c in channels]),
@@ -263,6 +265,7 @@ def merged_cursors(cursors: Collection[CursorStats]) -> CursorStats:
         depth=sum(c.depth for c in cursors),
         in_flight_count=sum(c.in_flight_count for c in cursors),
         deferred_count=sum(c.deferred_count for c in cursors),
+        dead_count=sum(c.dead_count for c in cursors),
         uncommitted_progress=sum(c.uncommitted_progress for c in cursors),
         oldest_unfinished_seconds=max(ages, default=None),
         stuck=next((c.stuck for c in cursors if c.stuck), ""),

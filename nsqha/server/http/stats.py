@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsqha import NSQ_VERSION
+from nsqha.cursor.deferred.dead import Reason
 from nsqha.quantile import EMPTY_BATCHES, EMPTY_SECONDS, NOTHING, HistogramData, Result
 from nsqha.server.runtime.measures import MemoryStats
 
@@ -76,6 +77,8 @@ class CursorStats:
     skipped_count: int = 0  # passed over by a policy
     dropped_count: int = 0  # ... that bounds the depth
     expired_count: int = 0  # ... that bounds the age
+    dead_count: int = 0  # dead letters that are kept
+    died_count: int = 0  # messages that died, also those that were not kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,7 @@ class ChannelStats:
     skipped_count: int = 0  # passed over by a policy
     dropped_count: int = 0  # ... that bounds the depth
     expired_count: int = 0  # ... that bounds the age
+    died: tuple[int, ...] = (0,) * len(Reason)  # messages that died, by reason
     zone_local_msg_count: int = 0
     region_local_msg_count: int = 0
     global_msg_count: int = 0

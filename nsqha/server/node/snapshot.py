@@ -5,11 +5,13 @@ Taken only on request. Figures of a channel are the sums over the partitions thi
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 import nsqha
 from nsqha import hot
 from nsqha.clock import Now
+from nsqha.cursor.deferred.dead import Reason
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
 from nsqha.server.clients.figures import client_stats
@@ -191,6 +193,8 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 skipped_count=cursor.passing.skipped,
                 dropped_count=cursor.passing.dropped,
                 expired_count=cursor.passing.expired,
+                dead_count=cursor.deferred_overlay.dead,
+                died_count=sum(cursor.dead.died.values()),
             )
         )
     consumers = topic.consumers.here.get(name, [])
@@ -210,6 +214,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         skipped_count=sum(c.skipped_count for c in cursors) + ended["skipped_count"],
         dropped_count=sum(c.dropped_count for c in cursors) + ended["dropped_count"],
         expired_count=sum(c.expired_count for c in cursors) + ended["expired_count"],
+        died=tuple(_died(topic, name)[reason] + ended[reason.label] for reason in Reason),
         client_count=len(consumers),
         clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
         relayed_count=len(relayed),
@@ -219,6 +224,15 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         cursors=tuple(cursors),
     )
+
+
+def _died(topic: Topic, channel: str) -> Counter[Reason]:
+    """How many messages died since this node leads these partitions."""
+    found = Counter[Reason]()
+    for partition in topic.led:
+        if (delivery := partition.deliveries.get(channel)) is not None:
+            found.update(delivery.channel.cursor.dead.died)
+    return found
 
 
 def _relayed(topic: Topic, channel: str) -> tuple[ClientStats, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha import hot
@@ -280,6 +280,11 @@ class Delivery:
     def consumers(self) -> list[Consumer]:
         return [subscription.consumer for subscription in self._order]
 
+    def consumer_of(self, owner: int) -> Consumer | None:
+        """Who has messages in flight under this number."""
+        subscription = self._subscriptions.get(owner)
+        return subscription.consumer if subscription is not None else None
+
     def finished(self, offset: int, count: int, now: Now) -> None:
         """`count` messages up to `offset` were finished: remember their age. Called only if `latency` is wanted."""
         assert self.latency is not None
@@ -290,8 +295,8 @@ class Delivery:
         if entry is not None:
             self.latency.add(max(0, now.wall_ns - entry.timestamp_ns), now.mono, count)
 
-    def forgotten(self, counts: dict[int, int]) -> None:
-        """A seek or an empty: these deliveries are no longer in flight."""
+    def forgotten(self, counts: Mapping[int, int]) -> None:
+        """A seek, an empty, or an operator: these deliveries are no longer in flight."""
         for owner, count in counts.items():
             subscription = self._subscriptions.get(owner)
             if subscription is not None:

@@ -100,6 +100,7 @@ class EndedCounts:
                 skipped_count=channel.cursor.passing.skipped,
                 dropped_count=channel.cursor.passing.dropped,
                 expired_count=channel.cursor.passing.expired,
+                **{reason.label: count for reason, count in channel.cursor.dead.died.items()},
             )
 
     def forget(self, channel: str) -> None:

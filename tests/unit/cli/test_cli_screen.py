@@ -6,9 +6,18 @@ import io
 
 import pytest
 
-from nsqha.cli.peek import body_json, body_line
+from nsqha.cli.peek import body_line
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.screen import ProgressLine, coloured, confirm, printable, progress_line, show_bytes, table
+from nsqha.cli.terminal.screen import (
+    ProgressLine,
+    body_json,
+    coloured,
+    confirm,
+    printable,
+    progress_line,
+    show_bytes,
+    table,
+)
 
 
 class Terminal(io.StringIO):

@@ -17,13 +17,17 @@ from dataclasses import replace
 
 from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.committed.loading import first_checkpoint_end, load
+from nsqha.cursor.deferred.dead import dead_in
+from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, ChannelsEvent
+from nsqha.cursor.live.acting import Action, act
 from nsqha.cursor.live.channel import Channel
 from nsqha.election.policy import ChannelPolicy
+from nsqha.errors import Conflict, LimitReached, NotFound
 from nsqha.frames import HAS_EVENTS
 from tests.unit.cursor.judged import Step
 from tests.unit.cursor.life import OWNERS, Life
-from tests.unit.cursor.model import FINISHED, MAYBE, PENDING, ChannelModel, Snapshot, check
+from tests.unit.cursor.model import FINISHED, MAYBE, PENDING, ChannelModel, Due, Snapshot, check
 from tests.unit.cursor.tiny import Info, Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
@@ -35,6 +39,10 @@ POLICIES = (
     ChannelPolicy(retry_ms=1000, retry_max_ms=4000, retry_factor=2.0, retry_jitter=0.0),
     ChannelPolicy(retry_ms=10_000, retry_max_ms=60_000, retry_factor=3.0, retry_jitter=0.5),
     ChannelPolicy(retry_ms=2000, retry_max_ms=60_000, retry_factor=10.0, retry_jitter=0.2, retry_instead=True),
+    ChannelPolicy(max_attempts=2),
+    ChannelPolicy(max_attempts=1, dead_letter="keep"),
+    ChannelPolicy(max_attempts=2, dead_letter="drop"),
+    ChannelPolicy(max_attempts=3, dead_max=2, retry_ms=1000, retry_max_ms=4000, retry_factor=2.0, retry_jitter=0.0),
     ChannelPolicy(retry_ms=0, retry_max_ms=60_000, retry_factor=1.0, retry_jitter=0.0, retry_instead=True),
 )
 
@@ -77,6 +85,8 @@ class History(Life):
             self.pause_channel: 2,
             self.pause_topic: 2,
             self.ask_policy: 2,
+            self.act_on_dead: 2,
+            self.act_on_one: 4,
             self.empty_topic: 1,
             self.seek: 3,
             self.empty: 1,
@@ -179,6 +189,61 @@ class History(Life):
         """An operator asks that what failed comes again later than its consumers say."""
         self._reconcile(policy=self.rng.choice(POLICIES))
 
+    def act_on_dead(self) -> None:
+        """An operator wants some dead letters delivered again, or gone."""
+        if (found := self.some_channel()) is not None:
+            channel, model = found
+            refs = channel.cursor.deferred_overlay.dead_letters((0, 0), self.rng.randint(1, 4))
+            self._act_on_dead(channel, model, refs)
+
+    def _act_on_dead(self, channel: Channel, model: ChannelModel, refs: list[Deferred]) -> None:
+        check({ref.offset for ref in refs} <= model.ever_dead, f"{refs} are dead, and never died")
+        raises = self.rng.random() < 0.5
+        for ref in refs:
+            act(channel.cursor, ref.offset, Action.REQUEUE if raises else Action.FINISH, self.leader.now)
+            if raises:
+                model.raised(ref.offset)
+                self.model.brought_forward.add(ref.offset)
+            else:
+                model.died(ref.offset, kept=False)
+
+    def act_on_one(self) -> None:
+        """An operator does something to one message, wherever it is."""
+        if (found := self.some_channel()) is None or not self.model.pump:
+            return
+        channel, model = found
+        offset = self.rng.randrange(self.model.pump)
+        action = self.rng.choice(list(Action))
+        due_ns = self.now_ns + self.rng.choice([0, 3, 200]) * 1_000_000_000
+        dead_before = channel.cursor.deferred_overlay.dead
+        try:
+            owner = act(channel.cursor, offset, action, self.leader.now, due_ns=due_ns)
+        except (NotFound, Conflict, LimitReached):
+            return
+        check(owner == model.in_flight.get(offset, 0), f"{offset} was in flight to {owner}")
+        self._acted(model, offset, action, due_ns, dies=channel.cursor.deferred_overlay.dead > dead_before)
+
+    def _acted(self, model: ChannelModel, offset: int, action: Action, due_ns: int, *, dies: bool) -> None:
+        check(model.status[offset] != FINISHED, f"{offset} was finished, and {action.name} was done to it")
+        was_dead = offset in model.dead
+        model.in_flight.pop(offset, None)
+        self.turns_of(self.leader.cursors.channels[model.name]).back.pop(offset, None)
+        if model.status[offset] == MAYBE:
+            model.status[offset] = PENDING  # it was there
+        if action in (Action.REQUEUE, Action.DEFER):
+            self.model.brought_forward.add(offset)
+        match action:
+            case Action.FINISH:
+                model.died(offset, kept=False)
+            case Action.REQUEUE:
+                model.due.pop(offset, None)
+            case Action.DEFER:
+                model.due[offset] = Due(due_ns, long=True)
+            case Action.KILL:
+                model.died(offset, kept=dies)
+        if was_dead and action in (Action.REQUEUE, Action.DEFER):
+            model.deliveries[offset] = 0
+
     def pause_topic(self) -> None:
         self._reconcile(paused=not self.record.paused)
 
@@ -237,6 +302,7 @@ class History(Life):
             held = leader.deferred[name]
             if model.ephemeral:
                 held = {ref.offset for ref in channel.cursor.deferred_overlay.committed.items()}
+            was_held = held
             went_back = model.undo if undo else None
             if undo and went_back is None:
                 return
@@ -246,7 +312,17 @@ class History(Life):
                 went_back = replace(went_back, floor=goal)
             # What was deferred by the batch that drops it is in no set before or after.
             just_now = {o for o, due in model.due.items() if due.long and model.status[o] == PENDING}
-            model.sought(goal, self.model.pump, held, drop=drop, undo=went_back)
+            dead = model.dead
+            if drop and committed.undo is not None:
+                # What failed waits in memory or deferred, which is the channel's business.
+                waiting = {o for o, status in model.status.items() if status != FINISHED}
+                just_now |= waiting.intersection(ref.offset for ref in committed.undo.deferred)
+            if drop:
+                held = {ref.offset for ref in committed.deferred.items()}
+                lost = {offset for offset in dead if model.due[offset].certain} - held
+                check(not lost, f"emptying took the dead letters {lost}")
+                check(held <= model.ever_dead, f"emptying kept {held - model.ever_dead}")
+            model.sought(goal, self.model.pump, held, undo=went_back)
             if went_back is not None and not model.ephemeral:
                 there = {ref.offset: ref.due_ns for ref in committed.deferred.items()}
                 back_again = went_back.dropped & there.keys()
@@ -256,7 +332,7 @@ class History(Life):
                 model.returned({offset: there[offset] for offset in back_again})
             model.undo = back[0]
             if drop and not model.ephemeral:
-                model.undo.dropped = {offset for offset in held | just_now if offset < goal}
+                model.undo.dropped = {offset for offset in (was_held | just_now) - held - dead if offset < goal}
             leader.max_floor[committed.uid] = 0
 
         self._request(sought)
@@ -437,6 +513,7 @@ class History(Life):
         for name, model in self.model.channels.items():
             committed = state.channels[name]
             model.crashed({ref.offset for ref in committed.deferred.items()})
+            model.dead_again({ref.offset for ref in dead_in(committed.deferred)})
         self.snapshots.clear()
         old = self.leader
         self.start()
@@ -473,6 +550,7 @@ class History(Life):
         live = self.leader.cursors.channels
         for name, model in self.model.channels.items():
             self._drain(live[name], model)
+            self._judge_dead(live[name], model)
         self.commit_all()
         for name, model in self.model.channels.items():
             if not model.ephemeral:
@@ -495,6 +573,15 @@ class History(Life):
                 self._expire()
             else:
                 idle = 0
+
+    def _judge_dead(self, channel: Channel, model: ChannelModel) -> None:
+        """What is not delivered is dead, and an operator can have it."""
+        while refs := channel.cursor.deferred_overlay.dead_letters((0, 0), 3):
+            missing = model.dead if channel.cursor.deferred_overlay.dead < len(model.dead) else ()
+            check(not missing, f"{channel.cursor.deferred_overlay.dead} of {missing} are dead")
+            self._act_on_dead(channel, model, refs)
+        check(not model.dead, f"{model.name} has lost the dead letters {model.dead}")
+        self._drain(channel, model)
         left = [offset for offset, status in model.status.items() if status == PENDING]
         check(not left, f"{model.name} never delivers {left}: {channel}")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from nsqha.clock import ManualClock
 from nsqha.cursor.committed.state import PartitionState
+from nsqha.cursor.deferred.dead import is_dead
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.partition import PartitionCursors
@@ -121,7 +122,7 @@ class Life:
                 self.judge_order(model, first)
             for offset in range(first, end):
                 self.judge_early(offset)
-                model.delivered(offset, owner, 1, self.now_ns)
+                model.delivered(offset, owner, 1, self.now_ns, self.record.policy.max_attempts)
                 self.leader.log.frame_of(offset)
             channel.delivered(first, end, owner, deadline)
             self.turns_of(channel).handed_out(end - first, other=False)
@@ -147,7 +148,8 @@ class Life:
                 check(not model.in_flight, "two messages of an ordered channel in flight")
                 if not model.deliveries.get(redelivery.offset, 0):
                     self.judge_order(model, redelivery.offset)
-            model.delivered(redelivery.offset, owner, redelivery.attempts, self.now_ns)
+            most = self.record.policy.max_attempts
+            model.delivered(redelivery.offset, owner, redelivery.attempts, self.now_ns, most)
             self.leader.check_frame(redelivery)
             turns = self.turns_of(channel)
             turns.handed_out(1, other=not turns.is_in_order(redelivery))
@@ -189,13 +191,15 @@ class Life:
 
     def judge_early(self, offset: int) -> None:
         at = self.model.deliver_at.get(offset, 0)
-        check(at <= self.now_ns, f"{offset} is delivered before its deliver-at time")
+        asked_for = offset in self.model.brought_forward
+        check(asked_for or at <= self.now_ns, f"{offset} is delivered before its deliver-at time")
 
     def judge_order(self, model: ChannelModel, offset: int) -> None:
         check(not model.in_flight, "two messages of an ordered channel in flight")
         for other, status in model.status.items():
             if other < offset:
-                check(status != PENDING, f"{offset} is first delivered before {other} is finished")
+                done = status != PENDING or other in model.dead
+                check(done, f"{offset} is first delivered before {other} is finished")
                 check(other not in model.uncertain, f"{offset} is first delivered before FIN of {other} is committed")
 
     def _held(self, model: ChannelModel) -> tuple[int, list[int]] | None:
@@ -263,7 +267,10 @@ class Life:
         why = channel.req(offset, owner, delay_s * 1000, self.leader.now)
         check(why == wanted, f"REQ {offset} of {owner} got {why}, not {wanted}")
         if why is None:
-            model.requeued(offset, self._due_again(channel, model, offset, delay_s))
+            if not self._died(channel, model, offset):
+                model.requeued(offset, self._due_again(channel, model, offset, delay_s))
+            else:
+                del model.in_flight[offset]
 
     def answer_touch(self) -> None:
         if (found := self.some_channel()) is None or (held := self._held(found[1])) is None:
@@ -298,15 +305,40 @@ class Life:
         if (found := self.some_channel()) is not None:
             channel, model = found
             owner = self.rng.choice(OWNERS)
-            self._failed(channel, model, [o for o, held in model.in_flight.items() if held == owner], lost=True)
-            check(channel.detach(owner, self.leader.now) == model.detached(owner), "detach gave back another count")
+            lost = [o for o, held in model.in_flight.items() if held == owner]
+            back = channel.detach(owner, self.leader.now)
+            self._failed(channel, model, lost, lost=True)
+            check(back == model.detached(owner), "detach gave back another count")
 
     def _failed(self, channel: Channel, model: ChannelModel, offsets: Iterable[int], *, lost: bool) -> None:
         """They timed out, or their consumer is gone."""
         for offset in offsets:
+            if self._died(channel, model, offset):
+                continue
             due = self._due_again(channel, model, offset, 0, lost=lost)
             if due is not None:
                 model.due[offset] = due
+
+    def _died(self, channel: Channel, model: ChannelModel, offset: int) -> bool:
+        """Whether the message, which just failed, is dead: it is if it may not be delivered more often, unless so many
+        are dead that no more may die."""
+        policy = self.record.policy
+        failures = model.deliveries[offset]
+        assert failures is not None, "it was in flight"
+        if policy.max_attempts is None or failures < policy.max_attempts:
+            return False
+        overlay = channel.cursor.deferred_overlay
+        self.turns_of(channel).back.pop(offset, None)
+        if policy.dead_letter == "drop" or model.ephemeral:
+            model.died(offset, kept=False)
+            return True
+        ref = overlay.get(offset)
+        if not is_dead(ref):
+            check(policy.dead_max is not None and overlay.dead >= policy.dead_max, f"{offset} did not die")
+            check(ref is not None and ref.due_ns >= self.now_ns + 60_000_000_000, f"{offset} may come again at once")
+            return False
+        model.died(offset, kept=True)
+        return True
 
     def _due_again(
         self, channel: Channel, model: ChannelModel, offset: int, asked_s: float, *, lost: bool = False

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 PENDING, FINISHED, MAYBE = "pending", "finished", "maybe"
+NEVER = 1 << 62  # when a dead letter is due
 
 
 class Wrong(AssertionError):
@@ -76,6 +77,13 @@ class ChannelModel:
     uncertain: dict[int, int | None] = field(default_factory=dict)  # finished -> log_id that says so, once written
     forgotten: Counter[tuple[int, int]] = field(default_factory=Counter)  # (owner, offset)
     undo: Snapshot | None = None
+    ever_dead: set[int] = field(default_factory=set)
+    ever_finished: set[int] = field(default_factory=set)  # by a consumer, or an operator
+
+    @property
+    def dead(self) -> set[int]:
+        """Messages that are never due."""
+        return {offset for offset, due in self.due.items() if due.at_ns == NEVER and self.status[offset] != FINISHED}
 
     @property
     def ephemeral(self) -> bool:
@@ -83,7 +91,7 @@ class ChannelModel:
 
     # ---- what consumers do
 
-    def delivered(self, offset: int, owner: int, attempts: int, now_ns: int) -> None:
+    def delivered(self, offset: int, owner: int, attempts: int, now_ns: int, attempts_max: int | None = None) -> None:
         check(not self.paused, f"{self.name} delivers {offset} while paused")
         check(offset in self.status, f"{self.name} delivers {offset}, which it never got")
         check(self.status[offset] != FINISHED, f"{self.name} delivers {offset}, which is finished")
@@ -91,7 +99,10 @@ class ChannelModel:
         due = self.due.get(offset)
         check(due is None or due.at_ns <= now_ns, f"{self.name} delivers {offset} before it is due")
         before = self.deliveries.get(offset, 0)
-        check(before is None or attempts == before + 1, f"{offset} has attempts {attempts} after {before} deliveries")
+        check(attempts_max is None or attempts <= attempts_max, f"{offset} has attempts {attempts} of {attempts_max}")
+        wanted = (before or 0) + 1
+        wanted = wanted if attempts_max is None else min(wanted, attempts_max)
+        check(before is None or attempts == wanted, f"{offset} has attempts {attempts} after {before} deliveries")
         self.deliveries[offset] = attempts
         self.status[offset] = PENDING
         self.in_flight[offset] = owner
@@ -108,8 +119,25 @@ class ChannelModel:
 
     def finished(self, offset: int) -> None:
         del self.in_flight[offset]
+        self.ever_finished.add(offset)
         self.status[offset] = FINISHED
         self.uncertain[offset] = None
+
+    def died(self, offset: int, *, kept: bool) -> None:
+        """It was given up. `kept`: as a dead letter."""
+        self.ever_dead.add(offset)
+        if kept:
+            self.due[offset] = Due(NEVER, long=True)
+        else:
+            self.ever_finished.add(offset)
+            self.status[offset] = FINISHED
+            self.uncertain[offset] = None
+            self.due.pop(offset, None)
+
+    def raised(self, offset: int) -> None:
+        """An operator wants this dead letter delivered again."""
+        self.due.pop(offset, None)
+        self.deliveries[offset] = 0
 
     def requeued(self, offset: int, due: Due | None) -> None:
         del self.in_flight[offset]
@@ -146,10 +174,8 @@ class ChannelModel:
         for due in self.due.values():
             due.certain = due.certain or (due.written is not None and due.written <= log_id)
 
-    def sought(self, target: int, pump: int, deferred: set[int], *, drop: bool, undo: Snapshot | None) -> None:
-        """The cursor goes to `target`; `deferred` messages are not touched unless dropped."""
-        if drop:
-            deferred = set()
+    def sought(self, target: int, pump: int, deferred: set[int], *, undo: Snapshot | None) -> None:
+        """The cursor goes to `target`; `deferred` messages are not touched."""
         for offset in range(pump):
             if offset in deferred:
                 continue
@@ -168,7 +194,8 @@ class ChannelModel:
     def returned(self, due_ns: dict[int, int]) -> None:
         """An undo deferred these again, each until its time."""
         for offset, at_ns in due_ns.items():
-            self.status[offset] = PENDING
+            # A FIN that was not written yet holds for what is deferred, whatever was sought meanwhile.
+            self.status[offset] = MAYBE if offset in self.ever_finished else PENDING
             self.deliveries[offset] = None
             self.due[offset] = Due(at_ns, long=True, written=0, certain=True)
 
@@ -184,6 +211,12 @@ class ChannelModel:
             if count:
                 self.deliveries[offset] = None
 
+    def dead_again(self, offsets: set[int]) -> None:
+        """After a crash these are dead letters: that they died was committed, not what became of them then."""
+        check(offsets <= self.ever_dead, f"{offsets - self.ever_dead} are dead, and never died")
+        for offset in offsets:
+            self.due[offset] = Due(NEVER, long=True, written=0, certain=True)
+
 
 class Model:
     """The topic: what it holds back, and what its channels have to do."""
@@ -195,6 +228,7 @@ class Model:
         self.channels: dict[str, ChannelModel] = {}
         self.readers: dict[str, ReaderModel] = {}
         self.deliver_at: dict[int, int] = {}
+        self.brought_forward: set[int] = set()  # by an operator: before their deliver-at times
         self.held: dict[int, tuple[int, int]] = {}  # hold -> offset, until when
 
     def published(self, count: int, deliver_at: int) -> None:

@@ -11,16 +11,20 @@ from typing import Any
 from unittest.mock import patch
 
 from nsqha.cursor import events
-from nsqha.cursor.committed import checkpoint, loading
+from nsqha.cursor.committed import checkpoint, loading, state
 from nsqha.cursor.committed.checkpoint import CheckpointWriter, Gatherer
 from nsqha.cursor.committed.state import ChannelState, PartitionState
+from nsqha.cursor.deferred.dead import DEAD_FROM, Reason
 from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.deferred.later import LaterMessages
 from nsqha.cursor.deferred.overlay import DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
-from nsqha.cursor.live import requeue
+from nsqha.cursor.live import acting, requeue
 from nsqha.cursor.live.channel import Channel
+from nsqha.cursor.live.cursor import ChannelCursor
+from nsqha.cursor.live.dead import DeadLetters
 from nsqha.cursor.live.flight import Flight
+from nsqha.cursor.live.looking import Held, MessageState
 from nsqha.cursor.live.ordered import OrderedChannel
 from nsqha.cursor.live.progress import Written
 from nsqha.cursor.live.requeue import Requeues
@@ -29,7 +33,7 @@ from nsqha.cursor.live.unread_share import UnreadShare
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.policy import RetryPolicy
 from nsqha.cursor.retention import ChannelRetention
-from nsqha.hot import WAITING
+from nsqha.hot import DEFERRED, FINISHED, WAITING
 from tests.mutation import Patch, instead, run
 from tests.unit.cursor import mutants_of_readers
 from tests.unit.cursor.mutant import SUITE, mutant
@@ -93,7 +97,7 @@ def no_window() -> list[Patch]:
 
 @mutant("what timed out comes again")
 def timeout_forgets() -> list[Patch]:
-    return [instead(Channel, "_came_back", lambda self, offsets, singles, now, **_: len(offsets) + len(singles))]
+    return [instead(Channel, "_came_back", lambda self, offsets, singles, *_: len(offsets) + len(singles))]
 
 
 @mutant("what was delivered is finished only by a FIN of its owner")
@@ -328,7 +332,7 @@ def delivery_takes_it_out() -> list[Patch]:
     def wrong(self: Channel, redelivery: Any, owner: int, deadline: float) -> None:
         overlay = self.cursor.deferred_overlay
         if self.cursor.ring.get(redelivery.offset) != WAITING and redelivery.offset in overlay:
-            overlay.put(Deferred(redelivery.offset, 1 << 62, redelivery.attempts))
+            overlay.put(Deferred(redelivery.offset, DEAD_FROM - 1, redelivery.attempts))
             self.cursor.mark_dirty()
             redelivered(self, redelivery, owner, deadline)
             overlay.finish(redelivery.offset)
@@ -342,10 +346,87 @@ def delivery_takes_it_out() -> list[Patch]:
 def retry_spares_timeouts() -> list[Patch]:
     came_back = Channel._came_back
 
-    def wrong(self: Channel, offsets: Any, singles: Any, now: Any, *, lost: bool = False) -> int:
-        return came_back(self, offsets, singles, now, lost=True)
+    def wrong(self: Channel, offsets: Any, singles: Any, now: Any, reason: Reason) -> int:
+        return came_back(self, offsets, singles, now, Reason.DISCONNECTED)
 
     return [instead(Channel, "_came_back", wrong)]
+
+
+@mutant("who fails at delivery max_attempts is dead")
+def death_one_attempt_late() -> list[Patch]:
+    add = Requeues.add
+
+    def wrong(self: Requeues, offset: int, single: Any, delay_s: float, now: Any, reason: Any) -> None:
+        if single is not None:
+            single.attempts -= 1
+        add(self, offset, single, delay_s, now, reason)
+
+    return [instead(Requeues, "add", wrong)]
+
+
+@mutant("a dead letter is in the deferred set, so that the floor loses nothing")
+def death_is_not_deferred() -> list[Patch]:
+    def wrong(self: Requeues, offset: int, attempts: int, reason: Any, now: Any, *, deferred: bool) -> None:
+        self._cursor.dead.letter(offset, attempts, reason, now.wall_ns)
+        if not deferred:
+            self._cursor.ring.set(offset, DEFERRED)
+
+    return [instead(Requeues, "_die", wrong)]
+
+
+@mutant("a dead letter that is requeued begins at attempt 1")
+def raising_keeps_attempts() -> list[Patch]:
+    return [instead(acting, "_attempts", lambda found: found.attempts)]
+
+
+@mutant("emptying keeps the dead letters")
+def empty_takes_the_dead() -> list[Patch]:
+    return [instead(state, "clear_alive", lambda held: held.clear())]
+
+
+@mutant("with dead_max dead letters what fails waits, and is not lost")
+def breaker_loses() -> list[Patch]:
+    die = Requeues._die
+    full = DeadLetters.full
+
+    def wrong(self: Requeues, offset: int, attempts: int, reason: Any, now: Any, *, deferred: bool) -> None:
+        policy = self._cursor.dead.policy
+        if policy is not None and full(self._cursor.dead, policy, self._cursor.deferred_overlay.dead):
+            if not deferred:
+                self._cursor.ring.set(offset, FINISHED)
+            else:
+                self._cursor.finish_deferred(offset)
+            self._cursor.mark_dirty()
+        else:
+            die(self, offset, attempts, reason, now, deferred=deferred)
+
+    return [instead(DeadLetters, "full", lambda self, policy, kept: False), instead(Requeues, "_die", wrong)]
+
+
+@mutant("the wire never shows more attempts than max_attempts")
+def attempts_are_not_bounded() -> list[Patch]:
+    return [instead(Channel, "redelivery", lambda self, now: self._next_redelivery(now))]
+
+
+@mutant("what an operator finished in front of the reader is in the log")
+def finished_ahead_is_not_written() -> list[Patch]:
+    def wrong(self: UnreadLog, offset: int) -> None:
+        self.passed.add(offset, offset + 1)
+        self.look()
+
+    return [instead(UnreadLog, "finish", wrong)]
+
+
+@mutant("the consumer of a message that an operator took back has it no more")
+def taken_back_stays_in_flight() -> list[Patch]:
+    take_out = acting._take_out
+
+    def wrong(cursor: ChannelCursor, found: Held) -> bool:
+        if found.state is MessageState.IN_FLIGHT:
+            return found.offset in cursor.deferred_overlay
+        return take_out(cursor, found)
+
+    return [instead(acting, "_take_out", wrong)]
 
 
 @mutant("of the policy's delay and the client's the longer one counts")

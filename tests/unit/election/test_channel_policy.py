@@ -22,7 +22,9 @@ def test_what_a_channel_does_not_say_is_looked_up():
     assert found["retry_jitter"] == (0.2, "default")
     assert listed.policy_in_force("b")["retry_ms"] == (5000, "*")
     assert listed.policy_in_force("x#ephemeral")["retry_ms"] == (5000, "*")
-    assert set(AS_NSQD.said) == set(FIELDS) - {"max_depth", "ttl_ms"}, "every field has a default, or no bound"
+    assert set(AS_NSQD.said) == set(FIELDS) - {"max_attempts", "max_depth", "ttl_ms"}, (
+        "every field has a default, or no bound"
+    )
     assert found["max_depth"] == (None, "default")
 
 

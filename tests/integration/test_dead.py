@@ -1,0 +1,174 @@
+"""Dead letters and single messages: by command, as a plain consumer sees them, and over a failover."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.cluster import Cluster
+from tests.integration.devnode import DevNode
+from tests.integration.servers import wait_until
+from tests.integration.test_turns import OneByOne
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevNode]:
+    node = DevNode(tmp_path_factory.mktemp("dead"))
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+def listed(node: DevNode, *words: str) -> list[Any]:
+    return [json.loads(line) for line in node.ok(*words, "--json").splitlines()]
+
+
+def test_a_message_that_always_fails_dies_and_is_raised(node: DevNode) -> None:
+    node.create("poison", "c")
+    node.ok("channel", "set", "poison", "c", "--max-attempts", "3")
+    node.publish("poison", "bad", "good")
+    with OneByOne(node.tcp, "poison") as consumer:
+        seen: list[tuple[str, int]] = []
+        while len(seen) < 4:
+            body, attempts, message_id = consumer.next()
+            seen.append((body, attempts))
+            if body == "bad":
+                consumer.requeue(message_id)
+            else:
+                consumer.fin(message_id)
+        assert sorted(seen) == [("bad", 1), ("bad", 2), ("bad", 3), ("good", 1)]
+        (dead,) = listed(node, "dead", "list", "poison", "c", "--bodies")
+        assert (dead["body"], dead["attempts"], dead["reason"]) == ("bad", 3, "requeued")
+        assert dead["died_ns"] > dead["published_ns"]
+        channel = node.json("channel", "show", "poison", "c")
+        assert (channel["dead"], channel["died"], channel["depth"], channel["deferred"]) == (1, 1, 0, 0)
+        assert node.json("message", "show", "poison", "c", dead["id"])["state"] == "dead"
+        planned = node.json("dead", "requeue", "poison", "c", "--all", "--plan")
+        assert (planned["messages"], planned["done"]) == (1, False)
+        assert node.json("dead", "requeue", "poison", "c", "--all", "--yes")["messages"] == 1
+        body, attempts, message_id = consumer.next()
+        assert (body, attempts) == ("bad", 1)
+        consumer.fin(message_id)
+    assert listed(node, "dead", "list", "poison", "c") == []
+
+
+def test_emptying_keeps_the_dead_and_says_so(node: DevNode) -> None:
+    node.create("kept", "c")
+    node.publish("kept", "a", "b")
+    unread = node.ok("peek", "kept", "--json").splitlines()
+    first = json.loads(unread[0])["id"]
+    refused = node.run("message", "kill", "kept", "c", first, "--yes")
+    assert refused.returncode == 7
+    assert "it is unread: it can be finished, nothing else" in refused.stderr
+    with OneByOne(node.tcp, "kept") as consumer:
+        _, _, message_id = consumer.next()
+        assert node.json("message", "kill", "kept", "c", message_id.decode())["messages"] == 1
+    said = node.run("channel", "empty", "kept", "c", "--yes")
+    assert "it keeps 1 dead letter" in said.stderr
+    assert node.json("dead", "purge", "kept", "c", message_id.decode())["messages"] == 1
+    assert node.json("channel", "show", "kept", "c")["dead"] == 0
+
+
+def test_a_deferred_publish_is_looked_at_brought_forward_and_cancelled(node: DevNode) -> None:
+    node.create("later", "c")
+    for body in ("one", "two", "three"):
+        node.ok("pub", "later", body, "--delay", "1h")
+    deferred = listed(node, "message", "list", "later", "c", "--state", "deferred", "--bodies")
+    assert [message["body"] for message in deferred] == ["one", "two", "three"]
+    ids = [message["id"] for message in deferred]
+    assert node.json("message", "finish", "later", "c", ids[0])["messages"] == 1
+    assert node.json("message", "requeue", "later", "c", ids[1])["messages"] == 1
+    assert node.json("message", "defer", "later", "c", ids[2], "--by", "2h")["messages"] == 1
+    with OneByOne(node.tcp, "later") as consumer:
+        body, attempts, message_id = consumer.next()
+        assert (body, attempts) == ("two", 1)
+        (flying,) = listed(node, "message", "list", "later", "c", "--state", "in-flight")
+        assert flying["id"] == message_id.decode()
+        assert flying["client"]
+        consumer.fin(message_id)
+    (left,) = listed(node, "message", "list", "later", "c", "--state", "deferred")
+    assert left["id"] == ids[2]
+    assert left["due_ns"] > time.time_ns() + 6000 * 10**9
+
+
+def test_an_unread_message_is_cancelled(node: DevNode) -> None:
+    node.create("unread", "c")
+    node.publish("unread", "a", "b", "c")
+    ids = [json.loads(line)["id"] for line in node.ok("peek", "unread", "--json").splitlines()]
+    assert node.json("message", "finish", "unread", "c", ids[1])["messages"] == 1
+    assert node.json("channel", "show", "unread", "c")["depth"] == 2
+    with OneByOne(node.tcp, "unread") as consumer:
+        bodies = []
+        for _ in range(2):
+            body, _, message_id = consumer.next()
+            bodies.append(body)
+            consumer.fin(message_id)
+    assert bodies == ["a", "c"]
+
+
+def test_more_than_a_page(node: DevNode) -> None:
+    node.create("many", "c")
+    node.ok("pub", "many", "--delay", "1h", stdin="x\n" * 2500)
+    found = listed(node, "message", "list", "many", "c", "--state", "deferred", "--limit", "2400")
+    assert len({message["id"] for message in found}) == 2400
+    assert node.json("message", "kill", "many", "c", "--state", "deferred", "--yes")["messages"] == 2500
+    assert node.json("dead", "purge", "many", "c", "--all", "--reason", "operator", "--yes")["messages"] == 2500
+    assert node.json("channel", "show", "many", "c")["deferred"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["dead", "list", "nowhere", "c"], 3, "nowhere"),
+        (["dead", "list", "poison", "nobody"], 3, "no channel nobody"),
+        (["message", "show", "poison", "c", "zz"], 2, "not a message id"),
+        (["message", "show", "poison", "c", "00000000000fffff"], 3, "has not got message"),
+        (["message", "finish", "poison", "c", "ffff000000000000"], 3, "not one of topic"),
+        (["message", "finish", "poison", "c"], 2, "give ids, or --state"),
+        (["dead", "purge", "poison", "c", "--all"], 0, "finished 0 messages"),
+        (["channel", "set", "poison", "c", "--dead-letter", "nowhere"], 2, "one of keep, drop"),
+        (["channel", "set", "poison", "c", "--max-attempts", "70000"], 2, "max_attempts is 70000"),
+    ],
+)
+def test_wrong_commands_are_one_line(node: DevNode, words: list[str], status: int, said: str) -> None:
+    if "poison" not in node.ok("topic", "list"):
+        node.create("poison", "c")
+    done = node.run(*words)
+    assert said in done.stderr + done.stdout
+    assert done.returncode == status, done.stderr
+
+
+@pytest.mark.timeout(180)
+def test_the_dead_outlive_their_leader(cluster: Cluster) -> None:
+    """Asked at a node that does not lead; listed and raised after the leader was killed."""
+    cluster.create("mortal", "c")
+    leader = cluster.leader("mortal")
+    leader.request("/channel/policy?topic=mortal&channel=c", b'{"max_attempts": 2}')
+    leader.request("/pub?topic=mortal", b"hello")
+    with OneByOne(leader.tcp, "mortal") as consumer:
+        for attempt in (1, 2):
+            _, attempts, message_id = consumer.next()
+            assert attempts == attempt
+            consumer.requeue(message_id)
+        wait_until(lambda: _dead(cluster, "mortal") == 1, "nothing died", 5)
+    time.sleep(0.3)  # its death is in the log after 50 ms
+    leader.kill()
+    wait_until(lambda: cluster.leader_now("mortal") not in (None, leader), "another node leads")
+    wait_until(lambda: _dead(cluster, "mortal") == 1, "the dead letter lives on")
+    leader.start()
+    cluster.wait_isr("mortal", 3)
+
+
+def _dead(cluster: Cluster, topic: str) -> int:
+    try:
+        metrics = cluster.leader(topic).request("/metrics").decode()
+    except OSError:
+        return -1
+    found = re.findall(rf'nsqha_channel_dead{{[^}}]*topic="{topic}"[^}}]*}} (\d+)', metrics)
+    return sum(int(count) for count in found)
