@@ -1,4 +1,5 @@
-"""The channels of a partition whose policies pass over messages; looked at with every batch."""
+"""The channels of a partition whose policies pass over messages, which are looked at with every batch, or have dead
+letters moved."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ class PassingChannels:
         self._policies = policies
         self._as_of = -1  # how many changes of policies are in what was found
         self._found: list[tuple[ChannelCursor, PassingPolicy]] = []
+        self.moving: list[ChannelCursor] = []  # those whose dead letters belong in another topic
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -37,11 +39,14 @@ class PassingChannels:
     def _choose(self) -> None:
         self._as_of = self._policies.changes
         self._found = []
+        self.moving = []
         for channel in self._channels.values():
             if not channel.committed.reader:
                 channel.cursor.passing.expires_below = 0  # until `expire` says more
                 if (policy := self._policies.passing(channel.name)) is not None:
                     self._found.append((channel.cursor, policy))
+                if (death := self._policies.death(channel.name)) is not None and death.topic is not None:
+                    self.moving.append(channel.cursor)
 
     def expire(self, wall_ns: int, first_since: Callable[[int], int]) -> bool:
         """Called about once a second: find what has become too old, and pass over it; whether there was any.

@@ -96,6 +96,7 @@ class DeathPolicy:
 
     max_attempts: int | None = None  # who fails at this delivery is dead; None: only what expires, or is killed
     drop: bool = False  # the dead are finished; else they are kept
+    topic: str | None = None  # ... until they are moved there
     most: int = 100_000  # so many are kept; beyond it nothing dies
     breaker_s: float = 60.0  # what fails then waits so long
 
@@ -109,6 +110,7 @@ class DeathPolicy:
         return cls(
             max_attempts=fields["max_attempts"].value,
             drop=fate.value == "drop",
+            topic=fate.value.removeprefix("topic:") if fate.value.startswith("topic:") else None,
             most=fields["dead_max"].value,
             breaker_s=max(60.0, fields["retry_max_ms"].value / 1000 if fields["retry_ms"].value else 0.0),
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from nsqha.election.codec import SparseRecord
+from nsqha.ids import is_ephemeral, valid_name
 
 EVERY_CHANNEL = "*"  # as the name of a channel: those that say nothing themselves
 HOURS_MAX = 8760
@@ -22,7 +23,7 @@ FACTOR_MAX = 10.0
 DEPTH_MAX = 1 << 40
 ATTEMPTS_MAX = 65_535
 DEAD_MAX = 1_000_000  # per partition
-KEEP, DROP = "keep", "drop"  # what becomes of the dead
+KEEP, DROP, TO_TOPIC = "keep", "drop", "topic:"  # what becomes of the dead
 
 
 def _check(name: str, value: float | None, lowest: float, highest: float) -> None:
@@ -36,8 +37,13 @@ def _check(name: str, value: float | None, lowest: float, highest: float) -> Non
 
 
 def _check_fate(value: object) -> None:
-    if value is not None and value not in (KEEP, DROP):
-        raise ValueError(f"dead_letter is {value!r}; it must be {KEEP} or {DROP}")
+    if value is None or value in (KEEP, DROP):
+        return
+    if not isinstance(value, str) or not value.startswith(TO_TOPIC):
+        raise ValueError(f"dead_letter is {value!r}; it must be {KEEP}, {DROP} or {TO_TOPIC}NAME")
+    topic = value.removeprefix(TO_TOPIC)
+    if not valid_name(topic) or is_ephemeral(topic):
+        raise ValueError(f"dead_letter is {value!r}; {topic!r} is not the name of a topic that keeps what it gets")
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class ChannelPolicy(SparseRecord):
     retry_jitter: float | None = None  # the delay is multiplied by a draw from [1 - jitter, 1 + jitter]
     retry_instead: bool | None = None  # in place of the delay that a client asks for; else the longer one counts
     max_attempts: int | None = None  # who fails at this delivery is dead
-    dead_letter: str | None = None  # what becomes of the dead: `keep` or `drop`
+    dead_letter: str | None = None  # what becomes of the dead: `keep`, `drop`, `topic:NAME`
     dead_max: int | None = None  # per partition: with so many dead letters nothing dies any more, what fails waits
     ttl_ms: int | None = None  # unread messages older than this are passed over, retries expire at their turn
     max_depth: int | None = None  # per partition: the oldest unread messages beyond so many are passed over

@@ -104,7 +104,7 @@ def test_an_unread_message_is_cancelled(node: DevNode) -> None:
     assert node.json("message", "finish", "unread", "c", ids[1])["messages"] == 1
     assert node.json("channel", "show", "unread", "c")["depth"] == 2
     with OneByOne(node.tcp, "unread") as consumer:
-        bodies = []
+        bodies: list[str] = []
         for _ in range(2):
             body, _, message_id = consumer.next()
             bodies.append(body)
@@ -122,6 +122,26 @@ def test_more_than_a_page(node: DevNode) -> None:
     assert node.json("channel", "show", "many", "c")["deferred"] == 0
 
 
+def test_the_dead_are_moved_to_a_topic_that_stock_tools_read(node: DevNode) -> None:
+    node.create("moving", "c")
+    node.create("moved", "c")
+    node.ok("channel", "set", "moving", "c", "--max-attempts", "1", "--dead-letter", "topic:moved")
+    node.publish("moving", *(f"m{n}" for n in range(150)))
+    with OneByOne(node.tcp, "moving") as consumer:
+        for _ in range(150):
+            consumer.requeue(consumer.next()[2])
+    bodies: list[str] = []
+    with OneByOne(node.tcp, "moved") as consumer:
+        while len(bodies) < 150:
+            body, attempts, message_id = consumer.next()
+            assert attempts == 1
+            bodies.append(body)
+            consumer.fin(message_id)
+    assert bodies == [f"m{n}" for n in range(150)], "in order of death"
+    wait_until(lambda: node.json("channel", "show", "moving", "c")["dead"] == 0, "they are there twice")
+    assert node.json("channel", "show", "moving", "c")["died"] == 150
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
@@ -132,7 +152,10 @@ def test_more_than_a_page(node: DevNode) -> None:
         (["message", "finish", "poison", "c", "ffff000000000000"], 3, "not one of topic"),
         (["message", "finish", "poison", "c"], 2, "give ids, or --state"),
         (["dead", "purge", "poison", "c", "--all"], 0, "finished 0 messages"),
-        (["channel", "set", "poison", "c", "--dead-letter", "nowhere"], 2, "one of keep, drop"),
+        (["channel", "set", "poison", "c", "--dead-letter", "nowhere"], 2, "one of keep, drop, topic:NAME"),
+        (["channel", "set", "poison", "c", "--dead-letter", "topic:poison"], 2, "dead_letter is the topic itself"),
+        (["channel", "set", "poison", "c", "--dead-letter", "topic:a b"], 2, "is not the name of a topic"),
+        (["channel", "set", "poison", "c", "--dead-letter", "topic:x#ephemeral"], 2, "is not the name of a topic"),
         (["channel", "set", "poison", "c", "--max-attempts", "70000"], 2, "max_attempts is 70000"),
     ],
 )

@@ -31,7 +31,7 @@ def add_set(verbs: Any) -> None:
         examples=(
             "nsqha channel set orders billing --retry 1s --retry-max 10m",
             "nsqha channel set orders '*' --retry 5s --retry-factor 1 --retry-jitter 0%",
-            "nsqha channel set orders billing --max-attempts 5",
+            "nsqha channel set orders audit --max-attempts 5 --dead-letter topic:orders-dead",
             "nsqha channel set orders audit --max-depth 1000000 --yes",
             "nsqha channel set orders billing --clear retry --clear retry-max",
         ),
@@ -54,7 +54,7 @@ def add_set(verbs: Any) -> None:
     )
     attempts = "a message that fails at this delivery is a dead letter: nsqha dead list"
     verb.add_argument("--max-attempts", metavar="N", type=count, help=attempts)
-    verb.add_argument("--dead-letter", choices=("keep", "drop"), help="what becomes of the dead (keep)")
+    verb.add_argument("--dead-letter", metavar="WHAT", type=_fate, help="keep, drop, or topic:NAME: moved there")
     held = "with so many dead letters in a partition nothing dies any more (100000)"
     verb.add_argument("--dead-max", metavar="N", type=count, help=held)
     verb.add_argument(
@@ -154,7 +154,8 @@ def _value(field: str, value: Any) -> str:
     if field == "max_attempts":
         return f"dead after {value:,} attempts"
     if field == "dead_letter":
-        return "dead letters kept" if value == "keep" else "dead letters dropped"
+        kept = {"keep": "dead letters kept", "drop": "dead letters dropped"}
+        return kept.get(value, f"dead letters moved to {value.removeprefix('topic:')}")
     if field == "dead_max":
         return f"at most {value:,} dead per partition"
     if field == "max_depth":
@@ -170,6 +171,12 @@ def _field(word: str) -> str:
 
 def _name_or_every(text: str) -> str:
     return text if text == EVERY_CHANNEL else name(text)
+
+
+def _fate(text: str) -> str:
+    if text not in ("keep", "drop") and not text.startswith("topic:"):
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown: one of keep, drop, topic:NAME")
+    return text
 
 
 def _milliseconds(text: str) -> int:

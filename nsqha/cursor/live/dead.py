@@ -1,7 +1,7 @@
 """The dead letters of one channel on its leader: who dies, and what becomes of it.
 
     failed at delivery max_attempts -+                      +-> keep: a deferred message that is never due
-    expired on retry ----------------+-> policy dead_letter |
+    expired on retry ----------------+-> policy dead_letter +-> topic: kept, until they are moved there
     an operator kills it ------------+                      +-> drop: finished, counted
 
 The breaker: with `dead_max` dead letters nothing dies any more. So many failures are an outage, not poison; what fails

@@ -981,7 +981,7 @@ class ChannelPolicy(_message.Message):
     max_attempts: _builtins.int
     """who fails at this delivery is dead"""
     dead_letter: _builtins.str
-    """what becomes of the dead: keep (the default), drop"""
+    """what becomes of the dead: keep (the default), drop, topic:NAME"""
     dead_max: _builtins.int
     """per partition: with so many nothing dies any more, what fails waits; default 100,000"""
     def __init__(

@@ -28,6 +28,7 @@ from nsqha.server.clients.unfinished import ReadingBudget
 from nsqha.server.http.broker_api import BoundPorts, Check
 from nsqha.server.node.availability import Availability
 from nsqha.server.node.cluster_side import ClusterSide, NoCluster
+from nsqha.server.node.dead_letters import DeadLetterMover
 from nsqha.server.node.housekeeping import Housekeeping
 from nsqha.server.node.log_sources import SingleNodeLogs
 from nsqha.server.node.parts import Endpoints, NodeParts, RoutedNode
@@ -193,6 +194,7 @@ class Broker:
         self.parts.opener.cursor_cache.sweep()
         self.housekeeping.start()
         self.spawn(self.scrub.scrubber.run())
+        self.spawn(DeadLetterMover(self.topics, self.publishing.publish).run())
 
     async def stop(self) -> None:
         """Refuse publishes, close clients, write the last progress, sync."""

@@ -23,7 +23,7 @@ from nsqha import ids
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import ChannelList
-from nsqha.election.policy import EVERY_CHANNEL, ChannelPolicy
+from nsqha.election.policy import EVERY_CHANNEL, TO_TOPIC, ChannelPolicy
 from nsqha.errors import NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
@@ -168,6 +168,8 @@ class Channels:
                 f"channel {channel} is in no record, so it has no policy of its own: set that of {EVERY_CHANNEL!r}, "
                 "which holds for all channels that say nothing themselves"
             )
+        if changes.get("dead_letter") == f"{TO_TOPIC}{topic}":
+            raise ValueError(f"dead_letter is the topic itself: {topic} would get its own dead letters again")
         if channel != EVERY_CHANNEL:
             self._existing(topic, channel)
         return await self._changes.whole(self._ask(topic, channel, changes, expected))

@@ -40,7 +40,7 @@ POLICIES = (
     ChannelPolicy(retry_ms=10_000, retry_max_ms=60_000, retry_factor=3.0, retry_jitter=0.5),
     ChannelPolicy(retry_ms=2000, retry_max_ms=60_000, retry_factor=10.0, retry_jitter=0.2, retry_instead=True),
     ChannelPolicy(max_attempts=2),
-    ChannelPolicy(max_attempts=1, dead_letter="keep"),
+    ChannelPolicy(max_attempts=1, dead_letter="topic:elsewhere"),
     ChannelPolicy(max_attempts=2, dead_letter="drop"),
     ChannelPolicy(max_attempts=3, dead_max=2, retry_ms=1000, retry_max_ms=4000, retry_factor=2.0, retry_jitter=0.0),
     ChannelPolicy(retry_ms=0, retry_max_ms=60_000, retry_factor=1.0, retry_jitter=0.0, retry_instead=True),
