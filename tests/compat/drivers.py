@@ -119,7 +119,9 @@ class Client:
         compression: str = "",
         max_in_flight: int = 10,
         msg_timeout_ms: int = 1000,
+        gives_up: bool = False,
     ) -> None:
+        """`gives_up`: after as many attempts as the library's default says; else never."""
         self.say(
             "consumer",
             topic=topic,
@@ -130,6 +132,7 @@ class Client:
             compression=compression,
             max_in_flight=max_in_flight,
             msg_timeout_ms=msg_timeout_ms,
+            gives_up=gives_up,
         )
 
     def try_publish(self, topic: str, bodies: Sequence[bytes], how: str = "PUB", delay_ms: int = 0) -> str:

@@ -52,7 +52,7 @@ class Client:
             lookupd_http_addresses=[command["lookupd"]] if command["lookupd"] else [],
             lookupd_poll_interval=1,
             max_in_flight=command["max_in_flight"],
-            max_tries=0,
+            **({} if command["gives_up"] else {"max_tries": 0}),
             max_backoff_duration=0.5,
             message_handler=self.received,
             **self.options(command),

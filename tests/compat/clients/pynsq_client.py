@@ -73,7 +73,7 @@ class Client:
             lookupd_poll_interval=1,
             max_in_flight=command["max_in_flight"],
             msg_timeout=command["msg_timeout_ms"] / 1000,
-            max_tries=0,
+            **({} if command["gives_up"] else {"max_tries": 0}),
             **self.options(command),
         )
 

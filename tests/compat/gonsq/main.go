@@ -28,6 +28,7 @@ type command struct {
 	MaxInFlight int      `json:"max_in_flight"`
 	TimeoutMs   int      `json:"msg_timeout_ms"`
 	Message     int      `json:"message"`
+	GivesUp     bool     `json:"gives_up"`
 }
 
 type client struct {
@@ -47,7 +48,9 @@ func (c *client) tell(event map[string]any) {
 
 func config(cmd command) *nsq.Config {
 	config := nsq.NewConfig()
-	config.MaxAttempts = 0
+	if !cmd.GivesUp {
+		config.MaxAttempts = 0
+	}
 	config.LookupdPollInterval = 200 * time.Millisecond // also the pause before a direct address is tried again
 	config.LookupdPollJitter = 0
 	if cmd.TLS {
