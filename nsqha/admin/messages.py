@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LIMIT = 100
 LIMIT_MAX = 1000
+BODY_BYTES = 4096  # of a body in a list
+BODIES_BYTES = 2 << 20  # of all in an answer, shared by its partitions
 DUE_NS_MAX = (1 << 62) - 1
 _BODY = 34  # where it begins in a message's frame
 _LISTED = (MessageState.IN_FLIGHT, MessageState.WAITING, MessageState.DEFERRED, MessageState.DEAD)
@@ -103,7 +105,14 @@ async def list_messages(broker: Broker, message: Any, fan_out: FanOut) -> Any:
             answer.messages.append(_shown(partition, delivery, found, now, bodies=message.bodies))
             return answer
         page = page_of(cursor, state, _after(message, partition.number), limit)
-        answer.messages.extend(_shown(partition, delivery, one, now, bodies=message.bodies) for one in page.messages)
+        room = BODIES_BYTES // len(numbers)
+        for n, one in enumerate(page.messages):
+            shown = _shown(partition, delivery, one, now, bodies=message.bodies)
+            room -= _cut(shown)
+            answer.messages.append(shown)  # a copy
+            if room < 0 and n + 1 < len(page.messages):
+                _set_next(answer, (one.due_ns if state is MessageState.DEAD else 0, one.offset))
+                return answer
         _set_next(answer, page.next)
         return answer
 
@@ -140,7 +149,15 @@ def _shown(partition: Partition, delivery: Delivery, one: Held, now: Now, *, bod
     shown.published_ns = int.from_bytes(frame[8:16])
     if bodies:
         shown.body = bytes(frame[_BODY:])
+        shown.body_bytes = len(shown.body)
     return shown
+
+
+def _cut(shown: Any) -> int:
+    """A list has the beginnings of bodies; how many bytes."""
+    if len(shown.body) > BODY_BYTES:
+        shown.body = shown.body[:BODY_BYTES]
+    return len(shown.body)
 
 
 def _client(delivery: Delivery, owner: int) -> str:

@@ -112,6 +112,15 @@ def test_an_unread_message_is_cancelled(node: DevNode) -> None:
     assert bodies == ["a", "c"]
 
 
+def test_a_list_has_the_beginnings_of_bodies(node: DevNode) -> None:
+    node.create("large", "c")
+    node.ok("pub", "large", "--delay", "1h", stdin="".join(f"{n:04}" + "x" * 50_000 + "\n" for n in range(700)))
+    found = listed(node, "message", "list", "large", "c", "--state", "deferred", "--bodies", "--limit", "1000")
+    assert [message["body"][:4] for message in found] == [f"{n:04}" for n in range(700)], "several pages: 2 MiB each"
+    assert {(len(message["body"]), message["body_bytes"]) for message in found} == {(4096, 50_004)}
+    assert len(listed(node, "message", "show", "large", "c", found[0]["id"])[0]["body"]) == 50_004
+
+
 def test_more_than_a_page(node: DevNode) -> None:
     node.create("many", "c")
     node.ok("pub", "many", "--delay", "1h", stdin="x\n" * 2500)

@@ -12,7 +12,7 @@ from nsqha.cli.terminal.times import show_duration, show_time
 
 SHAPE = (
     '{"id", "partition", "offset", "state", "attempts", "published_ns", "due_ns", "died_ns", "reason", "client", '
-    '"times_out_ns", "error", "body"}, one message a line'
+    '"times_out_ns", "error", "body_bytes", "body"}, one message a line'
 )
 _BODY_SHOWN = 60
 

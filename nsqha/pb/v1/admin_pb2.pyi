@@ -1534,7 +1534,7 @@ class ListMessagesRequest(_message.Message):
     partition: _builtins.int
     """default: all"""
     limit: _builtins.int
-    """per partition, at most 1,000; default 100"""
+    """per partition, at most 1,000; default 100; with many bytes of bodies it is fewer"""
     bodies: _builtins.bool
     @_builtins.property
     def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessagePlace]:
@@ -1635,6 +1635,7 @@ class HeldMessage(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     TIMES_OUT_NS_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
+    BODY_BYTES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     offset: _builtins.int
@@ -1652,6 +1653,8 @@ class HeldMessage(_message.Message):
     times_out_ns: _builtins.int
     """when that loses it"""
     body: _builtins.bytes
+    """in a list of messages its first 4 KiB"""
+    body_bytes: _builtins.int
     error: _builtins.str
     """why its frame can not be read"""
     def __init__(
@@ -1668,11 +1671,12 @@ class HeldMessage(_message.Message):
         client: _builtins.str = ...,
         times_out_ns: _builtins.int = ...,
         body: _builtins.bytes = ...,
+        body_bytes: _builtins.int = ...,
         error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "body", b"body", "client", b"client", "died_ns", b"died_ns", "due_ns", b"due_ns", "error", b"error", "message_id", b"message_id", "offset", b"offset", "published_ns", b"published_ns", "reason", b"reason", "state", b"state", "times_out_ns", b"times_out_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "body", b"body", "body_bytes", b"body_bytes", "client", b"client", "died_ns", b"died_ns", "due_ns", b"due_ns", "error", b"error", "message_id", b"message_id", "offset", b"offset", "published_ns", b"published_ns", "reason", b"reason", "state", b"state", "times_out_ns", b"times_out_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
