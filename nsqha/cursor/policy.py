@@ -104,7 +104,7 @@ class DeathPolicy:
     def of(cls, fields: Mapping[str, FieldInForce]) -> DeathPolicy | None:
         """None: nothing dies by itself. A channel that says nothing of dead letters, nor of attempts, has none: what
         expires there is finished."""
-        fate = fields["dead_letter"]
+        fate, most = fields["dead_letter"], fields["retry_max_ms"]
         if fields["max_attempts"].value is None and fate.origin == "default":
             return None
         return cls(
@@ -112,7 +112,8 @@ class DeathPolicy:
             drop=fate.value == "drop",
             topic=fate.value.removeprefix("topic:") if fate.value.startswith("topic:") else None,
             most=fields["dead_max"].value,
-            breaker_s=max(60.0, fields["retry_max_ms"].value / 1000 if fields["retry_ms"].value else 0.0),
+            # The default of retry_max is a year: it bounds a growing delay, and is not meant as one.
+            breaker_s=max(60.0, 0.0 if most.origin == "default" else most.value / 1000),
         )
 
 

@@ -9,6 +9,8 @@ from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.live.acting import Action, act
 from nsqha.cursor.live.channel import Channel, Redelivery
 from nsqha.cursor.live.looking import MessageState, held, page_of
+from nsqha.cursor.policy import DeathPolicy
+from nsqha.election.policy import ChannelPolicy, in_force
 from nsqha.errors import Conflict, LimitReached, NotFound
 from tests.unit.cursor.tiny import Leader
 
@@ -103,6 +105,17 @@ def test_beyond_the_bound_nothing_dies_and_nothing_is_lost():
     assert [offset for offset, *_ in dead_of(channel)] == [1, 2]
     with pytest.raises(LimitReached, match="as many as it may"):
         act(channel.cursor, 3, Action.KILL, leader.now)
+
+
+def test_what_may_not_die_does_not_wait_for_a_year():
+    def waits(**said: object) -> float:
+        death = DeathPolicy.of(in_force(ChannelPolicy(max_attempts=1, **said), ChannelPolicy()))  # type: ignore[arg-type]
+        assert death is not None
+        return death.breaker_s
+
+    assert waits(retry_ms=1000) == 60, "the default of retry_max is a bound, not a delay"
+    assert waits(retry_ms=1000, retry_max_ms=30_000) == 60
+    assert waits(retry_ms=1000, retry_max_ms=600_000) == 600
 
 
 def test_dropped_or_ephemeral_the_dead_are_finished_and_counted():
