@@ -45,6 +45,7 @@ from nsqha.election.controller.events import (
     Suspect,
     Tick,
     TopicRead,
+    Unheard,
 )
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import Controller, PartitionMeta, Versioned
@@ -366,8 +367,11 @@ class Term:
     def linked(self, node: int) -> None:
         self.feed(Linked(node))
 
-    def blamed(self, by: int, nodes: frozenset[int]) -> None:
-        self.feed(Blamed(by, nodes))
+    def unheard(self, node: int) -> None:
+        self.feed(Unheard(node))
+
+    def blamed(self, by: int, nodes: frozenset[int], unheard: frozenset[int]) -> None:
+        self.feed(Blamed(by, nodes, unheard))
 
     def feed(self, event: Event) -> None:
         """Feed one event to the machine, and start its actions."""

@@ -1,8 +1,13 @@
-"""One Live stream from the controller to each node: its end is the first sign that a node died.
+"""One Live stream from the controller to each node: its end is the first sign that a node died, its silence that it is
+frozen or cut off.
 
 A stream that ends is opened again after REOPEN_S, while the node's record exists; each end, and each failed attempt,
 is reported as a suspicion. The node sends its uid and registration, and `suspects`: all nodes that it has lost a
-stream to now. Every message replaces the one before; an empty list takes everything back.
+stream to now, and `unheard`: leaders that it does not hear any more, though nothing ended. Every message replaces the
+one before; an empty list takes everything back.
+
+A node that says nothing is pinged. While it does not answer, and the controller itself runs in time, that is reported
+again and again (`nsqha.replication.silence`).
 
 The process that answers at the address must be the expected node with the expected registration; another one says
 nothing about this node, and its stream is closed.
@@ -16,6 +21,7 @@ from typing import Protocol
 
 from nsqha.election.model import NodeInfo
 from nsqha.pb.v1.replication_pb2 import LiveMessage
+from nsqha.replication.silence import LOOK_SECONDS, SILENT_LOOKS, LookTimes, SilenceDetector
 from nsqha.server.peers.api import Message, Peers, PeerStream
 
 REOPEN_S = 0.25
@@ -31,8 +37,11 @@ class LinkListener(Protocol):
     def linked(self, node: int) -> None:
         """The controller's stream to this node is open."""
 
-    def blamed(self, by: int, nodes: frozenset[int]) -> None:
-        """`nodes` are all nodes that the node `by` has lost its streams to."""
+    def unheard(self, node: int) -> None:
+        """The stream to this node is open, and nothing has come on it for a while."""
+
+    def blamed(self, by: int, nodes: frozenset[int], unheard: frozenset[int]) -> None:
+        """`nodes` are all nodes that the node `by` has lost its streams to, `unheard` all that it does not hear."""
 
 
 class Links:
@@ -44,6 +53,9 @@ class Links:
         self._listener = listener
         self._links: dict[int, _NodeLink] = {}
         self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._look_times = LookTimes()
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def update(self, nodes: Mapping[int, NodeInfo]) -> None:
         """Open and close streams so that there is one for each of `nodes`."""
@@ -58,8 +70,15 @@ class Links:
         """Nodes that have said hello on a stream that is still open."""
         return sorted(uid for uid, link in self._links.items() if link.greeted)
 
+    def _look(self) -> None:
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look)
+        late = self._look_times.late(self._loop.time())
+        for link in list(self._links.values()):
+            link.look(late=late)
+
     def close(self) -> None:
         self._closed = True
+        self._next_look.cancel()
         for link in self._links.values():
             link.close()
         self._links.clear()
@@ -90,6 +109,7 @@ class _NodeLink:
         self._listener = listener
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._silence = SilenceDetector()
         self._stream: PeerStream | None = open_(self)
 
     def on_message(self, message: Message) -> None:
@@ -101,7 +121,8 @@ class _NodeLink:
             return
         self.greeted = True
         self._listener.linked(self._uid)
-        self._listener.blamed(self._uid, frozenset(message.suspects[:SUSPECTS_MAX]))
+        lost, unheard = message.suspects[:SUSPECTS_MAX], message.unheard[:SUSPECTS_MAX]
+        self._listener.blamed(self._uid, frozenset(lost), frozenset(unheard))
 
     def on_closed(self, why: str) -> None:
         self.greeted = False
@@ -109,8 +130,18 @@ class _NodeLink:
         if self._closed:
             return
         self._timer = asyncio.get_running_loop().call_later(REOPEN_S, self._reopen)
-        self._listener.blamed(self._uid, frozenset())
+        self._listener.blamed(self._uid, frozenset(), frozenset())
         self._listener.suspected(self._uid, why)
+
+    def look(self, *, late: bool) -> None:
+        """Whether the node is heard. It says hello before that is asked."""
+        if not self.greeted or self._stream is None:
+            self._silence.reset()
+            return
+        if self._silence.look(self._stream.heard, late=late):
+            self._stream.ping()
+        elif self._silence.silent and self._silence.looks % SILENT_LOOKS == 0:
+            self._listener.unheard(self._uid)
 
     def close(self) -> None:
         self._closed = True

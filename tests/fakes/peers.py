@@ -33,7 +33,13 @@ class FakeStream:
         self.closed = False
         self.peer = PeerIdentity(address)
         self.pending = 0
+        self.heard = 0.0
+        self.pings = 0
         self._loop = loop
+
+    def ping(self) -> None:
+        """The test answers, by `heard`, or not."""
+        self.pings += 1
 
     def send(self, message: Any) -> None:
         if not self.closed:

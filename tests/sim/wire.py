@@ -30,6 +30,13 @@ class Over:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Asks the process at the other end for an answer, which is one, too; it needs no room."""
+
+    is_answer: bool
+
+
 class Way:
     """One direction: what waits for room, and what is under way."""
 
@@ -39,7 +46,7 @@ class Way:
         self._target = target
         self.on_room: Callable[[], None] = lambda: None
         self.waiting: deque[bytes] = deque()
-        self._flying: deque[bytes | Over] = deque()
+        self._flying: deque[bytes | Over | Ping] = deque()
         self._flying_bytes = 0
         self._late = 0  # how many of them arrived at a partition
         self.open = False
@@ -56,6 +63,10 @@ class Way:
             self.waiting.append(item)
             self.pump()
 
+    def ping(self, ping: Ping) -> None:
+        if self.open and not self._over:
+            self._fly(ping)
+
     def pump(self) -> None:
         while self.open and self.waiting and (not self._flying_bytes or self._fits(self.waiting[0])):
             self._fly(self.waiting.popleft())
@@ -65,7 +76,7 @@ class Way:
     def _fits(self, data: bytes) -> bool:
         return self._flying_bytes + len(data) <= self._net.window_bytes
 
-    def _fly(self, item: bytes | Over) -> None:
+    def _fly(self, item: bytes | Over | Ping) -> None:
         self._flying.append(item)
         if isinstance(item, bytes):
             self._flying_bytes += len(item)
@@ -108,7 +119,7 @@ class Way:
         self._flying.clear()
         self._flying_bytes = self._late = 0
 
-    def _handed_over(self, item: bytes | Over) -> None:
+    def _handed_over(self, item: bytes | Over | Ping) -> None:
         if isinstance(item, bytes):
             self._flying_bytes -= len(item)
         self._target.arrived(item)
@@ -142,6 +153,7 @@ class End:
         self.peer = peer
         self.handler: StreamHandler | None = None
         self.ended = False
+        self.heard = 0.0  # when anything came from the other side last
         self.told: Over | None = None  # how the other side ended it, if that came first
         self._wire = wire
         self._give: Callable[[], Message | None] | None = None
@@ -155,6 +167,10 @@ class End:
     def send(self, message: Message) -> None:
         if not self.ended:
             self.outgoing.put(self._wire.method.encoded(message, self._out))
+
+    def ping(self) -> None:
+        if not self.ended:
+            self.outgoing.ping(Ping(is_answer=False))
 
     def pull(self, give: Callable[[], Message | None]) -> None:
         if not self.ended:
@@ -192,8 +208,13 @@ class End:
         self.outgoing.put(said)
         self._wire.net.loop_of(self.address).call_soon(self._tell, over.why)
 
-    def arrived(self, item: bytes | Over) -> None:
+    def arrived(self, item: bytes | Over | Ping) -> None:
         if self.ended:
+            return
+        self.heard = self._wire.net.loop_of(self.address).time()
+        if isinstance(item, Ping):
+            if not item.is_answer:
+                self.outgoing.ping(Ping(is_answer=True))
             return
         if isinstance(item, Over):
             self.told = item

@@ -4,13 +4,17 @@ that matters: everything that must survive it is in the metadata store, so any l
 A partition without a good leader has a *round*: whoever may lead is asked what it has, until `elect.choose` has heard
 enough. Rounds have four kinds.
 
-    doubt      the leader's stream ended, or others blame it: it is asked once more, with a short deadline, and in the
-               same breath the rest of the ISR, so that its silence can be followed by an election at once
+    doubt      the leader's stream ended, or is silent, or others blame it: it is asked once more, with a short
+               deadline, and in the same breath the rest of the ISR, so that an election can follow at once
     watch      the leader does not answer the controller, or commits nothing: its followers are asked whether they
                have its stream. One that enough of them hear goes on leading, as only the controller has lost it
     elect      the leader is gone, restarted, silent, has a closed disk, does not lead, or there never was one
     transfer   the record names a successor: when that one has all that the leader has, it is elected. The leader sees
                that first and writes it itself (`nsqha.replication.isr`); here it is done if it does not
+
+A leader whose stream has ended is replaced unless followers say that they hear it. One that is only silent, its stream
+still open, may be slow: it is replaced if so many followers say that they hear nothing that it cannot commit, and the
+others could (`Elections`).
 
 A suspicion that is wrong costs an epoch, never a message: the new leader needs the promises of the ISR, and the
 compare-and-set names the version that was read, the registration of the new leader and the epoch of the controller.
@@ -46,6 +50,7 @@ from nsqha.election.controller.events import (
     Suspect,
     Tick,
     TopicRead,
+    Unheard,
 )
 from nsqha.election.controller.isolation import Isolation
 from nsqha.election.controller.probing import Probing
@@ -99,8 +104,10 @@ class ControllerMachine:
             case Linked(node):
                 self.state.standing.link(node, now, open_=True)
                 return ()
-            case Blamed(by, nodes):
-                return self._probing.blamed(by, nodes, now)
+            case Unheard(node):
+                return self._probing.suspect(node, "nothing is heard of it", now, open_=True)
+            case Blamed():
+                return self._probing.blamed(event, now)
             case Answered():
                 return self._probing.answered(event, now)
             case NotAnswered(number, node, why):

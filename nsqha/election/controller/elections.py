@@ -38,7 +38,7 @@ class Elections:
         if node.poisoned:
             return "leader's disk is closed"
         silent_since = state.standing.silent.get(meta.leader)
-        if silent_since is not None and not self._heard(part, silent_since):
+        if silent_since is not None and self._lost(part, silent_since):
             return SILENT
         if now < state.failed.next_due(part.name):
             return ""
@@ -58,6 +58,21 @@ class Elections:
     def _stuck_since(self, part: TopicPartition, now: float) -> float | None:
         since = self._state.leader_check.stuck_since(part.name, part.meta)
         return since if since is not None and now - since >= self._state.limits.stuck_s else None
+
+    def _lost(self, part: TopicPartition, since: float) -> bool:
+        """Whether a leader that does not answer the controller cannot lead on."""
+        linked = self._state.standing.linked(part.meta.leader)
+        return self._unheard(part) or not (linked or self._heard(part, since))
+
+    def _unheard(self, part: TopicPartition) -> bool:
+        """Whether so many followers say that they do not hear the leader that it cannot commit, and that they can. One
+        that says nothing may hear it: it has not looked long enough, or was late itself."""
+        state, meta = self._state, part.meta
+        witnesses = state.standing.witnesses(meta.leader) & meta.isr.keys()
+        others = meta.isr.keys() - witnesses - {meta.leader}
+        may_join = {uid for uid in meta.replicas if uid not in meta.isr and uid in state.nodes}
+        enough = len(witnesses | may_join - state.standing.silent.keys()) >= meta.min_isr
+        return bool(witnesses) and enough and not (others and 1 + len(others) >= meta.min_isr)
 
     def _heard(self, part: TopicPartition, since: float) -> bool:
         """Whether so many followers hear the leader that it can commit: only the controller has lost it."""

@@ -54,11 +54,20 @@ class Linked:
 
 
 @dataclass(frozen=True, slots=True)
+class Unheard:
+    """The controller's own stream to a node is open, but for a second nothing came on it, not even answers to pings;
+    and the controller itself ran all the time."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class Blamed:
-    """All nodes that one node has lost its streams to, now."""
+    """All nodes that one node has lost its streams to, now, and those that it does not hear though nothing ended."""
 
     by: int
     nodes: frozenset[int]
+    unheard: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,9 @@ class Tick:
     """Time has passed."""
 
 
-Event = Metadata | TopicRead | Suspect | Linked | Blamed | Answered | NotAnswered | PutDone | IntentDone | Tick
+Event = (
+    Metadata | TopicRead | Suspect | Linked | Unheard | Blamed | Answered | NotAnswered | PutDone | IntentDone | Tick
+)
 
 
 # ---- actions

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nsqha.election.controller.events import Answered
+from nsqha.election.controller.events import Answered, Blamed
 from nsqha.election.controller.pending_probes import PendingProbes
 from nsqha.election.controller.rounds import OpenProbe, Round
 from nsqha.election.controller.state import ControllerState
@@ -24,22 +24,25 @@ class Probing:
         self._state = state
         self._probes = PendingProbes(state.limits)
 
-    def suspect(self, node: int, why: str, now: float) -> Iterable[PartitionName]:
+    def suspect(self, node: int, why: str, now: float, *, open_: bool = False) -> Iterable[PartitionName]:
+        """`open_`: only because it is silent, on a stream that is open."""
         state = self._state
-        if not state.standing.suspect(node, now):
+        if not state.standing.suspect(node, now, open_=open_):
             return ()
         state.say("node_suspected", f"node {state.name(node)} is suspected: {why}", "warning", node=node, why=why)
         # The node is asked even if it leads nothing, so that the suspicion ends.
         self._probe(node, [state.parts[name].key for name in state.led[node]], now, urgent=True)
         return state.led[node]
 
-    def blamed(self, by: int, nodes: frozenset[int], now: float) -> Iterable[PartitionName]:
-        state = self._state
-        forgiven, anew = state.standing.blamed(by, nodes, now)
-        dirty: set[PartitionName] = set().union(*(state.led[node] for node in forgiven))
-        for node in anew:
+    def blamed(self, event: Blamed, now: float) -> Iterable[PartitionName]:
+        state, by = self._state, event.by
+        forgiven, anew = state.standing.blamed(by, event.nodes, now)
+        again, unheard = state.standing.unheard(by, event.unheard, now)
+        dirty: set[PartitionName] = set().union(*(state.led[node] for node in forgiven + again))
+        for node in anew + unheard:
             if node in state.standing.silent:
                 dirty |= state.led[node]  # perhaps it goes on leading only because this one heard it
+        for node in anew:
             dirty.update(self.suspect(node, f"node {state.name(by)} lost it", now))
         state.wake_at(now + state.limits.blamed_s)
         return dirty

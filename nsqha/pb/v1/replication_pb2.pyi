@@ -745,12 +745,17 @@ class LiveMessage(_message.Message):
     NODE_UID_FIELD_NUMBER: _builtins.int
     REGISTRATION_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
+    UNHEARD_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
     node_uid: _builtins.int
     registration: _builtins.int
     @_builtins.property
     def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """nodes that the sender lost a stream to"""
+
+    @_builtins.property
+    def unheard(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """leaders of the sender whose streams are open, and that do not even answer pings"""
 
     def __init__(
         self,
@@ -759,10 +764,11 @@ class LiveMessage(_message.Message):
         node_uid: _builtins.int = ...,
         registration: _builtins.int = ...,
         suspects: _abc.Iterable[_builtins.int] | None = ...,
+        unheard: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node_uid", b"node_uid", "registration", b"registration", "suspects", b"suspects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node_uid", b"node_uid", "registration", b"registration", "suspects", b"suspects", "unheard", b"unheard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,6 +132,13 @@ class PeerStream(Protocol):
     def pending(self) -> int:
         """Messages that were sent and not yet handed to the network; 0 after the end."""
 
+    @property
+    def heard(self) -> float:
+        """When anything came from the other side last, also a part of a message; loop time, 0: nothing yet."""
+
+    def ping(self) -> None:
+        """Have the other side's loop answer, which moves `heard`. Not before a message came; ignored after the end."""
+
     def send(self, message: Message) -> None:
         """Queue it, as it is now. Never blocks; ignored after the end. TypeError if the method sends another type."""
 

@@ -183,7 +183,7 @@ class GrpcPeers:
         self._check_open()
         stream = ClientStream(address, chosen, handler, self._context, self._failures, self._secret).stream
         self._streams.add(stream)
-        stream.over.add_done_callback(lambda _: self._streams.discard(stream))
+        stream.messages.over.add_done_callback(lambda _: self._streams.discard(stream))
         return stream
 
     async def call(self, address: str, method: str, request: Message, *, timeout: float) -> Message:
@@ -223,7 +223,7 @@ class GrpcPeers:
         streams = list(self._streams)
         for stream in streams:
             stream.close()
-        await asyncio.gather(*(stream.over for stream in streams), return_exceptions=True)
+        await asyncio.gather(*(stream.messages.over for stream in streams), return_exceptions=True)
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.grpc.close()
@@ -339,7 +339,7 @@ class GrpcPeerServer:
             del self._unnamed[oldest]
             oldest.close("too many connections that name no method")
         self._unnamed[stream] = None
-        stream.over.add_done_callback(lambda _: self._gone(stream))
+        stream.messages.over.add_done_callback(lambda _: self._gone(stream))
         if self._closed:
             stream.close(STOPPING)
         return stream

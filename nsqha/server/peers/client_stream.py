@@ -31,7 +31,7 @@ from nsqha.server.peers.http2 import (
     frame,
     settings,
 )
-from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream
+from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream, hang_up
 from nsqha.server.peers.stream import CLOSED_HERE, ENDED_THERE
 from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import begin
@@ -222,4 +222,4 @@ class ClientStream:
         else:
             goaway = frame(GOAWAY, 0, 0, LAST_AND_CODE.pack(0, code)) if code else b""
             transport.write(frame(RST_STREAM, 0, CLIENT_STREAM, NUMBER.pack(CANCEL)) + goaway)
-            self.stream.hang_up()
+            hang_up(transport)

@@ -129,12 +129,16 @@ class Http2Stream(asyncio.Protocol):
         return len(self.out)
 
     @property
-    def over(self) -> asyncio.Future[None]:
-        return self.messages.over
-
-    @property
     def ended(self) -> bool:
         return self.messages.ended
+
+    @property
+    def heard(self) -> float:
+        return self.keepalive.heard
+
+    def ping(self) -> None:
+        if not self.messages.ended and self.transport is not None:
+            self.write(_PING)
 
     def send(self, message: Message) -> None:
         if not self.messages.ended:
@@ -172,13 +176,6 @@ class Http2Stream(asyncio.Protocol):
         if self._answers > ANSWERS_MAX:
             raise Http2Error("it does not read what it asks for", ENHANCE_YOUR_CALM)
         self.write(data)
-
-    def hang_up(self) -> None:
-        """Close the connection behind what is written, if the other side reads that."""
-        transport = self.transport
-        assert transport is not None
-        transport.close()
-        self._loop.call_later(PING_TIMEOUT_SECONDS, transport.abort)
 
     # ---- the connection
 
@@ -337,3 +334,9 @@ class Http2Stream(asyncio.Protocol):
                 self.answer(frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(len(payload))))
         elif stream == self.stream:
             self.end("Unavailable", f"{ENDED_THERE}: RST_STREAM code {NUMBER.unpack(payload)[0]}")
+
+
+def hang_up(transport: asyncio.Transport) -> None:
+    """Close a connection behind what is written, if the other side reads that."""
+    transport.close()
+    asyncio.get_running_loop().call_later(PING_TIMEOUT_SECONDS, transport.abort)

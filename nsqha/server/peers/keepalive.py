@@ -1,6 +1,7 @@
 """Silence on a connection: a ping after KEEPALIVE_SECONDS, and the end when nothing answers it.
 
-Answers are the loop's work too: the other side ends the streams of a loop that stands for longer than both times.
+Answers are the loop's work too: the other side ends the streams of a loop that stands for longer than both times. Who
+waits for something on a stream knows of a silence earlier (`SilenceWatch`), and ends nothing for it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nsqha.server.peers.api import KEEPALIVE_SECONDS, PING_TIMEOUT_SECONDS
+from nsqha.replication.silence import LOOK_SECONDS, LookTimes, SilenceDetector
+from nsqha.server.peers.api import KEEPALIVE_SECONDS, PING_TIMEOUT_SECONDS, PeerStream
 
 READING_SECONDS = 0.01  # for bytes that came while the loop stood, before they are missed
 
@@ -49,3 +51,46 @@ class Keepalive:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+class SilenceWatch:
+    """Looks whether the other side of a stream is heard, while its owner waits for it."""
+
+    def __init__(self, stream: PeerStream, waits: Callable[[], bool], on_silence: Callable[[], None]) -> None:
+        """`waits`: whether something has to come; else the looks end. `on_silence`: called at each look that finds it
+        silent."""
+        self._stream = stream
+        self._waits = waits
+        self._on_silence = on_silence
+        self._loop = asyncio.get_running_loop()
+        self._detector = SilenceDetector()
+        self._look_times = LookTimes()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last looks heard nothing, and no answer to a ping."""
+        return self._detector.silent
+
+    def begin(self) -> None:
+        """Something has to come from now on."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def stop(self) -> None:
+        """The stream has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._detector.reset()
+
+    def _look(self) -> None:
+        self._timer = None
+        late = self._look_times.late(self._loop.time())
+        if not self._waits():
+            self._detector.reset()
+            return
+        self.begin()
+        if self._detector.look(self._stream.heard, late=late):
+            self._stream.ping()
+        elif self._detector.silent:
+            self._on_silence()

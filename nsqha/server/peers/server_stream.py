@@ -53,7 +53,7 @@ from nsqha.server.peers.http2 import (
     frame,
     settings,
 )
-from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream
+from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream, hang_up
 from nsqha.server.peers.stream import ENDED_THERE
 from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tls import HTTP2_ALPN
@@ -238,7 +238,7 @@ class ServerStream:
             return
         if not self._named:
             transport.write(frame(GOAWAY, 0, 0, LAST_AND_CODE.pack(0, code) + why.encode(errors="replace")))
-            stream.hang_up()
+            hang_up(transport)
             return
         status = self._status or STATUS.get(kind, INTERNAL)
         greeting = () if self._greeted else ((":status", self._http_status), *_GREETING[1:])

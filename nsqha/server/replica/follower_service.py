@@ -15,7 +15,7 @@ leader's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +130,11 @@ class FollowerService:
         receiver = Receiver(self, self._nodes, stream)
         self._receivers = [r for r in self._receivers if not r.ended()] + [receiver]
         return receiver
+
+    @property
+    def streams(self) -> Sequence[Receiver]:
+        """Those that nodes have opened; perhaps some have ended."""
+        return self._receivers
 
     def greet(self) -> None:
         """This process life has a new name: leaders need it to take us into an ISR."""

@@ -8,8 +8,9 @@ says who does, which matters to a node that has lost the records (`nsqha.server.
 
 A link's stream begins with a greeting each way, and nothing is sent before the other side has answered: so a node that
 is gone costs a wait, not an unknown outcome. What was sent when the stream breaks is of unknown outcome; so it is when
-the other node's lease ends, long before its silence ends the stream, and what comes later goes to the next leader. A
-window bounds what one node has under way at another one: it is what a leader holds beyond its own budget.
+the other node's lease ends, or when it is silent and another node leads the partition, long before its silence ends the
+stream, and what comes later goes to the next leader. A window bounds what one node has under way at another one: it is
+what a leader holds beyond its own budget.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.partition.topic import Topic
+from nsqha.server.peers.keepalive import SilenceWatch
 from nsqha.server.routing.hints import from_wire
 from nsqha.server.routing.leaders import LeaderAt, Leaders
 from nsqha.server.routing.publisher import PartitionPublisher, Publish, Target
@@ -127,9 +129,9 @@ class ForwardWindow:
         self.bytes -= self._given_up.pop(sequence, 0) if sent is None else len(sent.publish.frames)
         return sent
 
-    def give_up(self, before: float) -> list[Publish]:
-        """Wait no longer for answers to publishes that clients sent before this time."""
-        overdue = [sent for sent in self.sent.values() if sent.publish.at < before]
+    def give_up(self, hopeless: Callable[[Publish], bool]) -> list[Publish]:
+        """Wait no longer for answers to these publishes."""
+        overdue = [sent for sent in self.sent.values() if hopeless(sent.publish)]
         for sequence, _, publish in overdue:
             del self.sent[sequence]
             self._given_up[sequence] = len(publish.frames)
@@ -173,6 +175,7 @@ class ForwardLink:
         self._stream: PeerStream = peers.stream(leader.peer_address, "Forward", self)
         greeting = routing_pb2.Greeting(cluster_id=leaders.cluster_id, node_uid=leaders.node, target_uid=leader.node)
         self._stream.send(routing_pb2.ForwardRequest(greeting=greeting))
+        self._watch = SilenceWatch(self._stream, lambda: self.greeted and not self.idle, self._leave_if_silent)
 
     def take(self, key: replication_pb2.PartitionKey, publish: Publish) -> None:
         """Send it at the end of the tick, or when the window allows. Its outcome is `publish`'s to hear."""
@@ -202,6 +205,7 @@ class ForwardLink:
                     waited_ms=max(0, round((now - publish.at) * 1000)),
                 )
             self._stream.send(message)
+            self._watch.begin()
 
     # ---- answers
 
@@ -232,6 +236,27 @@ class ForwardLink:
         else:
             publish.failed(OUTCOME_UNKNOWN + failure.why)
 
+    def leaders_changed(self) -> None:
+        """Other nodes may lead what was sent there."""
+        if self._watch.silent:
+            self._leave_if_silent()
+
+    def _leave_if_silent(self) -> None:
+        """That node says nothing: what it has of partitions that another one leads by now gets no better answer."""
+        for publish in self._window.give_up(self._led_elsewhere):
+            publish.failed(f"{OUTCOME_UNKNOWN}{self.address} does not answer, and another node leads the partition now")
+        stays: deque[tuple[replication_pb2.PartitionKey, Publish]] = deque()
+        queue, self._queue = self._queue, stays
+        for key, publish in queue:
+            if self._led_elsewhere(publish):
+                publish.refused(f"{self.address} does not answer")
+            else:
+                stays.append((key, publish))
+
+    def _led_elsewhere(self, publish: Publish) -> bool:
+        leader = self._leaders.leader(publish.publisher.topic, publish.publisher.number)
+        return leader is not None and leader.node != self.node
+
     def on_closed(self, why: str) -> None:
         self._end(why)
 
@@ -244,6 +269,7 @@ class ForwardLink:
         if self.ended:
             return
         self.ended = True
+        self._watch.stop()
         self._on_end(self, why)
         sent = self._window.clear()
         queue, self._queue = self._queue, deque()
@@ -262,7 +288,7 @@ class ForwardLink:
         if not self.greeted and now - self._begun > GREETING_SECONDS:
             self.close("no answer")
             return
-        for publish in self._window.give_up(now - self._answer_seconds):
+        for publish in self._window.give_up(lambda publish: publish.at < now - self._answer_seconds):
             publish.failed(OUTCOME_UNKNOWN + "not confirmed in time")
         overdue = now - self._wait_seconds
         while self._queue and self._queue[0][1].at < overdue:
@@ -365,6 +391,8 @@ class Forwarder:
         for link in list(self._links.values()):
             if not self._leaders.alive(link.node):
                 link.close("its lease has ended")
+            else:
+                link.leaders_changed()
         publishers = self._by_topic.get(topic)
         if publishers is None:
             return

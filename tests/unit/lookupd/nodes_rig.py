@@ -41,6 +41,7 @@ class FakeNode:
         self.store = store
         self.uid = uid
         self.up = True
+        self.frozen = False  # its streams stay, and it answers nothing
         self.streams: list[NodeStream] = []
         self.statuses = 0
         self.known_channels: list[str] = []  # of any topic, what its other lookup daemons say
@@ -81,6 +82,7 @@ class NodeStream:
     def __init__(self, node: FakeNode | None, handler: StreamHandler) -> None:
         self.peer = PeerIdentity()
         self.pending = 0
+        self.heard = 0.0
         self.node = node
         self.handler = handler
         self.ended = False
@@ -93,8 +95,13 @@ class NodeStream:
             hello = LiveMessage(node_uid=node.uid, registration=node.info.registration)
             loop.call_soon(self.receive, hello)
 
+    def ping(self) -> None:
+        if self.node is not None and not self.node.frozen:
+            self.heard = asyncio.get_running_loop().time()
+
     def receive(self, message: LiveMessage) -> None:
         if not self.ended:
+            self.heard = asyncio.get_running_loop().time()
             self.handler.on_message(message)
 
     def send(self, message: Any) -> None:

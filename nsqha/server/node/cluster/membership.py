@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nsqha.errors import NsqhaError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.silence import LOOK_SECONDS
 from nsqha.server.node.cluster.leaders import ClusterLeaders
 from nsqha.server.node.cluster.records import EVERYTHING, RecordNews
 from nsqha.server.node.cluster.registration import NodeRegistration
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = Logger("cluster")
 
-TICK_SECONDS = 0.1
+TICK_SECONDS = LOOK_SECONDS
 SHUTS_DOWN = "it shuts down"  # for good
 
 
@@ -134,6 +135,7 @@ class Membership:
 
     def _tick(self) -> None:
         self._tick_at = self._loop.call_later(TICK_SECONDS, self._tick)
+        self.suspects.look(self.replicas.service.streams, self._loop.time())
         self.registration.tick()
         self.replicas.tick()
 

@@ -1,19 +1,37 @@
-"""Leaders whose streams to this node ended: the controllers hear of them on the streams that they have with it.
+"""Leaders whose streams to this node ended, or are silent: the controllers hear of them on the streams that they have
+with it.
 
 A controller's stream to this node is news to both by its end. Until then this node names on it, each time that changes,
-the nodes that it lost: perhaps they are gone, and the controller looks.
+the nodes that it lost: perhaps they are gone, and the controller looks. It names apart the leaders that it does not
+hear, though nothing ended: they are frozen, or cut off, and with enough such witnesses the controller replaces them.
+What makes a witness is in `nsqha.replication.silence`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.silence import LookTimes
 
 if TYPE_CHECKING:
     from nsqha.election.session import View
     from nsqha.election.store import MetadataWatch
     from nsqha.server.peers.api import PeerStream
+
+
+logger = Logger("cluster")
+
+
+class LeaderStream(Protocol):
+    """A stream on which another node pushes to this one."""
+
+    leader: int  # node uid
+
+    def silent(self, *, late: bool) -> bool | None:
+        """Look whether it is silent; None: this node follows nothing on it."""
 
 
 class LiveStream:
@@ -40,6 +58,8 @@ class Suspects:
         self._registration = 0  # of this node; 0: not registered yet
         self._streams: dict[LiveStream, None] = {}  # in the order in which they came
         self._lost: dict[int, int] = {}  # nodes whose stream to us ended -> the life in which it did
+        self._unheard: frozenset[int] = frozenset()  # leaders that are silent, on streams that are open
+        self._look_times = LookTimes()
         self._closed = False
 
     def accept(self, stream: PeerStream) -> LiveStream:
@@ -70,6 +90,21 @@ class Suspects:
             del self._lost[node]
             self._inform_all()
 
+    def look(self, streams: Iterable[LeaderStream], now: float) -> None:
+        """Look which leaders are heard, on the streams that nodes have opened; each LOOK_SECONDS."""
+        late = self._look_times.late(now)
+        looks = [(stream.leader, stream.silent(late=late)) for stream in streams]
+        heard = {node for node, silent in looks if silent is False}
+        unheard = frozenset(node for node, silent in looks if silent) - heard
+        if unheard == self._unheard or self._closed:
+            return
+        for node in sorted(unheard - self._unheard):
+            logger.warning("leader_unheard", "nothing is heard of node %016x, which leads partitions here", node)
+        for node in sorted(self._unheard - unheard):
+            logger.info("leader_heard", "node %016x is heard again, or leads nothing here any more", node)
+        self._unheard = unheard
+        self._inform_all()
+
     def forgive(self, view: View) -> None:
         """A node that is back, or gone for good, is suspected no more: in another life it may never push to us."""
         for node, registration in list(self._lost.items()):
@@ -92,5 +127,6 @@ class Suspects:
                 node_uid=self._node,
                 registration=self._registration,
                 suspects=sorted(self._lost),
+                unheard=sorted(self._unheard),
             )
         )

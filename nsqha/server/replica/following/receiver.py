@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.silence import SilenceDetector
 from nsqha.server.replica.following.follower import Follower
 
 if TYPE_CHECKING:
@@ -60,10 +61,30 @@ class Receiver:
         self._acks: dict[Follower, None] = {}
         self._answers: pb.PushReply | None = None  # all but the acks
         self._followers: dict[tuple[int, int], Follower] = {}
+        self._silence = SilenceDetector()
 
     def ended(self) -> bool:
         """Whether the stream is over; asked again after every await."""
         return self.closed
+
+    def silent(self, *, late: bool) -> bool | None:
+        """Look whether the leader says nothing, and answers no ping; None: nothing is followed here."""
+        if self.closed or not self._followed():
+            self._silence.reset()
+            return None
+        if self._silence.look(self._stream.heard, late=late):
+            self._stream.ping()
+        return self._silence.silent
+
+    def _followed(self) -> bool:
+        """Whether this is still the stream of some partition's leader; those that have another one are forgotten."""
+        followers = self._followers
+        while followers:
+            key, follower = next(iter(followers.items()))
+            if follower.port is self:
+                return True
+            del followers[key]
+        return False
 
     # ---- in
 

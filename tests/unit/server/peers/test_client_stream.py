@@ -89,7 +89,7 @@ def run(scenario: Scenario) -> None:
             assert await other.reader.readexactly(len(PREFACE)) == PREFACE
             await scenario(other, stream, handler)
             stream.close()
-            await stream.over
+            await stream.messages.over
         assert len(handler.closed) == 1
         other.writer.close()
         server.close()

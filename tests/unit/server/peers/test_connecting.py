@@ -99,7 +99,7 @@ def test_who_takes_the_connection_and_says_nothing_is_given_up(monkeypatch: pyte
         await asyncio.sleep(0.4)
         assert not stays.closed
         stream.close()
-        await stream.over
+        await stream.messages.over
 
     run(main)
 
@@ -152,7 +152,7 @@ def test_what_came_while_the_loop_stood_is_read_before_it_is_missed(
                     await asyncio.sleep(0.02)
                 assert not handler.closed
                 stream.close()
-                await stream.over
+                await stream.messages.over
 
     run(main)
 
@@ -207,7 +207,7 @@ def test_a_slow_lookup_is_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> 
         assert names().asked == 2, "it may have moved"
         for each in (stream, again):
             each.close()
-            await each.over
+            await each.messages.over
 
     run(main, Names)
 
@@ -224,7 +224,7 @@ def test_an_address_is_not_looked_up(host: str) -> None:
         while not other.accepted:
             await asyncio.sleep(0.01)
         stream.close()
-        await stream.over
+        await stream.messages.over
         assert not names().asked
         assert request_in((await other.everything())[0])[":authority"] == address
 
@@ -260,7 +260,7 @@ def test_an_address_that_is_deaf_leaves_time_for_the_next() -> None:
                 assert not handler.closed
                 await asyncio.sleep(0.01)
             stream.close()
-            await stream.over
+            await stream.messages.over
             assert NONE_WITHIN in await alone(f"127.0.0.2:{other.port}")
         names().addresses = ("127.0.0.2", "127.0.0.3")
         assert "refused" in await alone(f"there:{other.port}")
@@ -364,7 +364,7 @@ def test_a_connection_that_comes_when_nobody_wants_it_any_more(how: str) -> None
     async def main(other: Other) -> None:
         handler = Recorder()
         stream = Late(await other.start(), METHOD, handler).stream
-        await stream.over
+        await stream.messages.over
         del stream
         assert len(handler.closed) == 1
         await other.everything()

@@ -259,7 +259,7 @@ def test_a_connection_that_comes_about_after_the_end_is_closed() -> None:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         async with asyncio.timeout(5):
             assert await reader.read() == b""
-            await ends[0].over
+            await ends[0].messages.over
         writer.close()
         server.close()
 
@@ -440,7 +440,7 @@ def test_connections_that_name_no_method_are_bounded(monkeypatch: pytest.MonkeyP
             assert len(peers._streams) == 3, "who has named one stays"
             peers.close()
             late = peers.connection("late")
-            await late.over
+            await late.messages.over
             for caller in callers:
                 await caller.reader.read()
                 caller.writer.close()

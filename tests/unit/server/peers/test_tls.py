@@ -154,7 +154,7 @@ def test_who_does_not_agree_to_http2_is_told_nothing(
             while not accepted.empty():
                 with suppress(ConnectionError):
                     assert await accepted.get_nowait().read() == b""
-        await stream.over
+        await stream.messages.over
         server.close()
 
     run(main)
@@ -257,7 +257,7 @@ def test_a_large_message_fills_its_records(certificates: Certificates, node: tls
             await asyncio.sleep(0.01)
         stream.send(push(1, size=size))
         await done.wait()
-        await stream.over
+        await stream.messages.over
         server.close()
 
     run(main)
