@@ -97,7 +97,8 @@ class PeerListener:
             stream = self._streams.connection(address)
             task = asyncio.current_task()
             assert task is not None
-            stream.messages.over.add_done_callback(lambda _: task.cancel())  # another one takes its place; ignored after the end
+            # Another one takes its place; ignored after the end.
+            stream.messages.over.add_done_callback(lambda _: task.cancel())
             try:
                 await self._loop.connect_accepted_socket(
                     lambda: stream, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS if context else None

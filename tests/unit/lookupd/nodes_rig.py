@@ -134,6 +134,9 @@ class NodePeers:
         node = self._at(address)
         if node is None or not node.up:
             raise Unavailable("connection refused")
+        if node.frozen:
+            await asyncio.sleep(timeout)
+            raise Unavailable("no answer")
         if method == "KnownChannels":
             return KnownChannelsReply(channels=node.known_channels)
         assert method == "Status" and request.keys

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from lookupd import controller
+from lookupd import controller, links
 from lookupd.controller import Candidacy, ControllerShell
 from nsqha.election.controller.events import Resign
 from nsqha.election.memory import MemorySession
@@ -108,6 +108,41 @@ def test_what_a_node_says_of_others_makes_the_controller_look() -> None:
         hello = LiveMessage(node_uid=other.uid, registration=other.info.registration, suspects=[leader])
         other.streams[0].receive(hello)
         await world.until(lambda: world.nodes[leader].statuses > asked)
+
+    run(story)
+
+
+def test_a_leader_that_is_frozen_is_replaced_when_its_followers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stream ends, and its lease does not either."""
+    monkeypatch.setattr(links, "LOOK_SECONDS", 0.01)
+
+    async def story(world: World, shell: ControllerShell) -> None:
+        world.create()
+        await world.led()
+        world.join_all()
+        await asyncio.sleep(0.05)
+        before = world.meta()
+        world.nodes[before.leader].frozen = True
+        await world.until(lambda: shell.term is not None and shell.term.machine.state.standing.silent)
+        assert world.meta().epoch == before.epoch, "perhaps only the controller does not hear it"
+        for uid, node in world.nodes.items():
+            if uid != before.leader:
+                told = LiveMessage(node_uid=uid, registration=node.info.registration, unheard=[before.leader])
+                node.streams[0].receive(told)
+        await world.until(lambda: world.meta().leader != before.leader)
+        assert before.leader in world.store.watch.view().nodes and world.nodes[before.leader].streams
+
+    run(story)
+
+
+def test_a_node_that_answers_pings_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "LOOK_SECONDS", 0.01)
+
+    async def story(world: World, shell: ControllerShell) -> None:
+        await world.until(lambda: shell.term is not None and len(shell.term.links.open) == 3)
+        asked = [node.statuses for node in world.nodes.values()]
+        await asyncio.sleep(0.5)
+        assert [node.statuses for node in world.nodes.values()] == asked
 
     run(story)
 

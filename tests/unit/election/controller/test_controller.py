@@ -21,6 +21,7 @@ from nsqha.election.controller.events import (
     Suspect,
     Tick,
     TopicRead,
+    Unheard,
 )
 from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
@@ -408,6 +409,130 @@ def test_a_leader_that_only_the_controller_has_lost_keeps_its_epoch() -> None:
     assert m.state.rounds[name].kind == "watch", "one that hears it is enough for min_isr"
     m.step(Blamed(others[1], frozenset({meta.leader})), c.now + 0.04)
     assert m.state.rounds[name].kind == "elect"
+
+
+# ---- leaders that are silent, on streams that are open
+
+
+def frozen(**settings: int) -> tuple[Cluster, PartitionMeta, list[int]]:
+    """A cluster whose leader has just stopped, that, and the other members of its ISR."""
+    c = cluster(**settings)
+    meta = c.meta("t")
+    c.nodes[meta.leader].silent = True
+    return c, meta, [uid for uid in meta.isr if uid != meta.leader]
+
+
+def unheard(c: Cluster, leader: int, *followers: int) -> None:
+    for uid in followers:
+        c.feed(Blamed(uid, frozenset(), frozenset({leader})))
+
+
+def test_a_leader_that_nobody_hears_is_replaced_long_before_its_lease_ends() -> None:
+    c, before, followers = frozen()
+    unheard(c, before.leader, *followers)
+    c.feed(Unheard(before.leader))
+    c.run(0.2)
+    after = c.meta("t")
+    assert after.leader in followers and after.epoch == before.epoch + 1 and before.leader not in after.isr
+    assert before.leader in c.store.records.nodes()
+
+
+def test_it_is_replaced_as_soon_as_the_last_witness_speaks() -> None:
+    c, before, followers = frozen()
+    c.feed(Unheard(before.leader))
+    unheard(c, before.leader, followers[0])
+    c.run(1.0)
+    assert c.meta("t").epoch == before.epoch, "it could commit with the other one"
+    unheard(c, before.leader, followers[1])
+    c.run(0.1)
+    assert c.meta("t").leader in followers
+
+
+def test_a_controller_that_hears_nothing_is_not_enough() -> None:
+    """Also if followers that may hear the leader are too slow to say so."""
+    c, before, followers = frozen()
+    for uid in followers:
+        c.nodes[uid].silent = True
+    c.feed(Unheard(before.leader))
+    c.run(0.3)
+    c.nodes[followers[0]].silent = False
+    c.run(2.0)
+    assert c.meta("t").epoch == before.epoch
+
+
+def test_followers_are_not_enough_while_the_controller_hears_it() -> None:
+    c = cluster()
+    before = c.meta("t")
+    unheard(c, before.leader, *(uid for uid in before.isr if uid != before.leader))
+    c.run(1.9)
+    assert c.meta("t").epoch == before.epoch
+
+
+def test_a_leader_that_answers_after_all_keeps_its_epoch() -> None:
+    c = cluster()
+    before = c.meta("t")
+    unheard(c, before.leader, *(uid for uid in before.isr if uid != before.leader))
+    c.feed(Unheard(before.leader))
+    c.run(1.0)
+    assert c.meta("t").epoch == before.epoch
+
+
+def test_a_witness_that_hears_it_again_counts_no_more() -> None:
+    c, before, followers = frozen()
+    unheard(c, before.leader, *followers)
+    c.feed(Blamed(followers[0], frozenset(), frozenset()))
+    c.feed(Unheard(before.leader))
+    c.run(1.0)
+    assert c.meta("t").epoch == before.epoch
+
+
+def test_a_witness_that_the_controller_does_not_hear_counts_not() -> None:
+    c, before, followers = frozen()
+    c.nodes[followers[0]].silent = True
+    c.feed(Unheard(followers[0]))
+    c.run(0.2)
+    unheard(c, before.leader, *followers)
+    c.feed(Unheard(before.leader))
+    c.run(1.0)
+    assert c.meta("t").epoch == before.epoch
+
+
+def test_nobody_is_elected_who_could_not_commit_either() -> None:
+    c, before, followers = frozen(replicas=2)
+    assert before.min_isr == 2 and len(before.isr) == 2
+    unheard(c, before.leader, *followers)
+    c.feed(Unheard(before.leader))
+    c.run(1.0)
+    assert c.meta("t").epoch == before.epoch
+
+
+def test_once_the_stream_has_ended_silence_is_judged_as_ever() -> None:
+    c, before, _ = frozen()
+    c.feed(Unheard(before.leader))
+    c.run(0.3)
+    assert c.meta("t").epoch == before.epoch
+    c.feed(Suspect(before.leader, "it does not answer a ping"))
+    c.run(1.0)
+    assert c.meta("t").leader != before.leader
+
+
+def test_a_leader_that_stops_again_and_again_loses_the_lead_ever_more_rarely() -> None:
+    """For 1.2 s every 10 s, five minutes long; whoever leads meanwhile is well."""
+    c = cluster()
+    first, epoch = c.meta("t").leader, c.meta("t").epoch
+    for _ in range(30):
+        before = c.meta("t")
+        if before.leader == first:
+            c.nodes[first].silent = True
+            unheard(c, first, *(uid for uid in before.isr if uid != first))
+            c.feed(Unheard(first))
+            c.run(1.2)
+            c.nodes[first].silent = False
+            unheard(c, 0, *(uid for uid in c.nodes))
+            c.run(8.8)
+        else:
+            c.run(10.0)
+    assert c.meta("t").epoch - epoch <= 7, "lost four times, and given back after some seconds, 60 s and 120 s"
 
 
 def test_a_transfer_waits_until_the_successor_has_everything() -> None:

@@ -58,6 +58,40 @@ def test_a_leader_is_cut_off_when_too_few_are_left_who_do_not_blame_it() -> None
     assert not of.cut_off(replace(meta, isr={A: 1}), 10.0, after=2.0)
 
 
+def test_a_leader_that_is_not_heard_for_long_is_cut_off_too() -> None:
+    of = standing()
+    meta = PartitionMeta(leader=A, epoch=1, isr={A: 1, B: 2, C: 3}, replicas=(A, B, C), min_isr=2)
+    of.blamed(B, frozenset({A}), 1.0)
+    assert of.unheard(C, frozenset({A}), 2.0) == ([], [A])
+    assert not of.cut_off(meta, 3.0, after=2.0) and of.cut_off(meta, 4.0, after=2.0)
+    assert of.unheard(C, frozenset(), 5.0) == ([A], [])
+    assert not of.cut_off(meta, 9.0, after=2.0)
+
+
+def test_witnesses_are_those_who_are_heard_themselves() -> None:
+    of = standing()
+    of.blamed(B, frozenset({A}), 1.0)
+    of.unheard(C, frozenset({A}), 1.0)
+    assert of.witnesses(A) == {B, C}
+    of.suspect(C, 2.0)
+    of.not_answered(C)
+    assert of.witnesses(A) == {B}
+
+
+def test_a_stream_that_is_open_is_one_until_it_ends_or_the_node_answers() -> None:
+    of = standing()
+    of.suspect(A, 1.0, open_=True)
+    of.suspect(B, 1.0)
+    assert of.linked(A) and not of.linked(B)
+    of.not_answered(A)
+    assert of.linked(A)
+    of.link(A, 2.0, open_=False)
+    assert not of.linked(A) and A in of.silent
+    of.suspect(C, 3.0, open_=True)
+    of.answered(C, 7, 4.0)
+    assert not of.linked(C)
+
+
 def test_a_leader_restarted_when_its_record_or_it_itself_says_so() -> None:
     of = standing()
     meta = PartitionMeta(leader=A, epoch=1, isr={A: 1}, replicas=(A,), registration=7)

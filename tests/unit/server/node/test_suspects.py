@@ -17,9 +17,11 @@ class Stream:
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, list[int]]] = []
+        self.unheard: list[list[int]] = []
 
     def send(self, message: Any) -> None:
         self.sent.append((message.registration, list(message.suspects)))
+        self.unheard.append(list(message.unheard))
 
 
 def view(life: int) -> View:
@@ -69,3 +71,48 @@ def test_a_node_that_stops_loses_every_stream_and_suspects_none():
     suspects.close()
     suspects.lost(LEADER)
     assert stream.sent == [(7, [])]
+
+
+class Pushed:
+    """A stream that a leader has opened."""
+
+    def __init__(self, leader: int, silent: bool | None) -> None:
+        self.leader = leader
+        self.is_silent = silent
+        self.late: list[bool] = []
+
+    def silent(self, *, late: bool) -> bool | None:
+        self.late.append(late)
+        return self.is_silent
+
+
+def test_a_leader_that_is_silent_is_named_apart_and_until_it_is_heard():
+    suspects, stream = watched()
+    pushed = Pushed(LEADER, True)
+    for now in (1.0, 1.1, 1.2):
+        suspects.look([pushed, Pushed(5, False), Pushed(6, None)], now)
+    pushed.is_silent = False
+    suspects.look([pushed], 1.3)
+    assert stream.unheard == [[], [LEADER], []]
+    assert all(suspected == [] for _, suspected in stream.sent)
+
+
+def test_a_leader_that_is_heard_on_another_stream_is_not_silent():
+    suspects, stream = watched()
+    suspects.look([Pushed(LEADER, True), Pushed(LEADER, False)], 1.0)
+    assert stream.unheard == [[]]
+
+
+def test_a_stream_on_which_nobody_leads_any_more_says_nothing():
+    suspects, stream = watched()
+    suspects.look([Pushed(LEADER, True)], 1.0)
+    suspects.look([Pushed(LEADER, None)], 1.1)
+    assert stream.unheard == [[], [LEADER], []]
+
+
+def test_looks_of_a_node_that_did_not_run_are_late():
+    suspects, _ = watched()
+    pushed = Pushed(LEADER, False)
+    for now in (1.0, 1.1, 3.1, 3.2):
+        suspects.look([pushed], now)
+    assert pushed.late == [True, False, True, False]

@@ -48,6 +48,33 @@ def test_messages_arrive_in_order_both_ways(world: World) -> None:
     world.run(scenario)
 
 
+def test_a_ping_is_answered_by_the_other_side_and_by_no_handler(world: World) -> None:
+    async def scenario(world: World) -> None:
+        acceptor = Acceptor(lambda stream: Recorder(lambda message: stream.send(reply(1))))
+        world.server.on_stream("Push", acceptor)
+        handler = Recorder()
+        stream = world.peers.stream(world.peer_address, "Push", handler)
+        stream.send(push(1))
+        await handler.until(lambda: handler.messages)
+        accepted = (await acceptor.next()).stream
+        assert accepted is not None
+        for end in (stream, accepted):
+            await asyncio.sleep(0.1)
+            before = end.heard
+            end.ping()
+            for _ in range(500):
+                if end.heard > before:
+                    break
+                await asyncio.sleep(0.01)
+            assert end.heard > before > 0
+        assert len(handler.messages) == 1
+        stream.close()
+        await handler.end()
+        stream.ping()
+
+    world.run(scenario)
+
+
 def test_the_called_side_may_speak_first(world: World) -> None:
     async def scenario(world: World) -> None:
         def greet(stream: PeerStream) -> Recorder:

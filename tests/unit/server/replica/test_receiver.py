@@ -21,6 +21,11 @@ class Stream:
         self.peer = PeerIdentity("127.0.0.1:1")
         self.sent: list[Any] = []
         self.why: str | None = None
+        self.heard = 0.0
+        self.pings = 0
+
+    def ping(self) -> None:
+        self.pings += 1
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -89,3 +94,41 @@ def test_a_stream_for_somebody_else_is_closed_and_nothing_is_opened(hello: pb.Pu
     assert stream.why is not None
     assert why in stream.why
     assert (node.opened, node.found, stream.sent) == ([], [], [])
+
+
+class Followed:
+    """A partition that is followed on a stream."""
+
+    def __init__(self, key: tuple[int, int]) -> None:
+        self.key = key
+        self.port: Any = None
+
+    def left(self, port: Any) -> None: ...
+
+
+def looks(receiver: Receiver, times: int) -> list[bool | None]:
+    return [receiver.silent(late=False) for _ in range(times)]
+
+
+def test_a_leader_that_answers_no_ping_is_silent() -> None:
+    stream, node = Stream(), Node()
+    receiver, follower = Receiver(node, node, stream), Followed((1, 0))  # type: ignore[arg-type]
+    assert looks(receiver, 12) == [None] * 12, "nothing is followed on it"
+    follower.port = receiver
+    receiver.followed_by(follower)  # type: ignore[arg-type]
+    assert looks(receiver, 10)[-1] is False and stream.pings == 1
+    assert looks(receiver, 1) == [True]
+    stream.heard = 1.0
+    assert looks(receiver, 1) == [False]
+
+
+def test_a_stream_is_listened_to_while_one_partition_is_followed_on_it() -> None:
+    stream, node = Stream(), Node()
+    receiver, gone, stays = Receiver(node, node, stream), Followed((1, 0)), Followed((1, 1))  # type: ignore[arg-type]
+    for follower in (gone, stays):
+        follower.port = receiver
+        receiver.followed_by(follower)  # type: ignore[arg-type]
+    gone.port = None
+    assert looks(receiver, 1) == [False]
+    stays.port = None
+    assert looks(receiver, 1) == [None]

@@ -236,6 +236,62 @@ def test_a_machine_that_went_silent_holds_nobody_up_longer_than_its_lease():
     Nodes(3).run(story)
 
 
+def test_publishes_leave_a_silent_machine_once_another_node_leads():
+    """It has its lease; what it was sent may be stored there."""
+
+    async def story(nodes: Any) -> None:
+        nodes[2].lead("t", 0, nodes[2].log, at_once=False)
+        nodes.appoint("t", 0, 2)
+        sent = publish(nodes[1], b"sent")
+        await asyncio.sleep(0.1)
+        nodes.net.partition("n1", "n2")
+        await asyncio.sleep(1.5)
+        assert not sent.answers, "nobody else leads"
+        nodes[3].lead("t", 0, nodes[3].log)
+        nodes[1].leaders.appoint("t", 0, 3, 2)
+        assert ["unknown" in answer for answer in sent.answers] == [True]
+        await answered(new := publish(nodes[1], b"new", source=3))
+        assert new.answers == ["OK"] and nodes[3].log == [b"new"]
+
+    Nodes(3).run(story)
+
+
+def test_publishes_stay_with_a_leader_that_answers_though_another_one_leads():
+    """It knows best which are stored."""
+
+    async def story(nodes: Any) -> None:
+        nodes[2].lead("t", 0, nodes[2].log, at_once=False)
+        nodes.appoint("t", 0, 2)
+        sent = publish(nodes[1], b"sent")
+        await asyncio.sleep(2.0)
+        nodes[3].lead("t", 0, nodes[3].log)
+        nodes[1].leaders.appoint("t", 0, 3, 2)
+        await asyncio.sleep(2.0)
+        assert not sent.answers
+        nodes[2].step_down("t")
+        await answered(sent)
+
+    Nodes(3).run(story)
+
+
+def test_publishes_that_wait_for_room_at_a_silent_machine_go_to_the_next_leader(monkeypatch: Any):
+    monkeypatch.setattr(forwarding, "WINDOW_BYTES", 1)
+
+    async def story(nodes: Any) -> None:
+        nodes[2].lead("t", 0, nodes[2].log, at_once=False)
+        nodes.appoint("t", 0, 2)
+        sent, waits = publish(nodes[1], b"sent", source=1), publish(nodes[1], b"waits", source=2)
+        await asyncio.sleep(0.1)
+        nodes.net.partition("n1", "n2")
+        await asyncio.sleep(1.5)
+        nodes[3].lead("t", 0, nodes[3].log)
+        nodes[1].leaders.appoint("t", 0, 3, 2)
+        await answered(sent, waits)
+        assert "unknown" in sent.answers[0] and waits.answers == ["OK"] and nodes[3].log == [b"waits"]
+
+    Nodes(3).run(story)
+
+
 def test_a_silent_machine_is_given_up_when_it_does_not_greet():
     async def story(nodes: Any) -> None:
         nodes.appoint("t", 0, 2)
