@@ -140,7 +140,7 @@ class _NodeLink:
             return
         if self._silence.look(self._stream.heard, late=late):
             self._stream.ping()
-        elif self._silence.silent and self._silence.looks % SILENT_LOOKS == 0:
+        if self._silence.silent and self._silence.looks % SILENT_LOOKS == 0:
             self._listener.unheard(self._uid)
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.integration.cluster import Cluster, UnderLoad, freeze, thaw
@@ -24,6 +26,28 @@ def test_a_leader_that_slept_beyond_its_lease_is_fenced(cluster: Cluster, topic:
         after = cluster.wait_isr(topic, 3)
         assert after.epoch > epoch
         wait_until(lambda: len(cluster.believing_leaders(topic)) == 1, "one leads, and one believes that it does")
+
+
+def test_a_frozen_leader_is_replaced_before_its_lease_ends(tmp_path: Path) -> None:
+    """With a lease of a minute the only news of it is its silence; publishes that other nodes had forwarded to it come
+    to an end, and go on at the next leader."""
+    with Cluster.running(tmp_path, flags=["--lease-ttl=60s"]) as cluster:
+        cluster.create("orders", "steady")
+        epoch = cluster.wait_isr("orders", 3).epoch
+        with UnderLoad(cluster, "orders", "steady") as load:
+            leader = cluster.leader("orders")
+            load.clients.avoid = cluster.nodes.index(leader)
+            freeze(leader)
+            try:
+                wait_until(lambda: cluster.leader_now("orders") not in (None, leader), "another one leads", 40)
+                assert len(cluster.store.watch.view().nodes) == 3, "its node key is there, as its lease is not over"
+                load.goes_on()
+            finally:
+                thaw(leader)
+            assert cluster.wait_isr("orders", 3).epoch > epoch
+        said = [lookupd.log() for lookupd in cluster.lookupds]
+        assert any("(leader does not answer)" in text for text in said)
+        assert sum(node.log().count("nothing is heard of node") for node in cluster.nodes) >= 2, "two witnesses"
 
 
 def test_what_only_the_leader_has_is_not_acknowledged(cluster: Cluster, topic: str) -> None:

@@ -203,7 +203,8 @@ class Apart(Cluster):
 @contextlib.contextmanager
 def started(directory: Path, *, sync: str, apart: bool) -> Iterator[Cluster]:
     """Three nodes, two lookup daemons and an etcd: on loopback, or each on its own host. NotPossible if it can not."""
-    options: dict[str, Any] = {"nodes": 3, "lookupds": 2, "sync": sync, "flags": [f"--lease-ttl={LEASE_SECONDS}s"]}
+    flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else [])]
+    options: dict[str, Any] = {"nodes": 3, "lookupds": 2, "sync": sync, "flags": flags}
     if not apart:
         with Cluster.running(directory, **options) as cluster:
             yield cluster

@@ -55,7 +55,8 @@ class Network:
         """`loop_of`: of the process at an address; all are on `loop` if not given."""
         self.loop = loop
         self._loop_of = loop_of
-        self._stalled: set[str] = set()
+        self._stalled: dict[str, int] = {}  # processes that are stopped -> which of all stops it is
+        self._stops = 0
         self.rng = rng
         self.holds: Callable[[Method, Message], bool] | None = None
         self.kept: Callable[[int], int] = lambda sent: rng.randint(0, sent)  # how many arrive when a stream ends
@@ -146,9 +147,10 @@ class Network:
     def stalled(self, address: str, stalled: bool) -> None:
         """Whether the process there is stopped; to be told when that changes."""
         if not stalled:
-            self._stalled.discard(address)
+            self._stalled.pop(address, None)
             return
-        self._stalled.add(address)
+        self._stops += 1
+        self._stalled[address] = self._stops
         for wire in list(self._wires.values()):
             if any(end.address == address for end in wire.ends):
                 wire.watch_stalled(address)
@@ -172,8 +174,9 @@ class Network:
         else:
             self._loop_of(address).call_soon(callback, *args)
 
-    def is_stalled(self, address: str) -> bool:
-        return address in self._stalled
+    def stop_of(self, address: str) -> int:
+        """The number of the stop of the process there, or 0: it runs."""
+        return self._stalled.get(address, 0)
 
     def blocked(self, a: str, b: str) -> int:
         """The number of the partition between them, or 0."""

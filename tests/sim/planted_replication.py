@@ -14,6 +14,7 @@ from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.replication.acceptance import Accepted, Fenced, decide_open
 from nsqha.replication.isr import Effective, IsrKeeper, ProposalRefused
 from nsqha.replication.leader import LeaderReplica
+from nsqha.replication.silence import LOOK_SECONDS, SILENT_LOOKS, LookTimes, SilenceDetector
 from nsqha.server.clients.publish import PublishWaiter
 from nsqha.server.replica import follower_service as promises
 from nsqha.server.replica.follower_service import FollowerService
@@ -371,4 +372,52 @@ def rounds_forgotten() -> Iterator[None]:
 
     original = DiskRounds.request
     with patch.object(DiskRounds, "request", request):
+        yield
+
+
+# ---- who is taken for silent
+
+
+@mutant(scene=("test_silence.test_a_pause_of_the_whole_machine_is_no_silence", 1e6))
+def own_pause_counted() -> Iterator[None]:
+    """A witness that did not run itself takes that time for silence."""
+    missed = 1
+
+    def late(self: LookTimes, now: float) -> bool:
+        nonlocal missed
+        missed = min(SILENT_LOOKS, max(1, round((now - self._last) / LOOK_SECONDS)))
+        original_late(self, now)
+        return False
+
+    def look(self: SilenceDetector, heard: float, *, late: bool) -> bool:
+        before, asks = self.looks, original_look(self, heard, late=False)
+        if self.looks > before:
+            self.looks = SILENT_LOOKS if missed == SILENT_LOOKS else before + missed
+        return asks
+
+    original_late, original_look = LookTimes.late, SilenceDetector.look
+    with patch.object(LookTimes, "late", late), patch.object(SilenceDetector, "look", look):
+        yield
+
+
+@mutant(scene=("test_silence.test_a_leader_that_one_follower_hears_goes_on",))
+def one_witness_is_enough() -> Iterator[None]:
+    """A leader is lost as soon as one follower and the controller do not hear it."""
+
+    def unheard(self: elections.Elections, part: Any) -> bool:
+        return bool(self._state.standing.witnesses(part.meta.leader) & part.meta.isr.keys())
+
+    with patch.object(elections.Elections, "_unheard", unheard):
+        yield
+
+
+@mutant(scene=("test_silence.test_a_leader_that_answers_no_ping_of_a_follower_for_a_while_goes_on",))
+def the_controller_is_not_asked() -> Iterator[None]:
+    """What followers say is enough, though the controller hears the leader."""
+
+    def reason(self: elections.Elections, part: Any, now: float) -> str:
+        return original(self, part, now) or (elections.SILENT if self._unheard(part) else "")
+
+    original = elections.Elections.reason
+    with patch.object(elections.Elections, "reason", reason):
         yield

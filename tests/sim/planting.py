@@ -20,7 +20,8 @@ class Where:
     """Where it is looked for."""
 
     matters: Callable[[Plan], bool]  # in all other lives nothing is changed by it
-    scene: tuple[Any, ...]  # a test of `test_damage` and its arguments: where drawn lives do not come to it
+    # [module.]test, of `test_damage` if not said, and its arguments: where drawn lives do not come to it
+    scene: tuple[Any, ...]
 
 
 def anywhere(plan: Plan) -> bool:
@@ -67,7 +68,8 @@ def _attempt(mutant: Mutant[Where], seed: int) -> str | None:
 def _play(mutant: Mutant[Where]) -> str | None:
     """The scene that it is to spoil: it goes well without, and not with it."""
     scene, *arguments = mutant.hint.scene
-    play: Callable[..., None] = getattr(import_module("tests.sim.test_damage"), scene)
+    module, _, test = scene.rpartition(".")
+    play: Callable[..., None] = getattr(import_module(f"tests.sim.{module or 'test_damage'}"), test)
     play(*arguments)
     try:
         with mutant.plant():

@@ -333,10 +333,11 @@ class Wire:
             self.net.loop.call_later(seconds, self.net.tell, end.address, look, end)
 
     def watch_stalled(self, address: str) -> None:
-        """Let the other end notice if the process at `address` stays stopped."""
+        """Let the other end notice if the process at `address` stays stopped: one that runs in between answers."""
+        stop = self.net.stop_of(address)
 
         def look(end: End) -> None:
-            if self.connected and self.net.is_stalled(address):
+            if self.connected and self.net.stop_of(address) == stop:
                 end.end(Over("", "ping timeout"))
 
         for end in self.ends:
