@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nsqha.election.controller.events import Blamed, Suspect
+from nsqha.election.controller.events import Blamed, Suspect, Unheard
 from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.moves import decommission_name
@@ -22,7 +22,9 @@ def fault(c: Cluster) -> None:
     rng = c.rng
     down = [uid for uid, node in c.nodes.items() if not node.up]
     up = [uid for uid, node in c.nodes.items() if node.up]
-    kind = rng.choice(("kill", "kill", "restart", "suspect", "blame", "controller", "leave", "lossy", "silent"))
+    kind = rng.choice(
+        ("kill", "kill", "restart", "suspect", "blame", "controller", "leave", "lossy", "silent", "unheard")
+    )
     if kind == "kill" and not down and not any(node.silent for node in c.nodes.values()):
         c.kill(rng.choice(up), heard=rng.random() < 0.8)
     elif kind == "restart" and down:
@@ -31,6 +33,10 @@ def fault(c: Cluster) -> None:
         c.feed(Suspect(rng.choice(up), "a rumour"))
     elif kind == "blame":
         c.feed(Blamed(rng.choice(up), frozenset(rng.sample(up, 2))))
+    elif kind == "unheard":
+        for uid in rng.sample(up, rng.randint(1, len(up) - 1)):
+            c.feed(Blamed(uid, frozenset(), frozenset(rng.sample(up, 2))))
+        c.feed(Unheard(rng.choice(up)))
     elif kind == "controller":
         c.new_controller()
     elif kind == "leave":
