@@ -73,7 +73,7 @@ def main() -> int:
     options = {"nodes": 3, "lookupds": 2, "sync": args.sync, "flags": [f"--lease-ttl={LEASE_SECONDS}s"]}
     with (
         tempfile.TemporaryDirectory(prefix="nsqha-busy-") as folder,
-        Cluster.running(Path(folder), **options) as cluster,  # type: ignore[arg-type]
+        Cluster.running(Path(folder), **options) as cluster,
     ):
         cluster.create(TOPIC, "steady")
         cluster.wait_isr(TOPIC, 3)
