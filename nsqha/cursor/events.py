@@ -30,7 +30,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nsqha import frames, hot
 from nsqha.cursor.policy import PolicySource
@@ -96,9 +96,8 @@ class ChannelListLike(PolicySource, Protocol):
     def channels(self) -> Mapping[str, ChannelInfoLike]: ...
 
 
-@dataclass(frozen=True)
-class ChannelEntry:
-    """One channel of the record."""
+class ChannelEntry(NamedTuple):
+    """One channel of the record. A topic may have a thousand, and all are in each change of the list."""
 
     name: str
     uid: int
@@ -370,6 +369,21 @@ class Reader:
         self._at += size
         return self._data[self._at - size : self._at]
 
+    def channels(self, count: int) -> tuple[ChannelEntry, ...]:
+        """Without a call per field: all channels of a topic are in each change of the list."""
+        data, at, unpack, head = self._data, self._at, _CHANNEL.unpack_from, _CHANNEL.size
+        channels = []
+        for _ in range(count):
+            uid, flags, size = unpack(data, at)
+            end = at + head + size
+            name = data[at + head : end].decode()
+            channels.append(ChannelEntry(name, uid, flags & CHANNEL_PAUSED != 0, flags & CHANNEL_READER != 0))
+            at = end
+        self._at = at
+        if at > len(data):
+            raise struct.error(f"the last of {count} channels ends {at - len(data)} bytes too late")
+        return tuple(channels)
+
     def rows(self, layout: struct.Struct, count: int) -> tuple[tuple[int, ...], ...]:
         return tuple(layout.iter_unpack(self.raw(count * layout.size)))
 
@@ -399,12 +413,7 @@ def _attributes(reader: Reader) -> Attributes:
 
 def _channels(reader: Reader) -> ChannelsEvent:
     version, paused, count = reader.take(_CHANNELS)
-    channels = []
-    for _ in range(count):
-        uid, flags, size = reader.take(_CHANNEL)
-        name = reader.raw(size).decode()
-        channels.append(ChannelEntry(name, uid, bool(flags & CHANNEL_PAUSED), bool(flags & CHANNEL_READER)))
-    return ChannelsEvent(version, bool(paused), tuple(channels))
+    return ChannelsEvent(version, bool(paused), reader.channels(count))
 
 
 def _ephemeral(reader: Reader) -> Ephemeral:

@@ -202,7 +202,7 @@ class PartitionCursors:
                 self._open(committed)
             case state.Deleted(committed):
                 channel = self.channels.pop(committed.name)
-                self.passing.channels_changed()
+                self.passing.removed(channel)
                 if channel in self._bounded:
                     self._bounded.remove(channel)
             case state.Listed():
@@ -239,6 +239,6 @@ class PartitionCursors:
     def _open(self, committed: ChannelState) -> None:
         channel = (OrderedChannel if self._context.ordered else Channel)(committed, self._context)
         self.channels[committed.name] = channel
-        self.passing.channels_changed()
+        self.passing.added(channel)
         if channel.ephemeral or self._all_bounded:
             self._bounded.append(channel)

@@ -18,35 +18,44 @@ class PassingChannels:
         self._channels = channels
         self._policies = policies
         self._as_of = -1  # how many changes of policies are in what was found
+        self._new: list[Channel] = []  # channels that came since
         self._found: list[tuple[ChannelCursor, PassingPolicy]] = []
         self.moving: list[ChannelCursor] = []  # those whose dead letters belong in another topic
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def channels_changed(self) -> None:
-        """A channel has come or gone."""
-        self._as_of = -1
+    def added(self, channel: Channel) -> None:
+        """A channel has come."""
+        self._new.append(channel)
+
+    def removed(self, channel: Channel) -> None:
+        """A channel has gone."""
+        cursor = channel.cursor
+        self._new = [new for new in self._new if new is not channel]
+        self._found = [found for found in self._found if found[0] is not cursor]
+        self.moving = [moving for moving in self.moving if moving is not cursor]
 
     def look(self) -> None:
         """The pump has moved, or the window of a channel, or a policy is another one."""
         if self._as_of != self._policies.changes:
+            self._as_of = self._policies.changes
+            self._found, self.moving, self._new = [], [], [*self._channels.values()]
+        if self._new:
             self._choose()
         for cursor, policy in self._found:
             if cursor.passing.look(cursor.ring, cursor.unread, cursor.end, policy):
                 cursor.mark_dirty()
 
     def _choose(self) -> None:
-        self._as_of = self._policies.changes
-        self._found = []
-        self.moving = []
-        for channel in self._channels.values():
+        for channel in self._new:
             if not channel.committed.reader:
                 channel.cursor.passing.expires_below = 0  # until `expire` says more
                 if (policy := self._policies.passing(channel.name)) is not None:
                     self._found.append((channel.cursor, policy))
                 if (death := self._policies.death(channel.name)) is not None and death.topic is not None:
                     self.moving.append(channel.cursor)
+        self._new = []
 
     def expire(self, wall_ns: int, first_since: Callable[[int], int]) -> bool:
         """Called about once a second: find what has become too old, and pass over it; whether there was any.

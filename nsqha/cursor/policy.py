@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 _MASK = (1 << 64) - 1
 _EXPONENT_MAX = 400  # of the factor: 10^400 overflows a float; the bound is reached long before
@@ -29,11 +29,21 @@ class FieldInForce(Protocol):
     def origin(self) -> str: ...
 
 
+class SaidPolicies(Protocol):
+    """What a record says: equal to what another one says, or not."""
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """Of channels that say something themselves."""
+
+
 class PolicySource(Protocol):
     """The metadata record of a topic's channels, as far as policies are concerned."""
 
     @property
     def version(self) -> int: ...
+    @property
+    def policies(self) -> SaidPolicies: ...
 
     def policy_in_force(self, name: str) -> Mapping[str, FieldInForce]:
         """What the channel follows, by the names of the fields."""
@@ -125,37 +135,62 @@ def draw(uid: int, offset: int, failures: int) -> float:
     return ((mixed ^ mixed >> 31) >> 11) / (1 << 53)
 
 
-class ChannelPolicies:
-    """What the channels of one partition follow."""
+class _InForce(NamedTuple):
+    """The three sides of a channel's policy."""
 
-    __slots__ = ("_deaths", "_found", "_source", "changes")
+    retry: RetryPolicy | None = None
+    death: DeathPolicy | None = None
+    passing: PassingPolicy | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, FieldInForce]) -> _InForce:
+        return cls(RetryPolicy.of(fields), DeathPolicy.of(fields), PassingPolicy.of(fields))
+
+
+_NOTHING = _InForce()
+_SILENT = ""  # stands for the channels that say nothing themselves: one answer holds for all of them
+
+
+class ChannelPolicies:
+    """What the channels of one partition follow. A record that says the same of policies as the one before, as when a
+    channel was made, costs a comparison of what is said, whatever the number of channels."""
+
+    __slots__ = ("_found", "_own", "_source", "changes")
 
     def __init__(self) -> None:
-        self.changes = 0  # counts what `follow` has taken
+        self.changes = 0  # counts the records that said something new
         self._source: PolicySource | None = None
-        self._found: dict[str, RetryPolicy | None] = {}
-        self._deaths: dict[str, DeathPolicy | None] = {}
+        self._own: Mapping[str, Any] = {}
+        self._found: dict[str, _InForce] = {}
 
     def follow(self, source: PolicySource) -> None:
         """Go by this record from now on, unless a newer one is known."""
-        if self._source is None or source.version >= self._source.version:
+        before = self._source
+        if before is None or source.version >= before.version:
+            said = source.policies
             self._source = source
-            self._found = {}
-            self._deaths = {}
-            self.changes += 1
+            if before is None or said != before.policies:
+                self._own = said.own
+                self._found = {}
+                self.changes += 1
 
     def retry(self, channel: str) -> RetryPolicy | None:
         """How messages of this channel come again; None: after the delay that the client asks for."""
-        if channel not in self._found:
-            self._found[channel] = RetryPolicy.of(self._source.policy_in_force(channel)) if self._source else None
-        return self._found[channel]
+        return self._in_force(channel).retry
 
     def death(self, channel: str) -> DeathPolicy | None:
         """When messages of this channel are given up; None: never."""
-        if channel not in self._deaths:
-            self._deaths[channel] = DeathPolicy.of(self._source.policy_in_force(channel)) if self._source else None
-        return self._deaths[channel]
+        return self._in_force(channel).death
 
     def passing(self, channel: str) -> PassingPolicy | None:
         """What consumers of this channel do not get; None: they get everything."""
-        return PassingPolicy.of(self._source.policy_in_force(channel)) if self._source else None
+        return self._in_force(channel).passing
+
+    def _in_force(self, channel: str) -> _InForce:
+        if self._source is None:
+            return _NOTHING
+        key = channel if channel in self._own else _SILENT
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _InForce.of(self._source.policy_in_force(channel))
+        return found

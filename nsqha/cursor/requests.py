@@ -6,8 +6,9 @@ seek is made into an event only then, because the event says where the cursor wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from nsqha.cursor import events
 from nsqha.cursor import seek as seeks
@@ -16,6 +17,8 @@ from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.policy import ChannelPolicies
 from nsqha.errors import NotFound
+
+_NAME: Callable[[tuple[str, object]], str] = itemgetter(0)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class ChannelRequests:
         self._version = record.version
         channels = tuple(
             events.ChannelEntry(name, info.uid, info.paused, info.reader)
-            for name, info in sorted(record.channels.items())
+            for name, info in sorted(record.channels.items(), key=_NAME)
         )
         self.queue.append(events.ChannelsEvent(record.version, record.paused, channels))
         return True

@@ -6,13 +6,16 @@ Reading is tolerant in the two ways that upgrades need: a missing field has its 
 `StoredRecord.unknown`, at every level, and is written again. A `SparseRecord` is written without the fields that are
 None, and not at all when it has no others. Anything else that does not fit is an error. A change
 that older versions must not see raises the cluster's feature level, or, if the format itself changes, FORMAT.
+
+A topic may have a thousand channels and its record is written whole, so a record in a mapping is converted once: its
+text stays with it (`with_texts`), and of equal texts that are read one record is made (`decode`). Records never change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,6 +23,7 @@ import msgspec
 from nsqha.errors import ConfigError, LogCorrupt
 
 FORMAT = 1
+ITEMS_MAX = 16_384  # records in mappings that are remembered by their texts; some 500 bytes each
 
 
 @dataclass(frozen=True)
@@ -35,32 +39,47 @@ class SparseRecord(StoredRecord):
 
 
 R = TypeVar("R", bound=StoredRecord)
+_Item = Callable[[StoredRecord], Any]
+_TEXT = "text"  # where the text of a record in a mapping is, beside its fields
 
 
 def encode(record: StoredRecord) -> bytes:
-    return msgspec.json.encode({"format": FORMAT, **to_plain(record)})
+    return msgspec.json.encode({"format": FORMAT, **with_texts(record)})
 
 
 def decode(kind: type[R], data: bytes) -> R:
     """Decode a record. `LogCorrupt` if these bytes are not one, `ConfigError` if they are from a newer version."""
     try:
-        plain = msgspec.json.decode(data, type=dict[str, Any])
-        number = msgspec.convert(plain.pop("format", None), int)
+        texts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        number = msgspec.json.decode(texts.pop("format", b"null"), type=int)
     except msgspec.MsgspecError as error:
         raise LogCorrupt(f"this is not a {kind.__name__}: {error}") from error
     if number > FORMAT:
         raise ConfigError(
             f"{kind.__name__} has format {number}, this version reads up to {FORMAT}; use a newer version"
         )
-    return from_plain(kind, plain)
+    try:
+        return from_plain(kind, {name: _untexted(_hints(kind).get(name), text) for name, text in texts.items()})
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise LogCorrupt(f"this is not a {kind.__name__}: {error}") from error
 
 
 def to_plain(record: StoredRecord) -> dict[str, Any]:
     """Convert a record to JSON types: dicts with string keys, lists, strings, integers, booleans, None."""
+    return _converted(record, to_plain)
+
+
+def with_texts(record: StoredRecord) -> dict[str, Any]:
+    """As `to_plain`, but records in mappings are JSON texts."""
+    return _converted(record, _text)
+
+
+def _converted(record: StoredRecord, item: _Item) -> dict[str, Any]:
+    """`item` converts records that are in a mapping."""
     values = {name: getattr(record, name) for name in _hints(type(record))}
     if isinstance(record, SparseRecord):
         values = {name: value for name, value in values.items() if value is not None}
-    plain = {name: _plain(value) for name, value in values.items()}
+    plain = {name: _plain(value, item) for name, value in values.items()}
     for name in [name for name, value in values.items() if isinstance(value, SparseRecord) and not plain[name]]:
         del plain[name]
     return {**record.unknown, **plain}
@@ -74,14 +93,39 @@ def from_plain(kind: type[R], plain: Mapping[str, Any]) -> R:
         raise LogCorrupt(f"this is not a {kind.__name__}: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, item: _Item) -> Any:
     if isinstance(value, StoredRecord):
-        return to_plain(value)
+        return _converted(value, item)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): item(v) if isinstance(v, StoredRecord) else _plain(v, item) for key, v in value.items()}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(one, item) for one in value]
     return value
+
+
+def _text(record: StoredRecord) -> msgspec.Raw:
+    """The JSON text of a record, which stays with it."""
+    text = record.__dict__.get(_TEXT)
+    if text is None:
+        text = record.__dict__[_TEXT] = msgspec.Raw(msgspec.json.encode(to_plain(record)))
+    return text
+
+
+def _untexted(hint: Any, text: msgspec.Raw) -> Any:
+    """A field as `_typed` takes it: JSON types, and records in mappings made already."""
+    if isinstance(hint, type) and issubclass(hint, StoredRecord):
+        texts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return {name: _untexted(_hints(hint).get(name), field_text) for name, field_text in texts.items()}
+    item = get_args(hint)[1] if get_origin(hint) is Mapping else None
+    if isinstance(item, type) and issubclass(item, StoredRecord):
+        return {key: _item(item, bytes(t)) for key, t in msgspec.json.decode(text, type=dict[str, msgspec.Raw]).items()}
+    return msgspec.json.decode(text)
+
+
+@lru_cache(ITEMS_MAX)
+def _item(kind: Callable[..., StoredRecord], text: bytes) -> StoredRecord:
+    assert isinstance(kind, type)
+    return _record(kind, msgspec.json.decode(text, type=dict[str, Any]))
 
 
 def _record(kind: type[R], plain: Mapping[str, Any]) -> R:
@@ -96,10 +140,10 @@ def _record(kind: type[R], plain: Mapping[str, Any]) -> R:
 
 def _typed(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, StoredRecord):
-        return _record(hint, msgspec.convert(value, dict[str, Any]))
+        return value if isinstance(value, hint) else _record(hint, msgspec.convert(value, dict[str, Any]))
     if get_origin(hint) is Mapping:
         key_type, item_type = get_args(hint)
-        items = msgspec.convert(value, dict[str, Any])
+        items = value if isinstance(value, dict) else msgspec.convert(value, dict[str, Any])
         return {key_type(key): _typed(item_type, item) for key, item in items.items()}
     return msgspec.convert(value, hint)
 

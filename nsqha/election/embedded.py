@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nsqha.commitlog.recordfile import RecordFile
-from nsqha.election.codec import FORMAT, from_plain, to_plain
+from nsqha.election.codec import FORMAT, from_plain, to_plain, with_texts
 from nsqha.election.memory import Change, MemoryStore, StoreState
 from nsqha.election.model import FEATURE_LEVEL, ClusterRecord, Tombstone, TopicRecord, Versioned
 from nsqha.election.store import Intent
@@ -127,7 +127,7 @@ def _everything(state: StoreState) -> Change:
 
 
 def _encode(change: Change, *, cluster_version: int = 1) -> bytes:
-    topics = {n: None if t is None else [t.version, to_plain(t.record)] for n, t in change.topics.items()}
+    topics = {n: None if t is None else [t.version, with_texts(t.record)] for n, t in change.topics.items()}
     tombstones = {str(uid): None if t is None else to_plain(t) for uid, t in change.tombstones.items()}
     plain = {
         "format": FORMAT,

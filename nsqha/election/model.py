@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from nsqha import __version__
 from nsqha.election.codec import StoredRecord as StoredRecord
-from nsqha.election.policy import EVERY_CHANNEL, ChannelPolicy, InForce, in_force
+from nsqha.election.policy import EVERY_CHANNEL, SILENT, ChannelPolicy, InForce, PoliciesSaid, in_force
 from nsqha.errors import Conflict, NotFound
 from nsqha.ids import PARTITIONS_MAX, SALT_BITS, is_ephemeral, topic_salt, valid_name
 
@@ -83,7 +84,7 @@ class ChannelInfo(StoredRecord):
     uid: int
     paused: bool = False
     reader: bool = False  # it delivers nothing; a reader of the log's files keeps its floor there
-    policy: ChannelPolicy = field(default_factory=ChannelPolicy)  # what an operator asks of it
+    policy: ChannelPolicy = field(default_factory=lambda: SILENT)  # what an operator asks of it
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,13 @@ class ChannelList(StoredRecord):
     version: int = 0
     paused: bool = False  # the topic
     channels: Mapping[str, ChannelInfo] = field(default_factory=dict)
-    defaults: ChannelPolicy = field(default_factory=ChannelPolicy)  # of channels that say nothing themselves
+    defaults: ChannelPolicy = field(default_factory=lambda: SILENT)  # of channels that say nothing themselves
+
+    @cached_property
+    def policies(self) -> PoliciesSaid:
+        """All that is said of policies here."""
+        speaking = {n: i.policy for n, i in self.channels.items() if i.policy is not SILENT and i.policy != SILENT}
+        return PoliciesSaid(speaking, self.defaults)
 
     def policy_in_force(self, name: str) -> dict[str, InForce]:
         """What this channel follows, for every field of a policy."""

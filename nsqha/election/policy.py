@@ -95,6 +95,9 @@ class ChannelPolicy(SparseRecord):
 
 FIELDS = tuple(field.name for field in fields(ChannelPolicy) if field.name != "unknown")
 
+SILENT = ChannelPolicy()
+"""Says nothing. Most channels have this very object."""
+
 AS_NSQD = ChannelPolicy(
     retry_ms=0,
     retry_max_ms=DELAY_MS_MAX,
@@ -107,6 +110,13 @@ AS_NSQD = ChannelPolicy(
 )
 """What holds where nothing is said: a delay is what the client asks for, nothing dies, a channel has no bound and
 skips nothing."""
+
+
+class PoliciesSaid(NamedTuple):
+    """What is said of the channels of a topic: by those that say something, and by `*`."""
+
+    own: Mapping[str, ChannelPolicy]
+    defaults: ChannelPolicy
 
 
 class InForce(NamedTuple):

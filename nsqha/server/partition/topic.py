@@ -225,11 +225,11 @@ class Topic:
 
     def _happened(self, partition: Partition, effects: Sequence[Effect | Forgotten]) -> None:
         """A committed batch changed channels: bring deliveries and windows in line."""
+        if any(isinstance(effect, (Created, Deleted)) for effect in effects):
+            self._sync_deliveries(partition)
+            self._give_places(partition)
         for effect in effects:
-            if isinstance(effect, (Created, Deleted)):
-                self._sync_deliveries(partition)
-                self._give_places(partition)
-            elif isinstance(effect, EpochStarted):
+            if isinstance(effect, EpochStarted):
                 # The record may have changed while the epoch could not write events yet.
                 if partition.serving and partition.cursors.requests.reconcile(self.record.channels):
                     partition.write_events()

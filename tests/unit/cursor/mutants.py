@@ -192,7 +192,7 @@ def recreated_is_the_same() -> list[Patch]:
 
     def wrong(self: PartitionState, event: events.ChannelsEvent, effects: list[Any]) -> None:
         kept = tuple(
-            replace(c, uid=self.channels[c.name].uid) if c.name in self.channels else c for c in event.channels
+            c._replace(uid=self.channels[c.name].uid) if c.name in self.channels else c for c in event.channels
         )
         channels(self, replace(event, channels=kept), effects)
 

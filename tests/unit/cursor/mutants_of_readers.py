@@ -87,7 +87,7 @@ def kinds_are_not_written() -> list[Patch]:
     encode = events.ChannelsEvent.encode
 
     def wrong(self: events.ChannelsEvent) -> bytes:
-        return encode(replace(self, channels=tuple(replace(c, reader=False) for c in self.channels)))
+        return encode(replace(self, channels=tuple(c._replace(reader=False) for c in self.channels)))
 
     return [instead(events.ChannelsEvent, "encode", wrong)]
 

@@ -16,7 +16,7 @@ from nsqha.cursor.events import Attributes, EpochStart
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live.channel import Channel, Redelivery
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.election.policy import ChannelPolicy, InForce, in_force
+from nsqha.election.policy import ChannelPolicy, InForce, PoliciesSaid, in_force
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 
 ID_BASE = 5 << 30
@@ -130,6 +130,10 @@ class Record(NamedTuple):
     paused: bool = False
     channels: dict[str, Info] = {}
     policy: ChannelPolicy = ChannelPolicy()  # of all channels
+
+    @property
+    def policies(self) -> PoliciesSaid:
+        return PoliciesSaid({}, self.policy)
 
     def policy_in_force(self, name: str) -> Mapping[str, InForce]:
         return in_force(ChannelPolicy(), self.policy)
