@@ -17,7 +17,7 @@ and the current controller carries them out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -29,9 +29,9 @@ from lookupd.changes import MetadataChanges
 from lookupd.controller import ControllerShell
 from lookupd.directory import LookupDirectory
 from nsqha.election import health
-from nsqha.election.model import NodeInfo, PartitionMeta
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.moves import HIDDEN_SECONDS, Intents, read_intents
-from nsqha.election.placement import PartitionName, able, balance, host_of, spread
+from nsqha.election.placement import PartitionName, able, balance, host_of, refuse_too_many_replicas, spread
 from nsqha.election.session import View
 from nsqha.errors import Conflict, LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral
@@ -75,6 +75,17 @@ class LookupCluster:
             raise ApiError(503, "OUTCOME_UNKNOWN", why=str(error)) from error
         except (Unavailable, NsqhaError) as error:
             raise ApiError(503, "METADATA_UNAVAILABLE", why=str(error)) from error
+
+    async def create_topic(self, name: str, settings: TopicSettings, channels: Iterable[str]) -> None:
+        """As `MetadataChanges.create_topic`; refused with more replicas than there are nodes, unless it is there."""
+
+        def create() -> None:
+            view = self.view
+            if name not in view.topics:
+                refuse_too_many_replicas(settings, view.topics, view.nodes)
+            self.changes.create_topic(name, settings, channels)
+
+        await self.run(create)
 
     async def hide(self, topic_uid: int, node: int, wall_ns: int) -> None:
         """Let the brokers know for HIDDEN_SECONDS that this daemon hides the node for a topic."""

@@ -14,12 +14,12 @@ Settings are those of the fork's /topic/create (`settings_of`), and errors are c
     retention      days; 0: the default
     orderedmulti   of /topic/create only
 
-`extend`, `upgradeext` and `disable_channel_auto_create` are refused: there is no such topic here. The controller and
-the leaders change partitions after the answer. A move replaces the replica `move_from` by `move_to`; with
-`move_leader`, `move_to` leads from then on, and a `move_to` that is a replica already takes over without a replica
-being moved. The leader itself is moved only with `move_leader`, and other replicas only without it. Nodes are named as
-in `lookupd.cluster_api`. /listlookup names only this daemon, also as the one to send changes to: every daemon takes
-them.
+`extend`, `upgradeext` and `disable_channel_auto_create` are refused: there is no such topic here. Other arguments of
+the fork (`suggestload`, `multipart`, ..) mean nothing here and are passed over. The controller and the leaders change
+partitions after the answer. A move replaces the replica `move_from` by `move_to`; with `move_leader`, `move_to` leads
+from then on, and a `move_to` that is a replica already takes over without a replica being moved. The leader itself is
+moved only with `move_leader`, and other replicas only without it. Nodes are named as in `lookupd.cluster_api`.
+/listlookup names only this daemon, also as the one to send changes to: every daemon takes them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 DAY_MS = 24 * 3600 * 1000
 SYNCDISK_MAX = 4000
 RETENTION_DAYS_MAX = 36_500
+TAKEN = "of the fork's arguments partition_num, replicator, syncdisk, retention and orderedmulti are taken"
 _REFUSED = ("extend", "upgradeext", "disable_channel_auto_create")
 
 
@@ -100,7 +101,7 @@ def changed_by(request: HttpRequest) -> dict[str, Any]:
     query, changes = request.query, dict[str, Any]()
     for name in _REFUSED:
         if query.flag(name, False):
-            raise ApiError(400, f"INVALID_ARG_{name.upper()}", why="there is no such topic here")
+            raise ApiError(400, f"INVALID_ARG_{name.upper()}", why=f"there is no such topic here; {TAKEN}")
     if query.get("replicator") is not None:
         changes["replicas"] = number(request, "replicator", None, 0, REPLICAS_MAX, code="TOPIC_REPLICATOR") or None
     if query.get("syncdisk") is not None:

@@ -206,7 +206,7 @@ class LookupdApi:
         if settings is None:
             await cluster.run(lambda: cluster.changes.ensure_topic(topic, channels))
         else:
-            await cluster.run(lambda: cluster.changes.create_topic(topic, settings, channels))
+            await cluster.create_topic(topic, settings, channels)
 
     async def create_channel(self, request: HttpRequest) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")

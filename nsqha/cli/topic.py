@@ -86,7 +86,7 @@ def _add_create(verbs: Any) -> None:
     verb.add_argument("--partitions", type=count, default=1, metavar="N", help="default 1; can only grow later")
     verb.add_argument("--channel", type=name, action="append", default=[], help="create it too; may be repeated")
     verb.add_argument("--ordered", action="store_true", help="deliver a message only after the one before is finished")
-    _add_settings(verb)
+    _add_settings(verb, copies="not more than there are nodes")
     add_json(verb)
 
 
@@ -112,7 +112,7 @@ def _add_set(verbs: Any) -> None:
     )
     verb.add_argument("--no-wait", action="store_true", help="with --partitions: return as soon as it is stored")
     verb.add_argument("--partitions", type=count, metavar="N", help="add partitions until there are N")
-    _add_settings(verb)
+    _add_settings(verb, copies="may be more than there are nodes now")
     add_yes(verb)
     add_json(verb)
 
@@ -182,7 +182,7 @@ def _of_topic(
     return verb
 
 
-def _add_settings(verb: Parser) -> None:
+def _add_settings(verb: Parser, *, copies: str) -> None:
     verb.add_argument("--sync", choices=SYNC, help="what OK means")
     finished = "how long finished messages are kept: 7d, forever, default"
     verb.add_argument("--retention", type=span, metavar="TIME", help=finished)
@@ -190,8 +190,8 @@ def _add_settings(verb: Parser) -> None:
     verb.add_argument("--retention-bytes", type=size, metavar="SIZE", help=most)
     abandoned = "retention may pass a channel without consumers whose oldest unread message is older: 30d, never"
     verb.add_argument("--abandoned-after", type=span, metavar="TIME", help=abandoned)
-    copies = "replicas of each partition: 3, default; may be more than there are nodes now"
-    verb.add_argument("--replicas", type=replicas, metavar="N", help=copies)
+    text = f"replicas of each partition: 3, default; {copies}"
+    verb.add_argument("--replicas", type=replicas, metavar="N", help=text)
     floor = "replicas that must have a message before OK: 2, default (more than half); at most --replicas"
     verb.add_argument("--min-isr", type=replicas, metavar="N", help=floor)
 

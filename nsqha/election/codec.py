@@ -118,13 +118,13 @@ def _untexted(hint: Any, text: msgspec.Raw) -> Any:
         return {name: _untexted(_hints(hint).get(name), field_text) for name, field_text in texts.items()}
     item = get_args(hint)[1] if get_origin(hint) is Mapping else None
     if isinstance(item, type) and issubclass(item, StoredRecord):
-        return {key: _item(item, bytes(t)) for key, t in msgspec.json.decode(text, type=dict[str, msgspec.Raw]).items()}
+        texts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return {key: _item(item, bytes(one)) for key, one in texts.items()}  # type: ignore[arg-type]
     return msgspec.json.decode(text)
 
 
 @lru_cache(ITEMS_MAX)
-def _item(kind: Callable[..., StoredRecord], text: bytes) -> StoredRecord:
-    assert isinstance(kind, type)
+def _item(kind: type[R], text: bytes) -> R:
     return _record(kind, msgspec.json.decode(text, type=dict[str, Any]))
 
 

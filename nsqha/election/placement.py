@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 
 DEFAULT_REPLICAS = 3
 
@@ -86,6 +86,22 @@ def able(nodes: Mapping[int, NodeInfo], emptied: Iterable[int] = ()) -> dict[int
 def replicas_wanted(settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> int:
     """The number of replicas that the topic requires, else three, or fewer if there are fewer hosts."""
     return settings.replicas or max(1, min(DEFAULT_REPLICAS, len({host_of(node) for node in nodes.values()})))
+
+
+def refuse_too_many_replicas(
+    settings: TopicSettings, topics: Mapping[str, Versioned[TopicRecord]], nodes: Iterable[int]
+) -> None:
+    """ValueError: more replicas are asked for by number than there are nodes. Nodes that are away for a while count:
+    those that have replicas."""
+    if settings.replicas is None:
+        return
+    holders = (meta.replicas for topic in topics.values() for meta in topic.record.partitions.values())
+    known = set(nodes).union(*holders)
+    if settings.replicas > len(known):
+        raise ValueError(
+            f"replicas is {settings.replicas}, and the cluster has {len(known)} nodes: a topic has at most one "
+            "replica on each; start more nodes first, or ask for fewer"
+        )
 
 
 def replicas_due(meta: PartitionMeta, settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> int:

@@ -210,6 +210,28 @@ def test_settings_that_can_not_be_are_refused(bad: str) -> None:
     run(story)
 
 
+def test_more_replicas_than_nodes_are_refused_before_anything_is_made() -> None:
+    async def story(s: Site) -> None:
+        target = "/topic/create?topic=t&replicator=4"
+        status, answer = await s.ask("POST", target)
+        assert (status, answer["message"]) == (400, "INVALID_REQUEST")
+        assert "replicas is 4, and the cluster has 3 nodes" in answer["why"]
+        assert s.world.store.records.topic("t") is None
+        s.world.store.records.create_topic("t", TopicSettings(replicas=4))
+        assert await s.post(target) == 200, "it is there, made when there were more"
+
+    run(story)
+
+
+def test_what_is_refused_names_what_is_taken() -> None:
+    async def story(s: Site) -> None:
+        _, answer = await s.ask("POST", "/topic/create?topic=t&extend=true")
+        assert answer["message"] == "INVALID_ARG_EXTEND"
+        assert "partition_num, replicator, syncdisk, retention and orderedmulti are taken" in answer["why"]
+
+    run(story)
+
+
 def test_channels_and_topics_are_changed_in_the_metadata() -> None:
     async def story(s: Site) -> None:
         assert await s.post("/channel/create?topic=t&channel=c") == 200

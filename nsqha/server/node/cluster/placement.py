@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nsqha import ids
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import is_hidden
-from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
+from nsqha.election.placement import Load, able, min_isr_of, place, refuse_too_many_replicas, replicas_wanted
 from nsqha.election.rules import with_settings
 from nsqha.errors import Conflict, LimitReached, OutcomeUnknown, Unavailable, too_many_changes
 from nsqha.nsqlog import Logger
@@ -53,7 +53,7 @@ class ClusterPlacement:
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
         cluster, topics, alone = self._cluster, self._topics, ids.is_ephemeral(name)
-        self._refuse_too_many(settings)
+        refuse_too_many_replicas(settings, cluster.view().topics, [self._node, *cluster.nodes()])
         settings = self.settings_for(name, settings)
         async with self._context.changes.of(name):
             # In its first record: a leader of a partition may take messages as soon as that is stored.
@@ -80,17 +80,6 @@ class ClusterPlacement:
             logger.info("topic_created", "TOPIC(%s): created", name)
         await _begun(topic, self._context.options.publish_wait_ns / 1e9)
         return topic
-
-    def _refuse_too_many(self, settings: TopicSettings) -> None:
-        """Replicas that were asked for by number need as many nodes; those that are away for a while count."""
-        view = self._cluster.view()
-        holders = (m.replicas for t in view.topics.values() for m in t.record.partitions.values())
-        known = {self._node, *self._cluster.nodes()}.union(*holders)
-        if settings.replicas is not None and settings.replicas > len(known):
-            raise ValueError(
-                f"replicas is {settings.replicas}, and the cluster has {len(known)} nodes: a topic has at most one "
-                "replica on each; start more nodes first, or ask for fewer"
-            )
 
     async def led(self, topic: Topic) -> None:
         leaders, changed = self._cluster.leaders, asyncio.Event()
