@@ -47,7 +47,7 @@ def run(count: int, workspace: Path) -> dict[str, float]:
     servers.compile_modules()
     figures = {**_alone(workspace / "alone")}
     with servers.fresh_server(servers.our_cluster(3), workspace, sync="interval") as server:
-        nodes = _described(workspace / "cell" / "log")
+        nodes = described(workspace / "cell" / "log")
         trees = [ProcessTree([node["pid"]]) for node in nodes]
         figures["idle_without_topics_cpu_ms_per_s"] = _idle(trees)
         cpu = [tree.cpu_ns() for tree in trees]
@@ -127,7 +127,7 @@ def _started_again(node: dict[str, Any], log: Path) -> float:
         return seconds
 
 
-def _described(log: Path) -> list[dict[str, Any]]:
+def described(log: Path) -> list[dict[str, Any]]:
     line = next(line for line in log.read_text().splitlines() if line.startswith("{"))
     nodes: list[dict[str, Any]] = json.loads(line)["nodes"]
     return nodes
@@ -143,7 +143,7 @@ def _idle(trees: Sequence[ProcessTree]) -> float:
 
 async def _create(url: str, count: int) -> float:
     """Create all topics; the seconds until the last is answered."""
-    numbers, address = iter(range(count)), _host(url)
+    numbers, address = iter(range(count)), host_of(url)
 
     def create(number: int) -> None:
         connection = http.client.HTTPConnection(*address, timeout=60)
@@ -171,7 +171,7 @@ def _led_by(log: Path) -> list[str]:
 
 async def _failover(nodes: Sequence[dict[str, Any]], victim: int, topics: Sequence[str]) -> list[float]:
     """Kill a node; for each topic the seconds until a publish that was sent after that is answered with OK."""
-    tcp = _host(nodes[victim - 1]["tcp"])
+    tcp = host_of(nodes[victim - 1]["tcp"])
     streams = [await asyncio.open_connection(*tcp) for _ in topics]
     for (reader, writer), topic in zip(streams, topics, strict=True):
         writer.write(b"  V2" + client.pub(topic, b"before"))
@@ -206,6 +206,6 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size - 4)
 
 
-def _host(address: str) -> client.Address:
+def host_of(address: str) -> client.Address:
     host, port = address.removeprefix("http://").rsplit(":", 1)
     return socket.gethostbyname(host), int(port)
