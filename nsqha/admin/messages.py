@@ -250,7 +250,7 @@ def _change(
         except NsqhaError as error:
             answer.failed.add(message_id=f"{partition.id_base + offset:016x}", error=str(error))
     if not message.plan_only:
-        delivery.forgotten(owners)
+        delivery.forgotten(owners)  # wakes it, too: an #ephemeral channel has no commit that would
         partition.deliveries.arm(now.mono)
 
 

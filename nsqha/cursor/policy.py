@@ -115,7 +115,8 @@ class DeathPolicy:
         """None: nothing dies by itself. A channel that says nothing of dead letters, nor of attempts, has none: what
         expires there is finished."""
         fate, most = fields["dead_letter"], fields["retry_max_ms"]
-        if fields["max_attempts"].value is None and fate.origin == "default":
+        said = [name for name in ("dead_letter", "dead_max") if fields[name].origin != "default"]
+        if fields["max_attempts"].value is None and not said:
             return None
         return cls(
             max_attempts=fields["max_attempts"].value,

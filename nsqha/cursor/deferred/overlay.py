@@ -124,11 +124,11 @@ class DeferredOverlay:
                 self._dead += is_dead(change.ref) - is_dead(self.committed.get(offset))
         return self._dead
 
-    def dead_letters(self, after: DueKey, limit: int) -> list[Deferred]:
-        """Up to `limit` dead letters in order of death, those behind `after`."""
+    def dead_letters(self, after: DueKey, limit: int, *, committed: bool = False) -> list[Deferred]:
+        """Up to `limit` dead letters in order of death, those behind `after`. `committed`: those that the log has."""
         new = [
             ref
-            for change in self._changes.values()
+            for change in (() if committed else self._changes.values())
             if (ref := change.ref) is not None and is_dead(ref) and (ref.due_ns, ref.offset) > after
         ]
         held = [

@@ -19,6 +19,7 @@ from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.live.looking import Held, MessageState, held
 from nsqha.cursor.live.requeue import place_of
+from nsqha.cursor.policy import DeathPolicy
 from nsqha.errors import Conflict, LimitReached, NotFound
 from nsqha.hot import DEFERRED, FINISHED
 
@@ -44,9 +45,9 @@ def check(cursor: ChannelCursor, offset: int, action: Action) -> Held:
     if action is Action.KILL:
         if found.state is MessageState.DEAD:
             raise Conflict("it is dead already")
-        policy = cursor.dead.policy
+        policy = cursor.dead.policy or DeathPolicy()
         kept = cursor.deferred_overlay.dead
-        if policy is not None and cursor.dead.full(policy, kept):
+        if cursor.dead.full(policy, kept):
             raise LimitReached(f"the channel has {kept} dead letters in this partition, as many as it may")
     return found
 

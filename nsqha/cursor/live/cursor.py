@@ -176,11 +176,11 @@ class ChannelCursor:
 
         `dropped`: the deferred set was emptied. `returned`: these were put back into it."""
         committed = self.committed
-        if dropped:
-            if self.ephemeral:
-                self.deferred_overlay.committed.clear()
+        if dropped and self.ephemeral:
+            self.deferred_overlay.committed.clear()
             self.deferred_overlay.reload()
         else:
+            # Dropped or not: what an operator wants of dead letters, which stay, holds whatever was asked for before.
             self.deferred_overlay.keep_committed()
         for ref in returned:
             self.deferred_overlay.arrived(ref)
@@ -227,8 +227,7 @@ class ChannelCursor:
         """A deferred message is done."""
         self.deferred_overlay.finish(offset)
         if offset >= self.ring.next:  # the reader was moved back behind it
-            self.unread.passed.add(offset, offset + 1)
-            self.unread.look()
+            self.unread.finish_deferred((offset,))
         elif offset >= self.ring.low:
             self.ring.set(offset, FINISHED)
 

@@ -31,6 +31,7 @@ class UnreadLog:
         "_limits",
         "_moved",
         "_ring",
+        "_twice",
         "_waits",
         "again",
         "passed",
@@ -52,6 +53,7 @@ class UnreadLog:
         `moved` is called when something was passed."""
         self.passed = committed.ranges.copy()  # finished at or above ring.next
         self._ahead = RangeSet()  # of these, what an operator finished and no progress says yet
+        self._twice: set[int] = set()  # of these, what the committed set still holds: finished, and not committed yet
         self.again = list(committed.attempts)  # handed out before a clean stop: (first, end, deliveries)
         self.stop = 0  # nothing is special in [ring.next, stop)
         self._ring = ring
@@ -71,7 +73,10 @@ class UnreadLog:
     def count(self, end: int) -> int:
         """Messages below `end` that are to be handed out for the first time."""
         place = self._ring.next
-        return max(end - place - self.passed.count_below(end) - self._deferred.count_from(place), 0)
+        if self._twice:
+            self._twice = {o for o in self._twice if o >= place and self._deferred.get(o) is not None}
+        settled = self.passed.count_below(end) + self._deferred.count_from(place) - len(self._twice)
+        return max(end - place - settled, 0)
 
     def skip(self) -> int:
         """Pass over what is finished or deferred where the reader stands; where it stands then."""
@@ -121,6 +126,13 @@ class UnreadLog:
         self._ahead.add(offset, offset + 1)
         self.look()
 
+    def finish_deferred(self, offsets: Iterable[int]) -> None:
+        """Deferred messages in front of the reader, which was moved back behind them, are done."""
+        for offset in offsets:
+            self.passed.add(offset, offset + 1)
+            self._twice.add(offset)
+        self.look()
+
     def take_ahead(self) -> list[tuple[int, int]]:
         """What was finished in front of the reader since the last time, and lies there still."""
         self._ahead.cut_below(self._ring.next)
@@ -137,8 +149,7 @@ class UnreadLog:
     def moved_back(self, finished: Iterable[int]) -> None:
         """A seek has moved the reader: what is finished is in the committed cursor, beside these offsets."""
         self.passed = self._committed.ranges.copy()
-        for offset in finished:
-            self.passed.add(offset, offset + 1)
         self._ahead = RangeSet()
+        self._twice = set()
         self.again = []
-        self.look()
+        self.finish_deferred(finished)

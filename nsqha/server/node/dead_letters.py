@@ -2,7 +2,8 @@
 
 Once a second, for each channel that this node leads and whose policy says `topic:NAME`: up to 100 letters, in order of
 death, are published there as one unit, bodies unchanged; when that is answered they are finished here. A crash between
-the two repeats them. While NAME takes nothing they stay, as dead letters that can be listed; the log says so once.
+the two repeats them. Only deaths that are committed count: what a leader without followers takes for dead may be
+delivered by the next one. While NAME takes nothing they stay, as dead letters that can be listed; the log says so once.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DeadLetterMover:
         key = topic, partition.number, cursor.name
         after = (DEAD_FROM, -1)
         while (to := _target(partition, cursor)) is not None:
-            letters = cursor.deferred_overlay.dead_letters(after, AT_ONCE)
+            letters = cursor.deferred_overlay.dead_letters(after, AT_ONCE, committed=True)
             if not letters:
                 self._refused.discard(key)
                 return

@@ -262,3 +262,59 @@ def test_a_finish_in_front_of_the_reader_is_a_range_in_the_log():
     leader.fin(channel, 0, 1, 2, 4)
     leader.flush()
     assert (channel.committed.floor, list(channel.committed.ranges)) == (5, [])
+
+
+@pytest.mark.parametrize("action", [Action.REQUEUE, Action.FINISH])
+def test_what_is_done_to_a_dead_letter_while_an_empty_is_on_its_way_holds(action):
+    leader = Leader()
+    channel = leader.create("c")
+    leader.ask(max_attempts=1)
+    leader.publish(2)
+    failing(leader, channel)
+    leader.flush()
+    leader.hold = True
+    leader.cursors.requests.empty("c")
+    leader.flush()
+    act(channel.cursor, 0, action, leader.now)
+    leader.commit()
+    leader.hold = False
+    leader.flush()
+    assert dead_of(channel) == []
+    raised = [Redelivery(0, 1)] if action is Action.REQUEUE else []
+    assert leader.redeliver(channel) == raised
+    assert len(channel.committed.deferred) == len(raised)
+
+
+def test_an_operator_kills_no_more_than_the_bound():
+    leader = Leader()
+    channel = leader.create("c")
+    leader.ask(dead_max=1)
+    leader.publish(2)
+    act_on = leader.deliver(channel)
+    act(channel.cursor, act_on[0], Action.KILL, leader.now)
+    with pytest.raises(LimitReached, match="has 1 dead letters"):
+        act(channel.cursor, act_on[1], Action.KILL, leader.now)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_deferred_message_that_is_finished_in_front_of_the_reader_counts_once(before):
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(4)
+    leader.deliver(channel, 2)
+    channel.req(1, 1, 60_000, leader.now)
+    leader.flush()
+    leader.hold = True
+    leader.cursors.requests.seek("c", 0)
+    leader.flush()
+    if before:
+        act(channel.cursor, 1, Action.FINISH, leader.now)
+    leader.commit()
+    if not before:
+        assert (channel.cursor.depth(4), channel.cursor.deferred_count) == (3, 1)
+        act(channel.cursor, 1, Action.FINISH, leader.now)
+    assert (channel.cursor.depth(4), channel.cursor.deferred_count) == (3, 0)
+    leader.hold = False
+    leader.flush()
+    assert (channel.cursor.depth(4), channel.cursor.deferred_count) == (3, 0)
+    assert leader.deliver(channel) == [0, 2, 3]

@@ -114,3 +114,16 @@ def test_a_channel_whose_policy_says_nothing_is_not_looked_at():
     moving = Moving(1)
     moving.leader.ask(max_attempts=1)
     assert moving.leader.cursors.passing.moving == []
+
+
+def test_only_deaths_that_are_committed_are_moved():
+    moving = Moving(1)
+    moving.leader.publish(1)
+    moving.leader.deliver(moving.channel)
+    moving.channel.req(1, 1, 0, moving.leader.now)
+    assert len(moving.letters) == 2
+    moving.look()
+    assert bodies(moving.published) == ["m0"]
+    moving.leader.flush()
+    moving.look()
+    assert bodies(moving.published) == ["m0", "m1"]
