@@ -58,6 +58,7 @@ def act(cursor: ChannelCursor, offset: int, action: Action, now: Now, *, due_ns:
     match action:
         case Action.FINISH:
             _finish(cursor, found)
+            cursor.finished_count += 1
         case Action.REQUEUE:
             _requeue(cursor, found, now)
         case Action.DEFER:

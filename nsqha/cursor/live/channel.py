@@ -70,7 +70,6 @@ class Channel:
         self.paused = committed.silent  # for good, if it is a reader's
         self.requeue_count = 0
         self.timeout_count = 0
-        self.finished_count = 0
         self.turn_at = NOTHING_WAITS  # where the reader makes way for something else
         self._share = UnreadShare(context.limits)
         self._due_first = False  # the last of these waited in memory
@@ -225,7 +224,7 @@ class Channel:
             pos += FIN_LINE
             total += 1
         if total:
-            self.finished_count += total
+            self.cursor.finished_count += total
             self.cursor.mark_dirty()
         return pos, total
 
@@ -244,7 +243,7 @@ class Channel:
         why = self._refuse(offset, owner, answered=True)
         if why is None:
             self._finish(offset)
-            self.finished_count += 1
+            self.cursor.finished_count += 1
             self.cursor.mark_dirty()
         return why
 

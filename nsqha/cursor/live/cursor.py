@@ -62,6 +62,7 @@ class ChannelCursor:
         self.context = context
         self.is_dirty = False
         self._counted_from = committed.floor  # where message_count begins
+        self.finished_count = 0  # under this leader, by consumers or an operator
         self.passing = PassingOver()
         self.dead = DeadLetters(self.name, context.policies, ephemeral=self.ephemeral)
         self.reload()

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.committed.loading import first_checkpoint_end, load
-from nsqha.cursor.deferred.dead import dead_in
+from nsqha.cursor.deferred.dead import Reason, dead_in
 from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, ChannelsEvent
 from nsqha.cursor.live.acting import Action, act
@@ -44,6 +44,13 @@ POLICIES = (
     ChannelPolicy(max_attempts=2, dead_letter="drop"),
     ChannelPolicy(max_attempts=3, dead_max=2, retry_ms=1000, retry_max_ms=4000, retry_factor=2.0, retry_jitter=0.0),
     ChannelPolicy(retry_ms=0, retry_max_ms=60_000, retry_factor=1.0, retry_jitter=0.0, retry_instead=True),
+    ChannelPolicy(max_depth=3),
+    ChannelPolicy(max_depth=1, max_attempts=2, ttl_ms=20_000),
+    ChannelPolicy(skip=True),
+    ChannelPolicy(skip=True, max_depth=2, ttl_ms=1000),
+    ChannelPolicy(ttl_ms=5000),
+    ChannelPolicy(ttl_ms=30_000, max_depth=6, dead_letter="drop"),
+    ChannelPolicy(ttl_ms=10_000, dead_max=1),
 )
 
 
@@ -61,6 +68,8 @@ class History(Life):
             step = self.rng.choices(*self.menu())[0]
             self.trace.append(step.__name__)
             step()
+            if not self.leader.outstanding:
+                self.leader.judge_counts()
         self.trace.append("drain")
         self.drain()
 
@@ -128,6 +137,7 @@ class History(Life):
         record = self.record
         wanted = {name: (info.uid, info.paused) for name, info in record.channels.items() if not info.reader}
         readers = {name: info.uid for name, info in record.channels.items() if info.reader}
+        self.leader.policy = record.policy
         if self.leader.cursors.requests.reconcile(record):
             self._request(lambda: self.model.listed(wanted, readers, record.paused))
         self.leader.flush()
@@ -201,6 +211,7 @@ class History(Life):
         raises = self.rng.random() < 0.5
         for ref in refs:
             act(channel.cursor, ref.offset, Action.REQUEUE if raises else Action.FINISH, self.leader.now)
+            self.leader.tally_of(channel).finished += not raises
             if raises:
                 model.raised(ref.offset)
                 self.model.brought_forward.add(ref.offset)
@@ -226,6 +237,9 @@ class History(Life):
     def _acted(self, model: ChannelModel, offset: int, action: Action, due_ns: int, *, dies: bool) -> None:
         check(model.status[offset] != FINISHED, f"{offset} was finished, and {action.name} was done to it")
         was_dead = offset in model.dead
+        tally = self.leader.tally_of(self.leader.cursors.channels[model.name])
+        tally.finished += action is Action.FINISH
+        tally.died[Reason.OPERATOR] += action is Action.KILL
         model.in_flight.pop(offset, None)
         self.turns_of(self.leader.cursors.channels[model.name]).back.pop(offset, None)
         if model.status[offset] == MAYBE:
@@ -580,6 +594,8 @@ class History(Life):
             missing = model.dead if channel.cursor.deferred_overlay.dead < len(model.dead) else ()
             check(not missing, f"{channel.cursor.deferred_overlay.dead} of {missing} are dead")
             self._act_on_dead(channel, model, refs)
+            if channel.cursor.deferred_overlay.dead == 0:
+                self._drain(channel, model)  # what is too old dies where others were in its way
         check(not model.dead, f"{model.name} has lost the dead letters {model.dead}")
         self._drain(channel, model)
         left = [offset for offset, status in model.status.items() if status == PENDING]

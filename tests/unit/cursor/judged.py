@@ -7,6 +7,10 @@ from collections.abc import Callable
 from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.committed.state import ChannelState
 from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live.channel import Channel
+from nsqha.cursor.passing import PassingChannels
+from nsqha.election.policy import ChannelPolicy
+from tests.unit.cursor.counted import Passed, Tally, judge_law
 from tests.unit.cursor.model import PENDING, Model, check
 from tests.unit.cursor.tiny import Entry, Leader, TinyLog
 
@@ -42,19 +46,74 @@ class Judged(Leader):
         self.encoded: dict[int, bytes] = {}
         self.max_floor: dict[int, int] = {}
         self.record = given["record"]  # type: ignore[assignment]
+        self.policy = ChannelPolicy()  # that the leader follows
+        self.published_at: dict[int, int] = {}
+        self.tallies: dict[Channel, Tally] = {}
+        self._watched: PassingChannels | None = None
+        self._passed: list[tuple[str, int]] = []
         self.requested.append(model.epoch_started)
         super().__init__(log, **given)  # type: ignore[arg-type]
+
+    def tally_of(self, channel: Channel) -> Tally:
+        return self.tallies.setdefault(channel, Tally())
+
+    def _watch(self) -> None:
+        """Have what policies pass over judged."""
+        passing = self.cursors.passing
+        if self._watched is passing:
+            return
+        self._watched, look = passing, passing.look
+
+        def judged() -> None:
+            policy = self.policy
+            if policy.skip is None and policy.ttl_ms is None and policy.max_depth is None:
+                look()
+                return
+            channels = [c for c in self.cursors.channels.values() if not c.committed.reader]
+            passed = {channel: Passed(channel, channel.cursor.end) for channel in channels}
+            look()
+            for channel, each in passed.items():
+                exact = not (self.ordered or channel.ephemeral)
+                tally = self.tally_of(channel)
+                gone = each.judge(policy, tally, self.published_at, self.clock.wall_ns(), exact=exact)
+                self._passed += [(channel.name, offset) for offset in gone]
+
+        passing.look = judged  # type: ignore[method-assign]
+
+    def told_passed(self) -> None:
+        """The model hears what policies passed over."""
+        for name, offset in self._passed:
+            self.model.channels[name].passed_over(offset)
+        self._passed = []
+
+    def expire(self) -> None:
+        """What becomes too old is passed over, as the broker looks for it once a second."""
+        self._watch()
+        end = self.log.end_offset
+
+        def first_since(time_ns: int) -> int:
+            return next((offset for offset in range(end) if self.published_at[offset] >= time_ns), end)
+
+        if self.cursors.passing:
+            self.cursors.passing.expire(self.clock.wall_ns(), first_since)
+            self.told_passed()
 
     def _write(self, events: bytes, flags: int, frames: list[bytes], count: int) -> None:
         log_id = self.log.log_id + 1
         self.effects_of[log_id], self.requested = self.requested, []
+        self.published_at.update(dict.fromkeys(range(self.log.end_offset, self.log.end_offset + count), self._now_ns))
         if events:
             for name, channel in self.cursors.channels.items():
                 if not channel.cursor.is_dirty and name in self.model.channels:
                     self.model.channels[name].written_in(log_id)
         super()._write(events, flags, frames, count)
 
+    @property
+    def _now_ns(self) -> int:
+        return self.clock.wall_ns()
+
     def commit(self, count: int | None = None) -> None:
+        self._watch()
         for _ in range(len(self.outstanding) if count is None else count):
             entry, data = self.outstanding.pop(0)
             # A seek does not touch what is deferred: what was before the batch and was not finished by it, and what
@@ -70,6 +129,7 @@ class Judged(Leader):
             self.model.begins_at(self.cursors.state.log_start[0])
             for step in self.effects_of.pop(entry.log_id, []):
                 step()
+            self.told_passed()
             for channel in self.model.channels.values():
                 channel.committed(entry.log_id)
             self.after_commit(entry)
@@ -97,6 +157,13 @@ class Judged(Leader):
             self.max_floor[committed.uid] = committed.floor
             if not model.ephemeral:
                 self.judge_committed(name)
+
+    def judge_counts(self) -> None:
+        """Nothing has left a channel uncounted; called when all that was asked for is committed."""
+        for name, model in self.model.channels.items():
+            channel = self.cursors.channels[name]
+            self.tally_of(channel).judge(channel)
+            judge_law(channel, model, self.cursors.state.pump)
 
     def judge_committed(self, name: str) -> None:
         """The committed cursor passes nothing that is unfinished, unless it is deferred."""

@@ -7,16 +7,18 @@ from collections.abc import Iterable
 
 from nsqha.clock import ManualClock
 from nsqha.cursor.committed.state import PartitionState
-from nsqha.cursor.deferred.dead import is_dead
+from nsqha.cursor.deferred.dead import Reason, death_of, is_dead
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.live.channel import Channel
+from nsqha.cursor.live.channel import Channel, Redelivery
 from nsqha.cursor.partition import PartitionCursors
+from tests.unit.cursor.counted import states_of
 from tests.unit.cursor.judged import SMALL, Judged, Step
 from tests.unit.cursor.model import PENDING, ChannelModel, Due, Model, check
 from tests.unit.cursor.tiny import Record, TinyLog, fins
 from tests.unit.cursor.turns import Turns
 
 OWNERS = (1, 2, 3)
+BREAKER_NS = 60 * 10**9
 
 
 class Life:
@@ -43,6 +45,7 @@ class Life:
         self.epoch = 0
         self.uids = 0
         self.encoded: dict[int, bytes] = {}
+        self.published_at: dict[int, int] = {}
         self.log_unlinked = 0  # batches below this log_id are gone
         self.snapshots: list[PartitionState] = []
         self.swarm: dict[str, float] | None = None
@@ -62,6 +65,8 @@ class Life:
             epoch=self.epoch,
             cursors=self.cursors_class,
         )
+        self.leader.published_at = self.published_at | self.leader.published_at
+        self.published_at = self.leader.published_at
         self.leader.encoded = {**self.encoded, **self.leader.encoded}
         self.encoded = self.leader.encoded
 
@@ -140,7 +145,7 @@ class Life:
         owner = self.rng.choice(OWNERS)
         deadline = self.clock.monotonic() + self.rng.choice([10.0, 60.0])
         for n in range(count):
-            redelivery = channel.redelivery(self.leader.now)
+            redelivery = self._redelivery(channel, model)
             if redelivery is None:
                 return n
             self.judge_early(redelivery.offset)
@@ -156,6 +161,45 @@ class Life:
             channel.redelivered(redelivery, owner, deadline)
         return count
 
+    def _redelivery(self, channel: Channel, model: ChannelModel) -> Redelivery | None:
+        """What is not new and has its turn; what is too old for that expires."""
+        policy, end = self.leader.policy, channel.cursor.end
+        if policy.ttl_ms is None:
+            return channel.redelivery(self.leader.now)
+        before = states_of(channel, end)
+        redelivery = channel.redelivery(self.leader.now)
+        after = states_of(channel, end)
+        for offset in [offset for offset in before if after[offset] is not before[offset]]:
+            ref = channel.cursor.deferred_overlay.get(offset)
+            if ref is not None and ref.due_ns < self.now_ns + BREAKER_NS:
+                continue  # it waited at the floor of a full window
+            failed = model.deliveries.get(offset, 0) != 0
+            check(failed, f"{offset} was {before[offset].name}, and is {after[offset].name}")
+            old = self.published_at[offset] < self.now_ns - policy.ttl_ms * 1_000_000
+            check(old, f"{offset} expires when its turn comes, and is not so old")
+            self.turns_of(channel).back.pop(offset, None)
+            self._expired(channel, model, offset)
+        return redelivery
+
+    def _expired(self, channel: Channel, model: ChannelModel, offset: int) -> None:
+        """Dead letters are kept: it is one, unless there are too many. Else it is finished, and counted."""
+        policy, tally = self.leader.policy, self.leader.tally_of(channel)
+        dies = any(value is not None for value in (policy.max_attempts, policy.dead_letter, policy.dead_max))
+        kept = policy.dead_letter != "drop" and not model.ephemeral
+        ref = channel.cursor.deferred_overlay.get(offset)
+        if dies and kept and not is_dead(ref):
+            full = policy.dead_max is not None and channel.cursor.deferred_overlay.dead >= policy.dead_max
+            check(full and ref is not None, f"{offset} expired, and is no dead letter")
+            model.due[offset] = Due(self.now_ns + BREAKER_NS, long=True)
+            return
+        check(ref is None or kept and dies, f"{offset} expired, and is {ref}")
+        if dies:
+            tally.died[Reason.EXPIRED] += 1
+            model.died(offset, kept=kept)
+        else:
+            tally.expired += 1
+            model.passed_over(offset)
+
     def hand_out(self) -> None:
         """As the broker: what is not new and has its turn, else what is new."""
         if (found := self.some_channel()) is None:
@@ -167,7 +211,7 @@ class Life:
     def _hand_out(self, channel: Channel, model: ChannelModel) -> bool:
         """One message; whether there was one."""
         turns, now, limits = self.turns_of(channel), self.clock.monotonic(), self.limits
-        redelivery = channel.redelivery(self.leader.now)
+        redelivery = self._redelivery(channel, model)
         waiting, ready = turns.waiting(), turns.unread_ready(model, self.now_ns)
         if redelivery is not None:
             if not self.ordered and ready and not turns.is_in_order(redelivery):
@@ -239,6 +283,7 @@ class Life:
         check(why == wanted, f"FIN {offset} of {owner} got {why}, not {wanted}")
         if why is None:
             model.finished(offset)
+            self.leader.tally_of(self.leader.cursors.channels[model.name]).finished += 1
 
     def answer_old(self) -> None:
         """A consumer answers what it does not hold, or not any more."""
@@ -267,7 +312,7 @@ class Life:
         why = channel.req(offset, owner, delay_s * 1000, self.leader.now)
         check(why == wanted, f"REQ {offset} of {owner} got {why}, not {wanted}")
         if why is None:
-            if not self._died(channel, model, offset):
+            if not self._died(channel, model, offset, Reason.REQUEUED):
                 model.requeued(offset, self._due_again(channel, model, offset, delay_s))
             else:
                 del model.in_flight[offset]
@@ -292,6 +337,7 @@ class Life:
             back = channel.expire(self.leader.now)
             if model is not None:
                 self._resync(channel, model, sum(count for _, count in back))
+        self.leader.expire()
 
     def _resync(self, channel: Channel, model: ChannelModel, back: int) -> None:
         """Deadlines are the channel's business; what is in flight afterwards must be part of what was."""
@@ -313,13 +359,13 @@ class Life:
     def _failed(self, channel: Channel, model: ChannelModel, offsets: Iterable[int], *, lost: bool) -> None:
         """They timed out, or their consumer is gone."""
         for offset in offsets:
-            if self._died(channel, model, offset):
+            if self._died(channel, model, offset, Reason.DISCONNECTED if lost else Reason.TIMED_OUT):
                 continue
             due = self._due_again(channel, model, offset, 0, lost=lost)
             if due is not None:
                 model.due[offset] = due
 
-    def _died(self, channel: Channel, model: ChannelModel, offset: int) -> bool:
+    def _died(self, channel: Channel, model: ChannelModel, offset: int, reason: Reason) -> bool:
         """Whether the message, which just failed, is dead: it is if it may not be delivered more often, unless so many
         are dead that no more may die."""
         policy = self.record.policy
@@ -329,15 +375,19 @@ class Life:
             return False
         overlay = channel.cursor.deferred_overlay
         self.turns_of(channel).back.pop(offset, None)
+        died = self.leader.tally_of(channel).died
         if policy.dead_letter == "drop" or model.ephemeral:
             model.died(offset, kept=False)
+            died[reason] += 1
             return True
         ref = overlay.get(offset)
-        if not is_dead(ref):
+        if ref is None or not is_dead(ref):
             check(policy.dead_max is not None and overlay.dead >= policy.dead_max, f"{offset} did not die")
-            check(ref is not None and ref.due_ns >= self.now_ns + 60_000_000_000, f"{offset} may come again at once")
+            check(ref is not None and ref.due_ns >= self.now_ns + BREAKER_NS, f"{offset} may come again at once")
             return False
         model.died(offset, kept=True)
+        died[reason] += 1
+        check(death_of(ref.due_ns)[1] is reason, f"{offset} died of {ref}, not {reason.name}")
         return True
 
     def _due_again(

@@ -129,10 +129,15 @@ class ChannelModel:
         if kept:
             self.due[offset] = Due(NEVER, long=True)
         else:
-            self.ever_finished.add(offset)
-            self.status[offset] = FINISHED
-            self.uncertain[offset] = None
-            self.due.pop(offset, None)
+            self.passed_over(offset)
+
+    def passed_over(self, offset: int) -> None:
+        """Its policy says that nobody gets it."""
+        check(self.status.get(offset, FINISHED) != FINISHED, f"{self.name} passes over {offset}, which is finished")
+        self.ever_finished.add(offset)
+        self.status[offset] = FINISHED
+        self.uncertain[offset] = None
+        self.due.pop(offset, None)
 
     def raised(self, offset: int) -> None:
         """An operator wants this dead letter delivered again."""

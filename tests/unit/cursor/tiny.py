@@ -157,6 +157,7 @@ class Leader:
         self.clock = clock if clock is not None else ManualClock()
         self.record = record if record is not None else Record()
         self.epoch = epoch
+        self.ordered = ordered
         self.hold = False
         self.outstanding: list[tuple[Entry, bytes]] = []
         self.cursors = cursors(id_base=ID_BASE, state=self.log.rebuild(), limits=limits, ordered=ordered)
