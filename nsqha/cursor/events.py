@@ -13,6 +13,7 @@ UTF-8 behind a length byte. `[..]*n` is n repetitions.
                    [offset u64, due_ns i64, attempts u16]*puts           deferred, or deferred again
                    [offset u64]*finished                 deferred until now, finished
                    [first u64, end u64, attempts u16]*attempts           flag 1: replaces what was known
+                   flag 2: what is deferred was finished, and an operator puts it back
     SEEK         uid u64, target u64, old floor u64, flags u8, ranges u32, [first u64, end u64]*ranges
                    flags: 1 deferred messages are dropped, 2 the ranges are known, 4 undo, 8 never back
     CARRY        offset u64, the message's frame
@@ -162,6 +163,7 @@ class ChannelProgress:
     finished: tuple[int, ...] = ()
     attempts: tuple[tuple[int, int, int], ...] = ()
     attempts_known: bool = False
+    put_back: bool = False
 
     def encode(self) -> bytes:
         return b"".join(
@@ -174,7 +176,7 @@ class ChannelProgress:
                     len(self.puts),
                     len(self.finished),
                     len(self.attempts),
-                    self.attempts_known,
+                    self.attempts_known | self.put_back << 1,
                 ),
                 pack_ranges(self.ranges),
                 b"".join([_PUT.pack(*put) for put in self.puts]),
@@ -435,6 +437,7 @@ def _progress(reader: Reader) -> ProgressEvent:
                 tuple(offset for (offset,) in reader.rows(_U64, finished)),
                 reader.rows(_RUN, attempts),  # type: ignore[arg-type]
                 bool(flags & 1),
+                bool(flags & 2),
             )
         )
     return ProgressEvent(tuple(channels))

@@ -139,7 +139,9 @@ class PartitionCursors:
             if self._live_of(cursor.committed) is not None:
                 floor_before = cursor.written.floor
                 news, changes = cursor.progress(final=self._final, whole=cursor in moved)
-                pieces += progress.pieces(news, floor_before)
+                put_back = cursor.deferred_overlay.put_back
+                back = {offset for offset, change in put_back.items() if change and change is changes.get(offset)}
+                pieces += progress.pieces(news, floor_before, back)
                 sent.append((cursor, changes))
                 ranges += len(cursor.written.ranges)
         # Finding what is new costs time by the ranges there are; many of them are looked at less often.

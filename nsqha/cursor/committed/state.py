@@ -10,7 +10,7 @@ What a channel is, here:
     deferred   messages that wait for a due time; independent of the floor
     attempts   deliveries of unfinished messages, known after a clean stop only
     seek       log_id of the last seek. Progress whose writer had not applied it is stale: the offsets it speaks of were
-               forgotten by the seek. Only what it says of messages that are deferred here still holds.
+               forgotten by the seek. Only what it says of messages that are deferred here, or put back, still holds.
     undo       where the last seek came from, and the deferred messages that it dropped
 
 The **pump** is the end of what the topic has handed to its channels. It is the end of the log, except that it stands
@@ -32,8 +32,8 @@ only readers' channels lets go what they have read; the pump, where consumers wi
 
 A hold (`holds`) keeps the log start from passing what a batch reader needs, as long as batches' timestamps say.
 
-Invariants: floor <= pump, a reader's floor <= log end; no range begins at or below the floor; log start <= pump and <=
-every durable floor.
+Invariants: floor <= pump, a reader's floor <= log end; no range begins at or below the floor; no message is deferred
+and in a range; log start <= pump and <= every durable floor.
 """
 
 from __future__ import annotations
@@ -151,6 +151,14 @@ class ChannelState:
             return
         for first, end in ranges:
             self.ranges.add(first, end)
+
+    def forget_finished_deferred(self) -> None:
+        """What was put back since these ranges were known is deferred, and not finished."""
+        for first, end in [*self.ranges]:
+            at = self.deferred.next_offset(first)
+            while at is not None and at < end:
+                self.ranges.discard(at, at + 1)
+                at = self.deferred.next_offset(at + 1)
 
     def raise_floor(self, floor: int) -> None:
         """Everything below `floor` is settled; the floor goes on over what is finished there."""
@@ -456,6 +464,9 @@ class PartitionState:
             held = deferred.get(offset)
             if held is not None:
                 deferred.put(Deferred(offset, due_ns, attempts, held.position))
+            elif change.put_back and offset >= self.log_start[0]:  # wherever the floor is, or was moved to
+                deferred.put(Deferred(offset, due_ns, attempts))
+                channel.ranges.discard(offset, offset + 1)
             elif not stale and offset >= channel.floor:  # below: a policy gave it up meanwhile
                 deferred.put(Deferred(offset, due_ns, attempts))
         for offset in change.finished:
@@ -495,6 +506,8 @@ class PartitionState:
         returned = back.returning(self.log_start) if event.undo and back else []
         for ref in returned:
             channel.deferred.put(ref)
+        if event.undo:
+            channel.forget_finished_deferred()
         effects.append(Sought(channel, channel.floor, event.drop_deferred, tuple(returned)))
 
     # ---- what the log may forget

@@ -57,6 +57,7 @@ class DeferredOverlay:
         "_unsent",
         "_waiting_from",
         "committed",
+        "put_back",
     )  # fmt: skip
 
     def __init__(self, committed: DeferredSet, *, direct: bool = False) -> None:
@@ -69,6 +70,8 @@ class DeferredOverlay:
         self._ready: deque[DueKey] = deque()
         self._mark = BEFORE_ALL  # the committed set has been read up to here
         self._dead: int | None = None  # how many are dead letters; None: nobody has asked yet
+        # Of what is not committed: deferred after it was finished; by which change on its way, None: not written yet.
+        self.put_back: dict[int, DeferredChange | None] = {}
         self._waiting_from = 0  # only dead letters have lower offsets
         following = committed.next_due(BEFORE_ALL)
         self._next = _NEVER if following is None else following  # nothing behind the mark is due before this
@@ -201,7 +204,11 @@ class DeferredOverlay:
         offsets = list(islice(self._unsent, limit))
         for offset in offsets:
             del self._unsent[offset]
-        return {offset: self._changes[offset] for offset in offsets}
+        taken = {offset: self._changes[offset] for offset in offsets}
+        for offset in self.put_back.keys() & taken.keys() if self.put_back else ():
+            if self.put_back[offset] is None:
+                self.put_back[offset] = taken[offset]
+        return taken
 
     def settled(self, sent: dict[int, DeferredChange]) -> None:
         """The batch with these changes was applied to the committed set."""
@@ -210,6 +217,8 @@ class DeferredOverlay:
             if current is None:
                 continue
             self._extra -= current.weight
+            if self.put_back and self.put_back.get(offset) is change:
+                del self.put_back[offset]
             if current is change:
                 del self._changes[offset]
                 if change.ref is not None:
@@ -228,8 +237,10 @@ class DeferredOverlay:
         return [o for o, change in self._changes.items() if o >= first and change.ref is None and not change.fresh]
 
     def keep_committed(self, below: int = _NEVER) -> None:
-        """Forget changes below an offset that are not deferred in the committed set: the log will not take them."""
-        for offset in [o for o in self._changes if o < below and self.committed.get(o) is None]:
+        """Forget changes below an offset that are not deferred in the committed set, nor put back: the log will not
+        take them."""
+        known = self.put_back
+        for offset in [o for o in self._changes if o < below and o not in known and self.committed.get(o) is None]:
             del self._changes[offset]
             self._unsent.pop(offset, None)
         self._extra = sum(change.weight for change in self._changes.values())

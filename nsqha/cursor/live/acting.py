@@ -5,6 +5,9 @@
     defer     it comes again at a time
     kill      it is a dead letter, or what the policy makes of one
 
+What was finished, or passed over, is put back by requeue and defer, as if it had never been delivered, while the log
+has it: it is deferred, also below the floor.
+
 A consumer that has the message in flight loses it, as after a time-out: its answer is refused. All of this is progress
 of the channel, so it is in the log, on every replica, like a FIN.
 """
@@ -39,7 +42,10 @@ def check(cursor: ChannelCursor, offset: int, action: Action) -> Held:
     if found is None:
         raise NotFound(f"channel {cursor.name} has not got it yet")
     if found.state is MessageState.FINISHED:
-        raise Conflict("it is finished already")
+        if action not in (Action.REQUEUE, Action.DEFER):
+            raise Conflict("it is finished already")
+        if offset < cursor.context.state.log_start[0]:
+            raise Conflict("it is finished, and the log need not have it any more")
     if found.state is MessageState.UNREAD and action is not Action.FINISH:
         raise Conflict("it is unread: it can be finished, nothing else")
     if action is Action.KILL:
@@ -55,10 +61,14 @@ def check(cursor: ChannelCursor, offset: int, action: Action) -> Held:
 def act(cursor: ChannelCursor, offset: int, action: Action, now: Now, *, due_ns: int = 0) -> int:
     """Do it; the owner that had the message in flight, 0 if none. `due_ns`: until when it is deferred. As `check`."""
     found = check(cursor, offset, action)
+    if found.state is MessageState.FINISHED:
+        _put_back(cursor, Deferred(offset, now.wall_ns if action is Action.REQUEUE else due_ns, 0))
+        cursor.mark_dirty()
+        return 0
     match action:
         case Action.FINISH:
             _finish(cursor, found)
-            cursor.finished_count += 1
+            cursor.passing.finished_by_operator += 1
         case Action.REQUEUE:
             _requeue(cursor, found, now)
         case Action.DEFER:
@@ -102,6 +112,17 @@ def _defer(cursor: ChannelCursor, found: Held, ref: Deferred) -> None:
     cursor.deferred_overlay.put(ref)
     if not was_deferred:
         cursor.ring.set(found.offset, DEFERRED)
+
+
+def _put_back(cursor: ChannelCursor, ref: Deferred) -> None:
+    """A message that was finished is deferred."""
+    ring = cursor.ring
+    cursor.deferred_overlay.put(ref)
+    if ring.low <= ref.offset < ring.next:
+        ring.set(ref.offset, DEFERRED)
+    elif ref.offset >= ring.next:
+        cursor.unread.put_back(ref.offset)
+    cursor.deferred_overlay.put_back[ref.offset] = None
 
 
 def _requeue(cursor: ChannelCursor, found: Held, now: Now) -> None:

@@ -70,6 +70,7 @@ class Channel:
         self.paused = committed.silent  # for good, if it is a reader's
         self.requeue_count = 0
         self.timeout_count = 0
+        self._fin_count = 0
         self.turn_at = NOTHING_WAITS  # where the reader makes way for something else
         self._share = UnreadShare(context.limits)
         self._due_first = False  # the last of these waited in memory
@@ -80,6 +81,11 @@ class Channel:
     @property
     def in_flight(self) -> int:
         return self.cursor.flight.count
+
+    @property
+    def finished_count(self) -> int:
+        """Messages that consumers or an operator finished under this leader."""
+        return self._fin_count + self.cursor.passing.finished_by_operator
 
     # ---- first delivery
 
@@ -224,7 +230,7 @@ class Channel:
             pos += FIN_LINE
             total += 1
         if total:
-            self.cursor.finished_count += total
+            self._fin_count += total
             self.cursor.mark_dirty()
         return pos, total
 
@@ -243,7 +249,7 @@ class Channel:
         why = self._refuse(offset, owner, answered=True)
         if why is None:
             self._finish(offset)
-            self.cursor.finished_count += 1
+            self._fin_count += 1
             self.cursor.mark_dirty()
         return why
 

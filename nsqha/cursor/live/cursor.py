@@ -62,7 +62,6 @@ class ChannelCursor:
         self.context = context
         self.is_dirty = False
         self._counted_from = committed.floor  # where message_count begins
-        self.finished_count = 0  # under this leader, by consumers or an operator
         self.passing = PassingOver()
         self.dead = DeadLetters(self.name, context.policies, ephemeral=self.ephemeral)
         self.reload()
@@ -188,6 +187,9 @@ class ChannelCursor:
         counts = self.flight.forget(committed.floor, keep=self._deferred_in_flight())
         self.waiting = Waiting(self.ring)
         self.unread.moved_back(self.deferred_overlay.finished(committed.floor))
+        for offset in self.deferred_overlay.put_back:
+            if offset >= committed.floor:
+                self.unread.put_back(offset)
         self.written = Written(committed.floor, committed.ranges)
         return counts
 

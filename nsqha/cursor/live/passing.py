@@ -18,12 +18,13 @@ _PIECES_MAX = 5_000  # at once; each is a run between two messages that are sett
 
 
 class PassingOver:
-    """Counts what one channel has passed over, by reason."""
+    """Counts what one channel has passed over, by reason, and what an operator finished."""
 
-    __slots__ = ("dropped", "expired", "expires_below", "skipped")
+    __slots__ = ("dropped", "expired", "expires_below", "finished_by_operator", "skipped")
 
     def __init__(self) -> None:
         self.expires_below = 0  # messages below this offset are older than the policy allows, as of the last second
+        self.finished_by_operator = 0
         self.expired = 0
         self.skipped = 0  # the policy is to skip everything
         self.dropped = 0  # the oldest, beyond the depth that the policy allows

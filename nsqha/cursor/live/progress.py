@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from nsqha import frames as layout
@@ -87,8 +88,15 @@ def deliveries(low: int, end: int, settled: list[Range], known: dict[int, int]) 
     return found
 
 
-def pieces(whole: ChannelProgress, floor_before: int) -> Iterator[ChannelProgress]:
-    """The same news in parts that fit frames; parts but the last say `floor_before`."""
+def pieces(whole: ChannelProgress, floor_before: int, put_back: Set[int] = frozenset()) -> Iterator[ChannelProgress]:
+    """The same news in parts that fit frames; parts but the last say `floor_before`. `put_back`: of what is deferred,
+    what was finished before."""
+    if put_back:
+        back = tuple(put for put in whole.puts if put[0] in put_back)
+        whole = replace(whole, puts=tuple(put for put in whole.puts if put[0] not in put_back))
+        for i in range(0, len(back), ROWS_PER_PIECE):
+            part = back[i : i + ROWS_PER_PIECE]
+            yield ChannelProgress(whole.uid, whole.seek, floor_before, puts=part, put_back=True)
     rows = len(whole.ranges) + len(whole.puts) + len(whole.finished) + len(whole.attempts)
     if rows <= ROWS_PER_PIECE:
         yield whole

@@ -25,6 +25,7 @@ class UnreadLog:
 
     __slots__ = (
         "_ahead",
+        "_back",
         "_committed",
         "_deferred",
         "_ephemeral",
@@ -54,6 +55,7 @@ class UnreadLog:
         self.passed = committed.ranges.copy()  # finished at or above ring.next
         self._ahead = RangeSet()  # of these, what an operator finished and no progress says yet
         self._twice: set[int] = set()  # of these, what the committed set still holds: finished, and not committed yet
+        self._back: set[int] = set()  # of these, what was put back: it is deferred, and the committed set may not know
         self.again = list(committed.attempts)  # handed out before a clean stop: (first, end, deliveries)
         self.stop = 0  # nothing is special in [ring.next, stop)
         self._ring = ring
@@ -73,9 +75,11 @@ class UnreadLog:
     def count(self, end: int) -> int:
         """Messages below `end` that are to be handed out for the first time."""
         place = self._ring.next
-        if self._twice:
-            self._twice = {o for o in self._twice if o >= place and self._deferred.get(o) is not None}
-        settled = self.passed.count_below(end) + self._deferred.count_from(place) - len(self._twice)
+        settled = self.passed.count_below(end) + self._deferred.count_from(place)
+        if self._twice or self._back:
+            self._twice = {offset for offset in self._twice if offset >= place}
+            self._back = {offset for offset in self._back if offset >= place}
+            settled -= sum(self._deferred.get(offset) is not None for offset in self._twice | self._back)
         return max(end - place - settled, 0)
 
     def skip(self) -> int:
@@ -86,6 +90,9 @@ class UnreadLog:
             past = min(self.passed.end_of_range(place), limit)
             if past > place:
                 ring.settle(place, past, FINISHED)
+                for offset in self._back:
+                    if max(place, ring.low) <= offset < past:
+                        ring.set(offset, DEFERRED)
             elif (past := self._end_of_deferred(place, limit)) > place:
                 ring.settle(place, past, DEFERRED)
             else:
@@ -131,6 +138,16 @@ class UnreadLog:
         for offset in offsets:
             self.passed.add(offset, offset + 1)
             self._twice.add(offset)
+            self._back.discard(offset)
+        self.look()
+
+    def put_back(self, offset: int) -> None:
+        """A message in front of the reader, which is done, is deferred; the reader goes on passing over it, as the
+        committed set may have to hear of both."""
+        self._ahead.discard(offset, offset + 1)
+        self._twice.discard(offset)
+        self._back.add(offset)
+        self.passed.add(offset, offset + 1)
         self.look()
 
     def take_ahead(self) -> list[tuple[int, int]]:
@@ -150,6 +167,6 @@ class UnreadLog:
         """A seek has moved the reader: what is finished is in the committed cursor, beside these offsets."""
         self.passed = self._committed.ranges.copy()
         self._ahead = RangeSet()
-        self._twice = set()
+        self._twice, self._back = set(), set()
         self.again = []
         self.finish_deferred(finished)

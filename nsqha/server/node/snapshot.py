@@ -189,7 +189,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 message_count=cursor.message_count,
                 requeue_count=channel.requeue_count,
                 timeout_count=channel.timeout_count,
-                finish_count=cursor.finished_count,
+                finish_count=channel.finished_count,
                 skipped_count=cursor.passing.skipped,
                 dropped_count=cursor.passing.dropped,
                 expired_count=cursor.passing.expired,

@@ -96,7 +96,7 @@ class EndedCounts:
                 message_count=channel.cursor.message_count,
                 requeue_count=channel.requeue_count,
                 timeout_count=channel.timeout_count,
-                finish_count=channel.cursor.finished_count,
+                finish_count=channel.finished_count,
                 skipped_count=channel.cursor.passing.skipped,
                 dropped_count=channel.cursor.passing.dropped,
                 expired_count=channel.cursor.passing.expired,

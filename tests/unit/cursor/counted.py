@@ -50,7 +50,7 @@ class Tally:
         passing = cursor.passing
         mine = (self.finished, self.skipped, self.expired, self.dropped, +self.died)
         died = +Counter(cursor.dead.died)
-        its = (cursor.finished_count, passing.skipped, passing.expired, passing.dropped, died)
+        its = (channel.finished_count, passing.skipped, passing.expired, passing.dropped, died)
         check(mine == its, f"{channel.name} counts {its}, and it were {mine}")
 
 
@@ -98,7 +98,7 @@ class Passed:
     def judge(
         self, policy: ChannelPolicy, tally: Tally, published_at: Mapping[int, int], now_ns: int, *, exact: bool
     ) -> Iterator[int]:
-        """The messages that it passed over. `exact`: as many as it had to, of a channel whose reader waits for nothing."""
+        """The messages that it passed over. `exact`: as many as it had to; for channels whose reader never waits."""
         passing = self._channel.cursor.passing
         name, before = self._channel.name, self._before
         counts = passing.skipped, passing.expired, passing.dropped

@@ -22,6 +22,7 @@ from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, ChannelsEvent
 from nsqha.cursor.live.acting import Action, act
 from nsqha.cursor.live.channel import Channel
+from nsqha.cursor.live.looking import MessageState, held
 from nsqha.election.policy import ChannelPolicy
 from nsqha.errors import Conflict, LimitReached, NotFound
 from nsqha.frames import HAS_EVENTS
@@ -227,9 +228,17 @@ class History(Life):
         action = self.rng.choice(list(Action))
         due_ns = self.now_ns + self.rng.choice([0, 3, 200]) * 1_000_000_000
         dead_before = channel.cursor.deferred_overlay.dead
+        before = held(channel.cursor, offset)
         try:
             owner = act(channel.cursor, offset, action, self.leader.now, due_ns=due_ns)
         except (NotFound, Conflict, LimitReached):
+            return
+        assert before is not None
+        if before.state is MessageState.FINISHED:
+            check(model.status.get(offset) != PENDING, f"{offset} is put back, and was not finished")
+            check(action in (Action.REQUEUE, Action.DEFER), f"{action.name} of {offset}, which is finished")
+            self.model.brought_forward.add(offset)
+            model.returned_by_operator(offset, self.now_ns if action is Action.REQUEUE else due_ns)
             return
         check(owner == model.in_flight.get(offset, 0), f"{offset} was in flight to {owner}")
         self._acted(model, offset, action, due_ns, dies=channel.cursor.deferred_overlay.dead > dead_before)
@@ -326,6 +335,9 @@ class History(Life):
                 went_back = replace(went_back, floor=goal)
             # What was deferred by the batch that drops it is in no set before or after.
             just_now = {o for o, due in model.due.items() if due.long and model.status[o] == PENDING}
+            now_id = leader.cursors.state.applied.log_id
+            put_back = {o for o, at in model.put_back.items() if at is None or at > now_id}
+            just_now -= put_back
             dead = model.dead
             if drop and committed.undo is not None:
                 # What failed waits in memory or deferred, which is the channel's business.
@@ -336,6 +348,8 @@ class History(Life):
                 lost = {offset for offset in dead if model.due[offset].certain} - held
                 check(not lost, f"emptying took the dead letters {lost}")
                 check(held <= model.ever_dead, f"emptying kept {held - model.ever_dead}")
+            if not (drop and model.ephemeral):
+                held |= put_back
             model.sought(goal, self.model.pump, held, undo=went_back)
             if went_back is not None and not model.ephemeral:
                 there = {ref.offset: ref.due_ns for ref in committed.deferred.items()}
@@ -394,6 +408,7 @@ class History(Life):
         return self.rng.choice(borders) if borders else None
 
     def move_log_start(self) -> None:
+        self.leader.flush()  # what was put back is in the log before anybody looks
         cursors = self.leader.cursors
         careless = self.rng.random() < 0.3  # a leader that did not look; applying must cap it
         place = self._border(self.log.end_offset if careless else cursors.retention.log_start_limit(self.now_ns))
@@ -455,12 +470,12 @@ class History(Life):
             end = min(place[0], self.model.pump)
             held = self.leader.deferred[model.name]
             for offset, status in model.status.items():
-                if offset < end and offset not in held and status != FINISHED:
+                if offset < end and offset not in held and offset not in model.put_back and status != FINISHED:
                     model.status[offset] = FINISHED
                     model.in_flight.pop(offset, None)
                     model.due.pop(offset, None)
             for offset in list(model.uncertain):
-                if offset < end and offset not in held:
+                if offset < end and offset not in held and offset not in model.put_back:
                     del model.uncertain[offset]
 
         self._request(abandoned)

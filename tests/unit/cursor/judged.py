@@ -132,6 +132,7 @@ class Judged(Leader):
             self.told_passed()
             for channel in self.model.channels.values():
                 channel.committed(entry.log_id)
+                channel.log_begins(self.cursors.state.log_start[0])
             self.after_commit(entry)
 
     def after_commit(self, entry: Entry) -> None:
@@ -169,9 +170,10 @@ class Judged(Leader):
         """The committed cursor passes nothing that is unfinished, unless it is deferred."""
         committed, model = self.cursors.state.channels[name], self.model.channels[name]
         held = {ref.offset for ref in committed.deferred.items()}
+        check(not any(offset in committed.ranges for offset in held), f"{name} has finished what is deferred")
         for offset, status in model.status.items():
             passed = offset < committed.floor or offset in committed.ranges
-            if status == PENDING:
+            if status == PENDING and offset not in model.put_back:
                 check(not passed or offset in held, f"{name} has lost {offset}: {committed}")
         check(committed.floor <= self.cursors.state.pump, "a floor is above the pump")
         check(self.cursors.state.log_start[0] <= committed.floor, "log start is above a floor")

@@ -192,7 +192,7 @@ class Life:
             check(full and ref is not None, f"{offset} expired, and is no dead letter")
             model.due[offset] = Due(self.now_ns + BREAKER_NS, long=True)
             return
-        check(ref is None or kept and dies, f"{offset} expired, and is {ref}")
+        check(ref is None or (kept and dies), f"{offset} expired, and is {ref}")
         if dies:
             tally.died[Reason.EXPIRED] += 1
             model.died(offset, kept=kept)

@@ -78,6 +78,7 @@ class ChannelModel:
     forgotten: Counter[tuple[int, int]] = field(default_factory=Counter)  # (owner, offset)
     undo: Snapshot | None = None
     ever_dead: set[int] = field(default_factory=set)
+    put_back: dict[int, int | None] = field(default_factory=dict)  # finished once -> log_id that says so, once written
     ever_finished: set[int] = field(default_factory=set)  # by a consumer, or an operator
 
     @property
@@ -144,6 +145,15 @@ class ChannelModel:
         self.due.pop(offset, None)
         self.deliveries[offset] = 0
 
+    def returned_by_operator(self, offset: int, at_ns: int) -> None:
+        """It was finished, and an operator put it back."""
+        self.status[offset] = PENDING
+        self.deliveries[offset] = 0
+        self.uncertain.pop(offset, None)
+        if not self.ephemeral:
+            self.put_back[offset] = None
+        self.due[offset] = Due(at_ns, long=True)
+
     def requeued(self, offset: int, due: Due | None) -> None:
         del self.in_flight[offset]
         if due is not None:
@@ -169,6 +179,9 @@ class ChannelModel:
         for offset, at in self.uncertain.items():
             if at is None:
                 self.uncertain[offset] = log_id
+        for offset, at in self.put_back.items():
+            if at is None:
+                self.put_back[offset] = log_id
         for due in self.due.values():
             if due.written is None:
                 due.written = log_id
@@ -176,6 +189,8 @@ class ChannelModel:
     def committed(self, log_id: int) -> None:
         for offset in [o for o, at in self.uncertain.items() if at is not None and at <= log_id]:
             del self.uncertain[offset]
+        for offset in [o for o, at in self.put_back.items() if at is not None and at <= log_id]:
+            del self.put_back[offset]
         for due in self.due.values():
             due.certain = due.certain or (due.written is not None and due.written <= log_id)
 
@@ -208,13 +223,20 @@ class ChannelModel:
         """What was not committed is open; `deferred` are the messages that the log says are deferred."""
         self.in_flight.clear()
         self.forgotten.clear()
-        for offset in self.uncertain:
+        for offset in [*self.uncertain, *self.put_back]:
             self.status[offset] = MAYBE
         self.uncertain.clear()
+        self.put_back.clear()
         self.due = {offset: due for offset, due in self.due.items() if due.certain and (due.long or offset in deferred)}
         for offset, count in self.deliveries.items():
             if count:
                 self.deliveries[offset] = None
+
+    def log_begins(self, log_start: int) -> None:
+        """What was put back there, and is not in the log, does not come any more."""
+        for offset in [offset for offset in self.put_back if offset < log_start]:
+            self.status[offset], self.deliveries[offset] = MAYBE, None
+            del self.put_back[offset]
 
     def dead_again(self, offsets: set[int]) -> None:
         """After a crash these are dead letters: that they died was committed, not what became of them then."""

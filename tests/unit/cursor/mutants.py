@@ -19,21 +19,23 @@ from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.deferred.later import LaterMessages
 from nsqha.cursor.deferred.overlay import DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
-from nsqha.cursor.live import acting, requeue
+from nsqha.cursor.live import acting, progress, requeue
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.live.dead import DeadLetters
 from nsqha.cursor.live.flight import Flight
 from nsqha.cursor.live.looking import Held, MessageState
 from nsqha.cursor.live.ordered import OrderedChannel
+from nsqha.cursor.live.passing import PassingOver
 from nsqha.cursor.live.progress import Written
 from nsqha.cursor.live.requeue import Requeues
 from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.live.unread_share import UnreadShare
 from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.passing import PassingChannels
 from nsqha.cursor.policy import RetryPolicy
 from nsqha.cursor.retention import ChannelRetention
-from nsqha.hot import DEFERRED, FINISHED, WAITING
+from nsqha.hot import DEFERRED, FINISHED, IN_FLIGHT, SINGLE, WAITING
 from tests.mutation import Patch, instead, run
 from tests.unit.cursor import mutants_of_readers
 from tests.unit.cursor.mutant import SUITE, mutant
@@ -401,6 +403,87 @@ def breaker_loses() -> list[Patch]:
             die(self, offset, attempts, reason, now, deferred=deferred)
 
     return [instead(DeadLetters, "full", lambda self, policy, kept: False), instead(Requeues, "_die", wrong)]
+
+
+@mutant("what is put back comes once, also if the reader is in front of it")
+def put_back_comes_twice() -> list[Patch]:
+    def wrong(self: UnreadLog, offset: int) -> None:
+        self.passed.discard(offset, offset + 1)
+        self._ahead.discard(offset, offset + 1)
+        self.look()
+
+    return [instead(UnreadLog, "put_back", wrong)]
+
+
+@mutant("what is put back below the floor is deferred")
+def put_back_is_lost_below_the_floor() -> list[Patch]:
+    pieces = progress.pieces
+    return [instead(progress, "pieces", lambda whole, floor_before, put_back: pieces(whole, floor_before))]
+
+
+@mutant("only what is older than the policy allows expires")
+def ttl_by_order() -> list[Patch]:
+    expire = PassingChannels.expire
+
+    def wrong(self: PassingChannels, wall_ns: int, first_since: Any) -> bool:
+        return expire(self, wall_ns, lambda time_ns: first_since(time_ns) + 2)
+
+    return [instead(PassingChannels, "expire", wrong)]
+
+
+@mutant("the depth that a policy allows is of unread messages")
+def max_depth_counts_in_flight() -> list[Patch]:
+    look = PassingOver.look
+
+    def wrong(self: PassingOver, ring: Any, unread: UnreadLog, end: int, policy: Any) -> bool:
+        if policy.max_depth is not None:
+            flying = sum(ring.get(offset) in (IN_FLIGHT, SINGLE) for offset in range(ring.low, ring.next))
+            policy = replace(policy, max_depth=max(policy.max_depth - flying, 0))
+        return look(self, ring, unread, end, policy)
+
+    return [instead(PassingOver, "look", wrong)]
+
+
+@mutant("what is passed over is counted")
+def passing_is_not_counted() -> list[Patch]:
+    look = PassingOver.look
+
+    def wrong(self: PassingOver, *given: Any) -> bool:
+        before = self.dropped
+        found = look(self, *given)
+        self.dropped = before
+        return found
+
+    return [instead(PassingOver, "look", wrong)]
+
+
+@mutant("what is passed over moves the floor in the log")
+def passing_is_not_written() -> list[Patch]:
+    return [instead(PassingOver, "look", _quiet(PassingOver.look))]
+
+
+def _quiet(look: Any) -> Any:
+    return lambda self, *given: bool(look(self, *given)) and False
+
+
+@mutant("a retry that is too old is a dead letter where these are kept")
+def expired_retries_vanish() -> list[Patch]:
+    def wrong(self: Requeues, offset: int, attempts: int, now: Any, death: Any) -> None:
+        with patch.object(DeadLetters, "policy", None):
+            self.expire(offset, attempts, now)
+
+    return [instead(Requeues, "_die_of_age", wrong)]
+
+
+@mutant("what is finished in front of the reader is taken off the depth once")
+def depth_counts_it_twice() -> list[Patch]:
+    def wrong(self: UnreadLog, offsets: Any) -> None:
+        for offset in offsets:
+            self.passed.add(offset, offset + 1)
+            self._back.discard(offset)
+        self.look()
+
+    return [instead(UnreadLog, "finish_deferred", wrong)]
 
 
 @mutant("the wire never shows more attempts than max_attempts")

@@ -20,7 +20,7 @@ def test_fin_in_order_moves_the_floor_and_progress_commits_it():
     leader.flush()
     assert channel.committed.floor == 10
     assert channel.in_flight == 0
-    assert channel.cursor.finished_count == 10
+    assert channel.finished_count == 10
 
 
 def test_out_of_order_fin_waits_for_the_hole():

@@ -204,7 +204,7 @@ def test_what_may_be_done_in_each_state():
     with pytest.raises(NotFound):
         act(channel.cursor, 6, Action.FINISH, leader.now)
     with pytest.raises(Conflict, match="finished already"):
-        act(channel.cursor, 0, Action.REQUEUE, leader.now)
+        act(channel.cursor, 0, Action.KILL, leader.now)
     with pytest.raises(Conflict, match="it is unread"):
         act(channel.cursor, 4, Action.DEFER, leader.now, due_ns=1)
     assert act(channel.cursor, 3, Action.KILL, leader.now) == 1, "owner 1 had it"
@@ -318,3 +318,59 @@ def test_a_deferred_message_that_is_finished_in_front_of_the_reader_counts_once(
     leader.flush()
     assert (channel.cursor.depth(4), channel.cursor.deferred_count) == (3, 0)
     assert leader.deliver(channel) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("action", [Action.REQUEUE, Action.DEFER])
+def test_what_was_finished_is_put_back(action):
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(3)
+    leader.deliver(channel)
+    leader.fin(channel, 0, 1, 2)
+    leader.flush()
+    due_ns = leader.now.wall_ns + 10**9
+    assert act(channel.cursor, 1, action, leader.now, due_ns=due_ns) == 0
+    assert (channel.cursor.depth(3), channel.cursor.deferred_count) == (0, 1)
+    leader.flush()
+    again = leader.restart()
+    leader.clock.advance(1)
+    channel = again.cursors.channels["c"]
+    assert again.redeliver(channel) == [Redelivery(1, 1)]
+    assert again.fin(channel, 1) == [None]
+    again.flush()
+    assert (channel.committed.floor, len(channel.committed.deferred)) == (3, 0)
+
+
+def test_what_the_log_need_not_have_is_not_put_back():
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(2)
+    leader.publish(2)
+    leader.deliver(channel)
+    leader.fin(channel, 0, 1, 2, 3)
+    leader.flush()
+    leader.cursors.retention.propose_log_start(2, leader.log.batches[3][0].end_position)
+    leader.flush()
+    with pytest.raises(Conflict, match="the log need not have it"):
+        act(channel.cursor, 0, Action.REQUEUE, leader.now)
+    act(channel.cursor, 2, Action.REQUEUE, leader.now)
+    with pytest.raises(Conflict, match="finished already"):
+        act(channel.cursor, 3, Action.FINISH, leader.now)
+
+
+def test_a_publish_that_was_cancelled_is_put_back_before_the_reader_comes():
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(3)
+    act(channel.cursor, 1, Action.FINISH, leader.now)
+    leader.flush()
+    act(channel.cursor, 1, Action.REQUEUE, leader.now)
+    act(channel.cursor, 1, Action.REQUEUE, leader.now)
+    assert (channel.cursor.depth(3), channel.cursor.deferred_count) == (2, 1)
+    leader.flush()
+    assert (channel.cursor.depth(3), channel.cursor.deferred_count) == (2, 1)
+    assert leader.deliver(channel) == [0, 2]
+    assert leader.redeliver(channel) == [Redelivery(1, 1)]
+    assert leader.fin(channel, 0, 1, 2) == [None] * 3
+    leader.flush()
+    assert channel.committed.floor == 3

@@ -48,6 +48,7 @@ progress = st.builds(
     finished=st.lists(u64, max_size=4).map(tuple),
     attempts=st.lists(st.tuples(u64, u64, u16), max_size=4).map(tuple),
     attempts_known=st.booleans(),
+    put_back=st.booleans(),
 )
 all_events = st.one_of(
     st.builds(
