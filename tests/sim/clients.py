@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from zlib import crc32
 
 from nsqha import hot, ids
 from nsqha.errors import NsqhaError, OutcomeUnknown
@@ -177,12 +178,14 @@ class Reader:
         history: History,
         *,
         delay_seconds: float,
-        on_delivery: Callable[[SimNode, str, str, bytes, bytes, int], None],
+        fails: bool,
+        on_delivery: Callable[[SimNode, str, str, bytes, bytes, int, int], None],
     ) -> None:
         """`number` None: any node will do, which passes on what others lead.
 
-        `on_delivery(node, topic, channel, message id, body, epoch)` is called for every message that comes; the epoch
-        is that of the leader that delivers it, 0 if that is another node."""
+        `fails`: one message of twelve, while it is not diligent.
+        `on_delivery(node, topic, channel, message id, body, epoch, attempts)` is called for every message that
+        comes; the epoch is that of the leader that delivers it, 0 if that is another node."""
         self.topic = topic
         self.number = number
         self.channel = channel
@@ -193,6 +196,7 @@ class Reader:
         self._history = history
         self._on_delivery = on_delivery
         self._delay = delay_seconds
+        self._fails = fails
         self._node: SimNode | None = None
         self._loop: NodeLoop | None = None
         self._consumer: Consumer | None = None
@@ -267,13 +271,16 @@ class Reader:
         at = 0
         while at < len(data):
             size = int.from_bytes(data[at : at + 4], "big")
+            attempts = int.from_bytes(data[at + 16 : at + 18], "big")
             message_id, body = data[at + 18 : at + 34], data[at + 34 : at + 4 + size]
             at += 4 + size
             self._history.came(self.topic, self.channel, body, loop.time())
             subscription = consumer.subscriptions.get(ids.partition_of(int(message_id, 16)))
             epoch = 0 if subscription is None else cast("Partition", subscription.delivery.partition).leader.epoch
-            self._on_delivery(node, self.topic, self.channel, message_id, body, epoch)
+            self._on_delivery(node, self.topic, self.channel, message_id, body, epoch, attempts)
             dice = 0.0 if self.diligent else self._rng.random()
+            if self._fails and not self.diligent and crc32(body) % 12 == 0:
+                dice = 0.93 + 0.07 * dice
             if dice < 0.93:
                 loop.call_later(self._rng.expovariate(100), self._finish, node, consumer, message_id, body)
             elif dice < 0.96:

@@ -32,7 +32,7 @@ from tests.sim.batch_readers import BatchReaders
 from tests.sim.clients import History, Publisher, Reader
 from tests.sim.comparison import Comparison
 from tests.sim.invariants import ErrorLog, Oracle, Violation
-from tests.sim.ledger import LATE_SECONDS
+from tests.sim.ledger import DEAD_TOPIC, LATE_SECONDS
 from tests.sim.loop import START, NodeLoop, Scheduler
 from tests.sim.losses import Losses
 from tests.sim.metadata import SimMetadata
@@ -40,6 +40,7 @@ from tests.sim.net import Network
 from tests.sim.node import DATA, SimController, SimNode
 from tests.sim.operators import Operators
 from tests.sim.plan import Plan
+from tests.sim.policies import fates
 from tests.sim.storage import Crashed
 
 SERVICES = (
@@ -74,7 +75,7 @@ class SimCluster:
         self.metadata = SimMetadata(self.scheduler, self.new_rng())
         store = MemoryStore(self.new_rng(), save=lambda state, change: self.on_record(state, change))
         self.net = Network(self.world, self.new_rng(), SERVICES, loop_of=self._loop_of)
-        for call in ("Seek", "UndoSeek", "SkipDamage"):
+        for call in ("Seek", "UndoSeek", "SkipDamage", "ListMessages", "ChangeMessages"):
             self.net.methods[call] = Method(ADMIN, ADMIN.methods_by_name[call])
         self.metadata.use(store)
         self.history = History()
@@ -297,6 +298,7 @@ class SimCluster:
                 self.new_rng(),
                 self.history,
                 delay_seconds=max(self.plan.delay_seconds, REQUEUE_SECONDS),
+                fails="set_policy" in self.plan.operations,
                 on_delivery=self.oracle.delivered,
             )
         )
@@ -343,6 +345,7 @@ class SimCluster:
         if operators is not None and self.plan.operations:
             self.run_for(LATE_SECONDS)
             operators.finish(lambda condition, what: self.until(condition, CONVERGE_SECONDS, what))
+            operators.last_policies(lambda condition, what: self.until(condition, CONVERGE_SECONDS, what))
         self.oracle.ledger.settle(self.scheduler.now)
         self.until(comparison.drained, CONVERGE_SECONDS, "everything is delivered")
         if operators is not None:
@@ -350,6 +353,8 @@ class SimCluster:
             self.until(comparison.drained, CONVERGE_SECONDS, "everything is delivered once more")
         self.run_for(QUIET_SECONDS)
         self._settled()
+        for problem in fates(self) if "set_policy" in self.plan.operations else ():
+            raise Violation(problem)
         if self.lost:  # what was given up, and what was mended, is what the files say
             for node in self.nodes:
                 node.end("restarted once more")
@@ -396,6 +401,8 @@ class SimCluster:
 
     def channels_of(self, topic: str) -> tuple[str, ...]:
         """Those whose deliveries are checked."""
+        if topic == DEAD_TOPIC:
+            return ()
         return (CHANNEL,) if topic == self.doomed else self.channels
 
     def check_end(self) -> None:

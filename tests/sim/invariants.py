@@ -23,6 +23,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from nsqha import ids
 from nsqha.commitlog.entry import FAULTY, REBUILT, UNREADABLE
 from nsqha.election.model import PartitionMeta
 from nsqha.errors import LogCorrupt
@@ -288,9 +289,15 @@ class Oracle:
 
     # ---- consumers
 
-    def delivered(self, node: SimNode, topic: str, channel: str, message_id: bytes, body: bytes, epoch: int) -> None:
+    def delivered(
+        self, node: SimNode, topic: str, channel: str, message_id: bytes, body: bytes, epoch: int, attempts: int
+    ) -> None:
         """A message came; `epoch` of the leader that gave it, 0 if that is another node. Judged after the turn, which
         may have committed it."""
+        number = ids.partition_of(int(message_id, 16))
+        now = self.cluster.scheduler.now
+        if epoch and (why := self.ledger.attempts_broken(topic, channel, number, epoch, attempts, now)):
+            self.broken(f"{node.name} delivers {body[:40]!r} to {topic}:{channel} in epoch {epoch}: {why}")
         self._deliveries.append((node, topic, channel, message_id, body, epoch, self.cluster.scheduler.now))
 
     def _check_deliveries(self) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.errors import LogCorrupt
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Key = tuple[int, int]  # topic uid, partition
 
 FOR_EVER = float("inf")
+DEAD_TOPIC = "dead"  # where dead letters are moved
 LATE_SECONDS = 7.0  # what was answered with an error may still land in the metadata so much later
 BODY_AT = 34  # in a message's frame
 
@@ -63,19 +64,21 @@ class Operation:
     drops_below: float = FOR_EVER  # it may drop messages below this offset; 0: none
     again_from: int | None = None  # answered: what is at or above is delivered again
     finished_excused: bool = False  # ... unless it was finished: an undo brings that back too
+    bodies: frozenset[bytes] | None = None  # of these messages; None: all
 
     def may_drop(self, stored: Stored, since: float) -> bool:
         """Whether it may be why a message is not delivered after `since`."""
+        if self.bodies is not None and stored.body not in self.bodies:
+            return False
         return self.ended >= since and stored.offset < self.drops_below and stored.at <= self.ended
 
 
 @dataclass(slots=True)
-class Pause:
-    """A channel, or a topic (channel ""), that is paused or not."""
+class RecordChange:
+    """What an operator asked of a channel, or a topic (channel ""), that its record says and its leaders follow."""
 
     topic: str
     channel: str
-    paused: bool
     began: float
     known: dict[int, int]  # partition -> epoch of the leader that the asked node knew; 0: none
     answered: float = FOR_EVER
@@ -88,6 +91,20 @@ class Pause:
         return epoch == known or epoch > self.current.get(number, 0)
 
 
+@dataclass(slots=True)
+class Pause(RecordChange):
+    """It is paused or not."""
+
+    paused: bool = False
+
+
+@dataclass(slots=True)
+class PolicyChange(RecordChange):
+    """Its policy says this."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
 class Ledger:
     """One cluster's."""
 
@@ -96,6 +113,9 @@ class Ledger:
         self.places: dict[bytes, Stored] = {}
         self.operations: list[Operation] = []
         self.pauses: list[Pause] = []
+        self.policies: list[PolicyChange] = []
+        self.moved: dict[bytes, list[Stored]] = {}  # dead letters, in the topic for them
+        self._dead: set[Key] = set()  # its partitions
         self.ordered: set[Key] = set()
         self._delivered: dict[tuple[str, Key], dict[int, int]] = {}  # (channel, partition) -> epoch -> highest offset
         self._finished: dict[tuple[str, Key], int] = {}  # below this offset everything was
@@ -111,6 +131,8 @@ class Ledger:
             life = (ids.id_base(number, record.salt), (record.uid, number))
             if life not in lives:
                 lives.append(life)
+            if record.name == DEAD_TOPIC:
+                self._dead.add((record.uid, number))
             if record.settings.ordered:
                 self.ordered.add((record.uid, number))
 
@@ -132,6 +154,10 @@ class Ledger:
                     return
                 for body in bodies(data):
                     stored = Stored(body, key, len(messages), entry.log_id, entry.epoch, now)
+                    if key in self._dead:
+                        self.moved.setdefault(body, []).append(stored)
+                        messages.append(stored)
+                        continue
                     if body in self.places:
                         yield f"{body[:40]!r} is stored twice: {self.places[body]} and {stored}"
                     self.places[body] = stored
@@ -147,6 +173,11 @@ class Ledger:
             if 0 <= number - base < 1 << ids.SALT_SHIFT:
                 return key, number - base
         return None
+
+    def wire_id(self, topic: str, stored: Stored) -> str:
+        """By which consumers know it."""
+        base = next(base for base, key in self._lives[topic, stored.key[1]] if key == stored.key)
+        return f"{base + stored.offset:016x}"
 
     def lives(self) -> Iterator[tuple[str, Key]]:
         """Every partition that ever was, with its topic."""
@@ -203,6 +234,24 @@ class Ledger:
                         yield stored
                         break
 
+    def excused(self, stored: Stored, topic: str, channel: str) -> bool:
+        """Whether an operator may be why the channel has not got it."""
+        number = stored.key[1]
+        return any(
+            op.topic == topic and op.channel in ("", channel) and op.number == number and op.may_drop(stored, stored.at)
+            for op in self.operations
+        )
+
+    def attempts_broken(self, topic: str, channel: str, number: int, epoch: int, attempts: int, now: float) -> str:
+        """Why the leader of this epoch may not deliver a message with so many attempts; empty if it may."""
+        mine = [c for c in self.policies if (c.topic, c.channel) == (topic, channel) and c.began <= now]
+        binding = [c for c in mine if c.answered <= now and c.binds(number, epoch)]
+        known = [c for c in mine if not any(other.began >= c.over for other in binding)]
+        limits = [c.fields["max_attempts"] for c in known]
+        if not binding or None in limits or attempts <= max(limits):
+            return ""
+        return f"attempts {attempts}, max_attempts is {limits}"
+
     def order_broken(self, history: History, topic: str, channel: str, stored: Stored, epoch: int) -> str | None:
         """Why an ordered channel may not deliver this message now."""
         place = (channel, stored.key)
@@ -221,8 +270,8 @@ class Ledger:
         """All is calm: what was not answered happens no more."""
         for operation in self.operations:
             operation.ended = min(operation.ended, now)
-        for pause in self.pauses:
-            pause.over = min(pause.over, now)
+        for change in (*self.pauses, *self.policies):
+            change.over = min(change.over, now)
 
     def pause_broken(self, topic: str, channel: str, stored: Stored, epoch: int, now: float) -> Pause | None:
         """The pause that a delivery by the leader of this epoch breaks."""

@@ -8,10 +8,10 @@ The seeds are those of `make sim`; where drawn lives do not come to what a rule 
 from __future__ import annotations
 
 from tests.mutation import run
-from tests.sim import planted_damage, planted_operations, planted_replication
+from tests.sim import planted_damage, planted_operations, planted_policies, planted_replication
 from tests.sim.planting import SUITE
 
-__all__ = ["SUITE", "planted_damage", "planted_operations", "planted_replication"]
+__all__ = ["SUITE", "planted_damage", "planted_operations", "planted_policies", "planted_replication"]
 
 
 if __name__ == "__main__":

@@ -13,17 +13,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lookupd.changes import MetadataChanges
-from nsqha.admin import replay, skipping
+from nsqha.admin import messages, replay, skipping
 from nsqha.admin.fan_out import FanOut
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.placement import PartitionName
+from nsqha.election.policy import FIELDS
 from nsqha.election.unclean import elect_unclean
 from nsqha.errors import NsqhaError
 from nsqha.pb.v1 import admin_pb2, replication_pb2
 from nsqha.server.peers.api import PeerIdentity
 from nsqha.server.replica.replica_reports import reports_in
-from tests.sim.ledger import LATE_SECONDS, Operation, Pause
+from tests.sim.ledger import LATE_SECONDS, Operation, Pause, RecordChange
 from tests.sim.loop import WALL_NS
+from tests.sim.policies import TO_DEAD_TOPIC, PolicyOperators, dead_to_move, drawn
 
 if TYPE_CHECKING:
     from nsqha.server.node.broker import Broker
@@ -56,7 +58,15 @@ class AdminPort:
 
         server.on_call("Seek", seek)
         server.on_call("UndoSeek", undo)
+        async def list_messages(peer: PeerIdentity, request: Any) -> Any:
+            return await self.list_messages(request)
+
+        async def change_messages(peer: PeerIdentity, request: Any) -> Any:
+            return await self.change_messages(request)
+
         server.on_call("SkipDamage", skip)
+        server.on_call("ListMessages", list_messages)
+        server.on_call("ChangeMessages", change_messages)
 
     async def seek(self, request: Any) -> Any:
         return await replay.seek(self._broker, request, self._fan_out)
@@ -66,6 +76,12 @@ class AdminPort:
 
     async def skip(self, request: Any) -> Any:
         return await skipping.skip_damage(self._broker, request, self._fan_out)
+
+    async def list_messages(self, request: Any) -> Any:
+        return await messages.list_messages(self._broker, request, self._fan_out)
+
+    async def change_messages(self, request: Any) -> Any:
+        return await messages.change_messages(self._broker, request, self._fan_out)
 
     # ---- Others
 
@@ -85,6 +101,7 @@ class Operators:
         self._over = False
         self._ledger = cluster.oracle.ledger
         self._changes = MetadataChanges(cluster.metadata.store.records, cluster.metadata.store.intents, rng)
+        self._policies = PolicyOperators(self, cluster, rng)
         for kind, rate in sorted(cluster.plan.operations.items()):
             self._next(kind, rate)
 
@@ -122,7 +139,7 @@ class Operators:
     def _channel(self) -> str:
         return self._rng.choice(self.cluster.channels)
 
-    def _ask(
+    def ask(
         self,
         node: SimNode,
         what: str,
@@ -193,7 +210,7 @@ class Operators:
     ) -> str:
         port, now = node.admin, self.cluster.world.time
         assert port is not None
-        operations = self._operations(kind, topic, channel, drops_below)
+        operations = self.operations(kind, topic, channel, drops_below)
 
         def answered(reply: Any) -> None:
             for answer in reply.partitions:
@@ -209,15 +226,20 @@ class Operators:
                     operation.finished_excused = True
             self.cluster.note(f"{kind} of {topic}:{channel} answered: {_told(reply)}")
 
-        self._ask(node, kind, lambda: ask(port), answered)
+        self.ask(node, kind, lambda: ask(port), answered)
         return f"{topic}:{channel} at {node.name} {how}"
 
-    def _operations(
-        self, kind: str, topic: str, channel: str, drops_below: float = float("inf")
+    def operations(
+        self,
+        kind: str,
+        topic: str,
+        channel: str,
+        drops_below: float = float("inf"),
+        bodies: frozenset[bytes] | None = None,
     ) -> Mapping[int, Operation]:
         now = self.cluster.world.time()
         made = {
-            number: Operation(kind, topic, channel, number, now, drops_below=drops_below)
+            number: Operation(kind, topic, channel, number, now, drops_below=drops_below, bodies=bodies)
             for number in self._numbers(topic)
         }
         self._ledger.operations += made.values()
@@ -242,13 +264,13 @@ class Operators:
         return self._empty(node, "empty", topic, "", lambda: broker.channels.empty_topic(topic))
 
     def _empty(self, node: SimNode, kind: str, topic: str, channel: str, asking: Callable[[], Awaitable[None]]) -> str:
-        operations = self._operations(kind, topic, channel)
+        operations = self.operations(kind, topic, channel)
 
         def answered(_: Any) -> None:
             for operation in operations.values():
                 operation.ended = self.cluster.world.time()
 
-        self._ask(node, kind, asking, answered)
+        self.ask(node, kind, asking, answered)
         return f"{topic}:{channel} at {node.name}"
 
     # ---- pause
@@ -285,7 +307,7 @@ class Operators:
         """Ask the node for it; `done` hears whether it was."""
         now, broker = self.cluster.world.time, node.broker
         assert broker is not None
-        pause = Pause(topic, channel, paused, now(), self._epochs_known(node, topic))
+        pause = Pause(topic, channel, now(), self.epochs_known(node, topic), paused=paused)
         self._ledger.pauses.append(pause)
 
         async def asking() -> None:
@@ -295,10 +317,8 @@ class Operators:
                 await broker.channels.pause_topic(topic, paused)
 
         def answered(_: Any) -> None:
-            pause.answered = pause.over = now()
-            known = self._epochs_known(node, topic)
-            pause.known = {number: epoch for number, epoch in pause.known.items() if known.get(number) == epoch}
-            pause.current = {key[1]: meta.epoch for name, key, meta in self.cluster.named_metas() if name == topic}
+            pause.over = now()
+            self.binding(pause, node)
             self.cluster.note(f"{'pause' if paused else 'unpause'} {topic}:{channel} done")
             done(True)
 
@@ -306,9 +326,17 @@ class Operators:
             pause.over = now() + LATE_SECONDS
             done(False)
 
-        self._ask(node, f"pause {paused}", asking, answered, failed)
+        self.ask(node, f"pause {paused}", asking, answered, failed)
 
-    def _epochs_known(self, node: SimNode, topic: str) -> dict[int, int]:
+    def binding(self, change: RecordChange, node: SimNode) -> None:
+        """It was answered: which leaders go by it."""
+        change.answered = self.cluster.world.time()
+        known = self.epochs_known(node, change.topic)
+        change.known = {number: epoch for number, epoch in change.known.items() if known.get(number) == epoch}
+        metas = self.cluster.named_metas()
+        change.current = {key[1]: meta.epoch for name, key, meta in metas if name == change.topic}
+
+    def epochs_known(self, node: SimNode, topic: str) -> dict[int, int]:
         """The epochs that the node knows of a topic's partitions, of leaders that are there: a record may name one
         whose process has ended, and what that has written before is committed by the next one."""
         assert node.cluster is not None
@@ -326,6 +354,21 @@ class Operators:
                     return True
                 return key in metas and (metas[key].epoch, metas[key].registration) == named
         return False
+
+    # ---- policies, single messages
+
+    def set_policy(self) -> str | None:
+        node = self._node()
+        if node is None:
+            return None
+        return self._policies.change(node, self._topic(), self._channel(), drawn(self._rng))
+
+    def change_messages(self) -> str | None:
+        node = self._node()
+        if node is None:
+            return None
+        act = self._rng.choice((self._policies.act_on_some, self._policies.act_on_dead))
+        return act(node, self._topic(), self._channel())
 
     # ---- replicas
 
@@ -366,7 +409,7 @@ class Operators:
             {"replicas": 3, "min_isr": 3},
         )
         changes = self._rng.choice(choices)
-        self._ask(node, "settings", lambda: topics.change_settings(topic, changes), lambda _: None)
+        self.ask(node, "settings", lambda: topics.change_settings(topic, changes), lambda _: None)
         return f"of {topic} at {node.name}: {changes}"
 
     # ---- damage
@@ -377,7 +420,7 @@ class Operators:
         if node is not None and (port := node.admin) is not None:
             request = admin_pb2.SkipDamageRequest(topic=topic)
             told = lambda reply: self.cluster.note(f"skipped: {reply}".replace("\n", " "))  # noqa: E731
-            self._ask(node, "skip", lambda: port.skip(request), told)
+            self.ask(node, "skip", lambda: port.skip(request), told)
 
     def elect_best(self, name: str, key: tuple[int, int]) -> None:
         """The one that has most: everything that was ever committed is in it, or damaged there and whole elsewhere."""
@@ -413,7 +456,7 @@ class Operators:
             return None
         topic, broker = self.cluster.doomed, node.broker
         assert broker is not None
-        self._ask(node, "delete", lambda: broker.topics.delete_topic(topic), lambda _: None)
+        self.ask(node, "delete", lambda: broker.topics.delete_topic(topic), lambda _: None)
         return f"{topic} at {node.name}"
 
     # ---- the end
@@ -434,6 +477,28 @@ class Operators:
                         f"{topic}:{channel} goes on",
                     )
 
+    def last_policies(self, keep_trying: Callable[[Callable[[], bool], str], None]) -> None:
+        """Nothing is passed over any more, and dead letters are kept, or moved."""
+        if "set_policy" not in self.cluster.plan.operations:
+            return
+        for topic in self.cluster.topics:
+            for channel in self.cluster.channels:
+                fields: dict[str, Any] = dict.fromkeys(FIELDS)
+                fields["max_attempts"] = 3
+                fields["dead_letter"] = self._rng.choice((None, TO_DEAD_TOPIC))
+
+                def ask(
+                    node: SimNode,
+                    done: Callable[[bool], None],
+                    topic: str = topic,
+                    channel: str = channel,
+                    fields: dict[str, Any] = fields,
+                ) -> None:
+                    self._policies.change(node, topic, channel, fields, done)
+
+                self._until_done(ask, keep_trying, f"{topic}:{channel} follows its last policy")
+        keep_trying(lambda: dead_to_move(self.cluster) == 0, "dead letters are moved")
+
     def read_again(self, keep_trying: Callable[[Callable[[], bool], str], None]) -> None:
         """Every channel from the start of the log."""
         cluster = self.cluster
@@ -446,7 +511,7 @@ class Operators:
                 def ask(node: SimNode, done: Callable[[bool], None], request: Any = request) -> None:
                     port = node.admin
                     assert port is not None
-                    operations = self._operations("seek", request.topic, request.channel, 0)
+                    operations = self.operations("seek", request.topic, request.channel, 0)
 
                     def answered(reply: Any) -> None:
                         for answer in reply.partitions:
@@ -455,7 +520,7 @@ class Operators:
                                 operations[answer.partition].again_from = answer.to_offset
                         done(not any(answer.error for answer in reply.partitions))
 
-                    self._ask(node, "seek", lambda: port.seek(request), answered, lambda error: done(False))
+                    self.ask(node, "seek", lambda: port.seek(request), answered, lambda error: done(False))
 
                 self._until_done(ask, keep_trying, f"{topic}:{channel} goes back to its start")
 

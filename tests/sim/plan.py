@@ -121,6 +121,7 @@ class Plan:
             plan.losses = random.Random(f"losses {seed}").choice((0, 0, 0, 1, 1, 3))
         if plan.retention_seconds < 1.0:  # likewise; else nothing would go anyway
             plan.batch_readers = random.Random(f"batch readers {seed}").choice((0.0, 0.3, 1.0, 3.0))
+        _draw_policies(plan, random.Random(f"policies {seed}"))
         return plan
 
 
@@ -138,6 +139,15 @@ def _draw_later(plan: Plan, rng: random.Random) -> None:
             del plan.operations[kind]  # messages may go, or come again, in any order
     elif rng.random() < 0.2:
         plan.delay_seconds = 6.0
+
+
+def _draw_policies(plan: Plan, rng: random.Random) -> None:
+    if rng.random() < 0.6 or plan.ordered or "bit_flip" in plan.faults:
+        return  # what is given up, and comes again in any order, has ledgers of its own
+    plan.operations = {kind: rate for kind, rate in plan.operations.items() if "seek" not in kind}
+    plan.operations["set_policy"] = rng.choice((0.15, 0.4, 1.0))
+    if rng.random() < 0.5:
+        plan.operations["change_messages"] = rng.choice((0.5, 2.0))
 
 
 def _keep_promises(plan: Plan) -> None:

@@ -166,14 +166,14 @@ def test_an_epoch_whose_leader_has_ended_binds_nobody() -> None:
         assert cluster.operators is not None
         asked = leader(cluster)
         ((_, meta),) = cluster.metas()
-        assert cluster.operators._epochs_known(asked, "t0") == {0: meta.epoch}
+        assert cluster.operators.epochs_known(asked, "t0") == {0: meta.epoch}
         for controller in cluster.controllers:
             controller.freeze()
         asked.end("killed")
         asked.start()
         cluster.until(lambda: asked.joined, 10.0, "it is back")
         assert cluster.metas()[0][1].epoch == meta.epoch, "else nothing is shown"
-        assert cluster.operators._epochs_known(asked, "t0") == {}
+        assert cluster.operators.epochs_known(asked, "t0") == {}
 
 
 def test_a_failed_fsync_costs_a_log_its_name_though_the_machine_goes_on() -> None:
