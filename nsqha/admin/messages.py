@@ -20,7 +20,7 @@ from nsqha.clock import Now
 from nsqha.cursor.deferred.dead import death_of
 from nsqha.cursor.live.acting import Action, act, check
 from nsqha.cursor.live.looking import Held, MessageState, held, page_of
-from nsqha.errors import LogCorrupt, NotFound, NsqhaError
+from nsqha.errors import Conflict, LogCorrupt, NotFound, NsqhaError, OutcomeUnknown
 from nsqha.pb.v1 import admin_pb2
 from nsqha.server.clients.figures import client_stats
 
@@ -210,6 +210,19 @@ async def change_messages(broker: Broker, message: Any, fan_out: FanOut) -> Any:
     request = PerPartition(topic, message, "ChangeMessages", admin_pb2.ChangedMessages, do, changes=acts)
     answers = await fan_out.answers(request, numbers)
     return admin_pb2.ChangeMessagesResponse(partitions=[answers[n] for n in sorted(answers)])
+
+
+async def finish_message(broker: Broker, fan_out: FanOut, topic: str, channel: str, message_id: str) -> None:
+    """Nobody gets the message any more. ValueError: that is no message id. NotFound; Conflict: it is finished already,
+    or its partition could not say; OutcomeUnknown: it may be done."""
+    request = admin_pb2.ChangeMessagesRequest(
+        topic=topic, channel=channel, message_ids=[message_id], action=admin_pb2.MESSAGE_ACTION_FINISH
+    )
+    (answer,) = (await change_messages(broker, request, fan_out)).partitions
+    if answer.error:
+        raise OutcomeUnknown(f"partition {answer.partition}: {answer.error}")
+    for failed in answer.failed:
+        raise Conflict(f"message {failed.message_id}: {failed.error}")
 
 
 def _select(

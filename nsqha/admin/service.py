@@ -190,6 +190,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ChangeMessages(self, request: Any) -> Any:
         return await messages.change_messages(self._broker, request, self._fan_out)
 
+    async def finish_message(self, topic: str, channel: str, message_id: str) -> None:
+        """For HTTP; as `messages.finish_message`."""
+        await messages.finish_message(self._broker, self._fan_out, topic, channel, message_id)
+
     @answers
     async def GetChannelPolicy(self, request: Any) -> Any:
         topic = self._broker.topics.topic(request.topic)
@@ -301,7 +305,9 @@ class AdminServer:
         )
         if cluster is not None:
             self._others = GrpcOthers(tls=self._tls, secret=self._secret)
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker, self._others), server)
+        service = AdminService(self._broker, self._others)
+        admin_pb2_grpc.add_AdminServicer_to_server(service, server)
+        self._broker.endpoints.finish_message = service.finish_message
         segments = self._segments = SegmentsService(self._broker, self._others)
         segments_pb2_grpc.add_SegmentsServicer_to_server(segments, server)
         self.renewals = segments.renewals
@@ -314,8 +320,8 @@ class AdminServer:
         names += self._peers.service_names if self._peers is not None else ()
         checks = _Health(("", *names))
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        for service in checks.names:
-            await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+        for name in checks.names:
+            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         self.address = await renewing.listen(server, self._wanted, self._tls)
         self._server = server

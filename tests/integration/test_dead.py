@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -129,6 +131,50 @@ def test_more_than_a_page(node: DevNode) -> None:
     assert node.json("message", "kill", "many", "c", "--state", "deferred", "--yes")["messages"] == 2500
     assert node.json("dead", "purge", "many", "c", "--all", "--reason", "operator", "--yes")["messages"] == 2500
     assert node.json("channel", "show", "many", "c")["deferred"] == 0
+
+
+def test_the_most_often_delivered_of_all_not_of_a_page(node: DevNode) -> None:
+    node.create("sorted", "c")
+    node.ok("pub", "sorted", "--delay", "1h", stdin="x\n" * 1500)
+    node.publish("sorted", "slow")
+    with OneByOne(node.tcp, "sorted") as consumer:
+        for _ in range(2):
+            message_id = consumer.next()[2]
+            consumer.requeue(message_id, 0)
+        assert consumer.next()[2] == message_id
+        consumer.requeue(message_id, 3_600_000)
+        words = ("message", "list", "sorted", "c", "--state", "deferred", "--limit", "1")
+        often = (*words, "--sort", "attempts")
+        wait_until(lambda: listed(node, *often)[0]["id"] == message_id.decode(), "it is the first")
+    assert listed(node, *words)[0]["attempts"] == 0
+
+
+def test_a_message_is_finished_as_in_youzans_fork(node: DevNode) -> None:
+    node.create("fork", "c")
+    node.publish("fork", "a", "b")
+    ids = [json.loads(line)["id"] for line in node.ok("peek", "fork", "--json").splitlines()]
+
+    def post(query: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{node.http}/message/finish?{query}", b"", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    assert post(f"topic=fork&partition=0&channel=c&msgid={ids[0]}") == (200, "")
+    assert node.ok("sub", "fork", "c", "-n", "1").split() == ["b"]
+    wait_until(lambda: node.json("message", "show", "fork", "c", ids[1])["state"] == "finished", "its FIN arrives")
+    for query, status, said in (
+        (f"topic=fork&channel=c&msgid={ids[0]}", 409, "finished already; while the log has it, nsqha seek"),
+        ("topic=fork&channel=c&msgid=7", 400, "INVALID_ARG_MSGID"),
+        ("topic=fork&channel=c", 400, "MISSING_ARG_MSGID"),
+        ("topic=fork&channel=c&msgid=00000000000fffff", 409, "has not got it yet"),
+        ("topic=fork&channel=c&msgid=ffff000000000000", 404, "MESSAGE_NOT_FOUND"),
+        (f"topic=fork&channel=d&msgid={ids[0]}", 404, "CHANNEL_NOT_FOUND"),
+        (f"topic=nope&channel=c&msgid={ids[0]}", 404, "TOPIC_NOT_FOUND"),
+    ):
+        found, text = post(query)
+        assert (found, said in text) == (status, True), (query, found, text)
 
 
 def test_the_dead_are_moved_to_a_topic_that_stock_tools_read(node: DevNode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import Any
 
 from nsqha.cli.brokers.admin import USUAL, Admin
@@ -16,6 +17,10 @@ from nsqha.cli.verbs import VERBS
 
 CHANGED = '{"topic", "channel", "action", "messages", "done"}'
 _STATUSES = (*USUAL, exits.CONFLICT, exits.PARTLY, exits.NOT_CONFIRMED)
+_SORTED: dict[str | None, Callable[[Any], int]] = {
+    "age": lambda message: message.published_ns,
+    "attempts": lambda message: -message.attempts,
+}
 _DONE = {"finish": "finished", "requeue": "requeued", "defer": "deferred", "kill": "killed"}
 
 
@@ -38,7 +43,7 @@ def add_parser(commands: Any) -> None:
     _add_channel(verb)
     verb.add_argument("--state", choices=paging.STATES, required=True, help="which messages")
     add_listing(verb)
-    verb.add_argument("--sort", choices=("age", "attempts"), help="the oldest, or the most often delivered, first")
+    verb.add_argument("--sort", choices=("age", "attempts"), help="the oldest, or the most often delivered, of all")
     verb = add_verb(
         verbs,
         "show",
@@ -112,11 +117,7 @@ def add_changing(verb: Parser) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        found = paging.select(admin, args, args.state)
-    if args.sort == "age":
-        found.sort(key=lambda one: one[1].published_ns)
-    elif args.sort == "attempts":
-        found.sort(key=lambda one: -one[1].attempts)
+        found = paging.select(admin, args, args.state, _SORTED.get(args.sort))
     if not found and not args.json:
         say(f"no messages of {args.topic} {args.channel} are {args.state.replace('-', ' ')}")
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nsqha.cli.brokers.admin import Admin
@@ -40,13 +40,19 @@ def pages(admin: Admin, args: argparse.Namespace, rpc: str, limit: int, **fields
             return
 
 
-def select(admin: Admin, args: argparse.Namespace, word: str) -> list[tuple[int, Any]]:
-    """Up to `--limit` messages in this state: (partition, message)."""
+def select(
+    admin: Admin, args: argparse.Namespace, word: str, first: Callable[[Any], int] | None = None
+) -> list[tuple[int, Any]]:
+    """Up to `--limit` messages in this state: (partition, message). `first`: those for which it is lowest, of all."""
     found: list[tuple[int, Any]] = []
     wanted = state(admin, word)
-    for answers in pages(admin, args, "ListMessages", min(args.limit, PAGE), state=wanted, bodies=args.bodies):
+    limit = PAGE if first is not None else min(args.limit, PAGE)
+    for answers in pages(admin, args, "ListMessages", limit, state=wanted, bodies=args.bodies):
         found += [(answer.partition, message) for answer in answers for message in answer.messages]
-        if len(found) >= args.limit:
+        if first is not None:
+            found.sort(key=lambda one: first(one[1]))
+            del found[args.limit :]
+        elif len(found) >= args.limit:
             break
     return found[: args.limit]
 

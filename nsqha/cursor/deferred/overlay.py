@@ -26,6 +26,7 @@ from nsqha.cursor.deferred.dead import DEAD_FROM, dead_in, is_dead
 from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, Deferred, DeferredSet, DueKey
 
 _SLICE = 256
+_FEW = 1000
 _NEVER = 1 << 63
 
 
@@ -104,11 +105,19 @@ class DeferredOverlay:
 
     def lowest_waiting(self) -> int | None:
         """The lowest deferred offset that is not a dead letter's."""
-        at = self.lowest(self._waiting_from)
-        while at is not None and is_dead(self.get(at)):
-            self._waiting_from = at + 1
-            at = self.lowest(at + 1)
-        return at
+        alive = len(self) - self.dead
+        if alive <= 0:
+            return None
+        if alive <= _FEW:  # beside any number of dead letters
+            changes = self._changes.items()
+            mine = [offset for offset, change in changes if change.ref is not None and not is_dead(change.ref)]
+            held = self.committed.due(BEFORE_ALL, DEAD_FROM - 1, _FEW + len(changes))
+            return min([*mine, *(ref.offset for ref in held if ref.offset not in self._changes)])
+        for ref in self.items(self._waiting_from):
+            if not is_dead(ref):
+                return ref.offset
+            self._waiting_from = ref.offset + 1
+        return None
 
     def items(self, first: int) -> Iterator[Deferred]:
         """All from offset `first` on, by offset. The set must not change meanwhile."""
@@ -134,9 +143,10 @@ class DeferredOverlay:
             for change in (() if committed else self._changes.values())
             if (ref := change.ref) is not None and is_dead(ref) and (ref.due_ns, ref.offset) > after
         ]
-        held = [
-            ref for ref in dead_in(self.committed, after, limit + len(self._changes)) if ref.offset not in self._changes
-        ]
+        held: list[Deferred] = []
+        while len(held) < limit and (page := dead_in(self.committed, after, limit)):
+            held += [ref for ref in page if ref.offset not in self._changes]
+            after = (page[-1].due_ns, page[-1].offset)
         # A change of what the committed set holds may have been carried meanwhile: `get` knows where its frame is.
         found = sorted([*held, *new], key=lambda ref: (ref.due_ns, ref.offset))[:limit]
         return [self.get(ref.offset) or ref for ref in found]

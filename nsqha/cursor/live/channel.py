@@ -290,7 +290,7 @@ class Channel:
         cursor = self.cursor
         back: list[tuple[int, int]] = []
         most = self._context.limits.retries_at_once if self._requeues.one_by_one else _NO_LIMIT
-        for owner, offsets, singles in cursor.flight.expire(now.mono):
+        for owner, offsets, singles in cursor.flight.expire(now.mono, most):
             back.append((owner, self._came_back(offsets, singles, now, Reason.TIMED_OUT)))
             most -= back[-1][1]
             if most <= 0:

@@ -28,6 +28,7 @@ NOT_OWNER = "client does not own message"
 
 SPAN_GRAIN_S = 0.05  # deliveries to one owner within this time share a deadline, the later one (nsqd: about 100 ms)
 _SPANS_PRUNED_AT = 256
+_NO_LIMIT = 1 << 63
 
 
 class FlightSpan:
@@ -173,16 +174,26 @@ class Flight:
 
     # ---- time
 
-    def expire(self, now: float) -> Iterator[tuple[int, list[int], list[tuple[int, Single]]]]:
-        """What timed out, as (owner, offsets from runs (now WAITING), singles). No longer in flight."""
+    def expire(
+        self, now: float, slots_max: int = _NO_LIMIT
+    ) -> Iterator[tuple[int, list[int], list[tuple[int, Single]]]]:
+        """What timed out, as (owner, offsets from runs (now WAITING), singles). No longer in flight.
+
+        Of a span that is longer than `slots_max` it is one piece after the other."""
         heap = self._span_heap
         while heap and heap[0][0] <= now:
             _, serial, span = heapq.heappop(heap)
             if span.deadline > now:
                 heapq.heappush(heap, (span.deadline, serial, span))
                 continue
-            self._drop_span(span)
-            offsets = self.ring.expire(span.first, span.end, span.owner)
+            first = max(span.first, self.ring.low)
+            end = min(span.end, first + slots_max)
+            if end < span.end:
+                span.first = end
+                heapq.heappush(heap, (span.deadline, serial, span))
+            else:
+                self._drop_span(span)
+            offsets = self.ring.expire(first, end, span.owner)
             if offsets:
                 self.count -= len(offsets)
                 yield span.owner, offsets, []

@@ -46,6 +46,7 @@ class AdministrationRoutes:
         api.add("POST", "/channel/policy", self.change_channel_policy)
         api.add("POST", "/channel/skip", self.channel_skip)
         api.add("POST", "/channel/unskip", self.channel_unskip)
+        api.add("POST", "/message/finish", self.message_finish)
 
     async def topic_create(self, request: HttpRequest) -> None:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
@@ -128,6 +129,17 @@ class AdministrationRoutes:
             await done(self._broker.channels.ask(topic, channel, {"skip": skip}), self._broker, "CHANNEL_NOT_FOUND")
         except ValueError as error:
             raise ApiError(400, "INVALID_POLICY", detail=str(error)) from error
+
+    async def message_finish(self, request: HttpRequest) -> None:
+        """As Youzan's: nobody gets the message `msgid` any more. Ids are 16 hex digits, and say the partition."""
+        topic, channel = self._existing_channel(request)
+        message_id = request.query.require("msgid")
+        try:
+            await done(
+                self._broker.endpoints.finish_message(topic, channel, message_id), self._broker, "MESSAGE_NOT_FOUND"
+            )
+        except ValueError as error:
+            raise ApiError(400, "INVALID_ARG_MSGID", detail=str(error)) from error
 
     def _with_policy(self, request: HttpRequest) -> tuple[str, str]:
         if request.query.get("channel") != EVERY_CHANNEL:

@@ -8,7 +8,7 @@ answer at once, from memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,6 +124,15 @@ class ChannelsApi(Protocol):
     def has(self, topic: str, channel: str) -> bool: ...
 
 
+class MessagesApi(Protocol):
+    """What is done to single messages, by the administration."""
+
+    @property
+    def finish_message(self) -> Callable[[str, str, str], Awaitable[None]]:
+        """(topic, channel, message id): nobody gets it any more. ValueError: that is no message id. NotFound, Conflict:
+        it is not there."""
+
+
 class BrokerApi(Protocol):
     """The broker as its HTTP API sees it."""
 
@@ -152,6 +161,9 @@ class BrokerApi(Protocol):
 
     @property
     def publishing(self) -> PublishingApi: ...
+
+    @property
+    def endpoints(self) -> MessagesApi: ...
 
     def set_lookupds(self, addresses: Sequence[str]) -> None:
         """Announce this node to these lookup daemons only, from now on; `options` then shows them."""

@@ -281,6 +281,7 @@ _OF_CURSOR = (
     ("channel_in_flight", "Messages delivered and not answered yet.", "in_flight_count"),
     ("channel_deferred", "Messages deferred until a later time.", "deferred_count"),
     ("channel_dead", "Dead letters, which nobody gets until an operator says so.", "dead_count"),
+    ("channel_dead_oldest_seconds", "Time since the oldest dead letter died; 0: there is none.", "dead_oldest_seconds"),
     ("channel_finished_ranges", "Ranges finished above the floor.", "finished_ranges"),
     (
         "channel_uncommitted_progress",

@@ -266,6 +266,7 @@ def merged_cursors(cursors: Collection[CursorStats]) -> CursorStats:
         in_flight_count=sum(c.in_flight_count for c in cursors),
         deferred_count=sum(c.deferred_count for c in cursors),
         dead_count=sum(c.dead_count for c in cursors),
+        dead_oldest_seconds=max((c.dead_oldest_seconds for c in cursors), default=0.0),
         uncommitted_progress=sum(c.uncommitted_progress for c in cursors),
         oldest_unfinished_seconds=max(ages, default=None),
         stuck=next((c.stuck for c in cursors if c.stuck), ""),

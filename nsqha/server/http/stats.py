@@ -78,6 +78,7 @@ class CursorStats:
     dropped_count: int = 0  # ... that bounds the depth
     expired_count: int = 0  # ... that bounds the age
     dead_count: int = 0  # dead letters that are kept
+    dead_oldest_seconds: float = 0.0  # since the first of them died
     died_count: int = 0  # messages that died, also those that were not kept
 
 

@@ -7,10 +7,11 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nsqha.errors import Unavailable
 from nsqha.server.http.broker_api import BoundPorts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from nsqha.clock import Now
     from nsqha.commitlog.journal import NodeJournal
@@ -42,6 +43,10 @@ class NodeParts:
     opener: PartitionOpener
 
 
+async def _starting(topic: str, channel: str, message_id: str) -> None:
+    raise Unavailable("the node is starting")
+
+
 @dataclass(slots=True)
 class Endpoints:
     """Where a node listens and what it announces; filled in while it starts."""
@@ -50,6 +55,7 @@ class Endpoints:
     segments_address: str = ""
     segments: ByteServer | None = None
     registrar: Registrar | None = None
+    finish_message: Callable[[str, str, str], Awaitable[None]] = _starting  # the administration's, which starts last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import nsqha
 from nsqha import hot
 from nsqha.clock import Now
-from nsqha.cursor.deferred.dead import Reason
+from nsqha.cursor.deferred.dead import DEAD_FROM, Reason, death_of
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
 from nsqha.server.clients.figures import client_stats
@@ -30,6 +30,7 @@ from nsqha.server.http.stats import (
 from nsqha.server.partition.holding import live_holds
 
 if TYPE_CHECKING:
+    from nsqha.cursor.deferred.overlay import DeferredOverlay
     from nsqha.cursor.live.channel import Channel
     from nsqha.options import Options
     from nsqha.server.clients.connection import Connections
@@ -194,6 +195,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 dropped_count=cursor.passing.dropped,
                 expired_count=cursor.passing.expired,
                 dead_count=cursor.deferred_overlay.dead,
+                dead_oldest_seconds=_oldest_dead_seconds(cursor.deferred_overlay, now),
                 died_count=sum(cursor.dead.died.values()),
             )
         )
@@ -242,6 +244,13 @@ def _relayed(topic: Topic, channel: str) -> tuple[ClientStats, ...]:
     from nsqha.server.routing.relayed_clients import relayed_stats  # only nodes of a cluster load it
 
     return relayed_stats(consumers)
+
+
+def _oldest_dead_seconds(deferred: DeferredOverlay, now: Now) -> float:
+    if not deferred.dead:
+        return 0.0
+    (first,) = deferred.dead_letters((DEAD_FROM, -1), 1)
+    return max(0.0, (now.wall_ns - death_of(first.due_ns)[0]) / 1e9)
 
 
 def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nsqha.cursor.deferred import overlay as overlay_module
 from nsqha.cursor.deferred.dead import DEAD_FROM, Reason, clear_alive, dead_due_ns, death_of
 from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.live.acting import Action, act
@@ -146,6 +147,39 @@ def test_a_retry_that_is_too_old_dies_where_the_dead_are_kept():
     assert leader.redeliver(channel) == []
     assert dead_of(channel) == [(0, 1, Reason.EXPIRED)]
     assert channel.cursor.passing.expired == 0, "it is counted once"
+
+
+@pytest.mark.parametrize("few", [0, 1, 1000])
+def test_the_oldest_that_waits_and_the_oldest_that_is_dead(few: int, monkeypatch: pytest.MonkeyPatch):
+    """However many are dead below what waits, committed or not."""
+    monkeypatch.setattr(overlay_module, "_FEW", few)
+    leader = Leader()
+    channel = leader.create("c")
+    overlay = channel.cursor.deferred_overlay
+    leader.ask(max_attempts=1)
+    leader.publish(6)
+    leader.deliver(channel, 6)
+    assert (overlay.lowest_waiting(), overlay.dead_letters(FIRST, 1)) == (None, [])
+    for offset in (2, 0, 1):
+        leader.clock.advance(1)
+        channel.req(offset, 1, 0, leader.now)
+    (first,) = overlay.dead_letters(FIRST, 1)
+    assert first.offset == 2
+    assert overlay.lowest_waiting() is None
+    leader.flush()
+    act(channel.cursor, 4, Action.DEFER, leader.now, due_ns=leader.now.wall_ns + 10**12)
+    assert (overlay.lowest_waiting(), overlay.dead_letters(FIRST, 1)) == (4, [first])
+    leader.flush()
+    assert (overlay.lowest_waiting(), overlay.dead_letters(FIRST, 1)) == (4, [first])
+    act(channel.cursor, 2, Action.FINISH, leader.now)
+    assert [ref.offset for ref in overlay.dead_letters(FIRST, 1)] == [0], "in front of it is what is not committed yet"
+    assert [ref.offset for ref in overlay.dead_letters(FIRST, 9)] == [0, 1]
+    act(channel.cursor, 1, Action.REQUEUE, leader.now)
+    assert overlay.lowest_waiting() == 1
+    leader.flush()
+    assert [redelivery.offset for redelivery in leader.redeliver(channel)] == [1]
+    channel.req(1, 1, 0, leader.now)
+    assert overlay.lowest_waiting() == 4
 
 
 def test_raised_it_begins_anew():

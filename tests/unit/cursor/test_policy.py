@@ -127,3 +127,21 @@ def test_many_that_time_out_at_once_are_taken_back_some_at_a_time(retry_ms: int 
         turns.append(sum(count for _, count in channel.expire(leader.now)))
     assert turns == ([40] if retry_ms is None else [10, 10, 10, 10])
     assert channel.timeout_count == 40
+
+
+def test_many_of_one_consumer_are_taken_back_some_at_a_time_too():
+    leader = Leader(limits=ChannelLimits(retries_at_once=10))
+    channel = leader.create("c")
+    leader.ask(retry_ms=1000, retry_jitter=0.0)
+    leader.publish(35)
+    for owner in (1, 2):  # each has one span, which overlaps the other's
+        leader.deliver(channel, 10, owner=owner, timeout=10)
+    leader.deliver(channel, 15, owner=1, timeout=10)
+    leader.fin(channel, 3)
+    leader.clock.advance(11)
+    turns = []
+    while channel.in_flight:
+        turns.append(sum(count for _, count in channel.expire(leader.now)))
+    assert max(turns) <= 10 + 9, "a piece may go beyond what is left"
+    assert (sum(turns), channel.timeout_count) == (34, 34)
+    assert channel.next_deadline() == leader.now.mono + 1, "the delay; nothing times out any more"

@@ -66,6 +66,11 @@ class FakeTopics(dict[str, BrokerTopic]):
             raise self.refusal
 
 
+class FakeEndpoints:
+    async def finish_message(self, topic: str, channel: str, message_id: str) -> None:
+        raise NotFound(message_id)
+
+
 class FakeChannels:
     def __init__(self, topics: FakeTopics) -> None:
         self._topics = topics
@@ -144,6 +149,7 @@ class FakeBroker:
         self.topics = FakeTopics()
         self.channels = FakeChannels(self.topics)
         self.publishing = FakePublishing(self.topics)
+        self.endpoints = FakeEndpoints()
         self.producers: tuple[ClientStats, ...] = ()
         self.health_text = "OK"
         self.check_list: Sequence[Check] = ()
