@@ -7,15 +7,18 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from nsqha.cli.brokers.admin import Admin
+
 from . import client, disk
 from .figures import Figures, Spread
 from .loadgen import Engine
-from .place import CHANNEL, TOPIC, Place, WrongResult, checked, each_once, fill, payload, wait_quiet
+from .place import CHANNEL, TOPIC, Place, WrongResult, checked, each_once, fill, payload, set_policy, wait_quiet
 from .procstat import watching_memory
 from .servers import Server
 
 STARTS = 3
 HOUR_MS = 3_600_000
+PAGE, PAGES = 1000, 50  # of a list of dead letters
 HELD_S = 60.0  # most that handing out or deferring a million messages may take; also nsqd's message timeout
 
 
@@ -135,6 +138,56 @@ class Held:
             ),
             "rss_bytes": float(readings[-1].rss_bytes),
         }
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """How anonymous memory grows with dead letters that are kept, and what a page of them takes to list."""
+
+    count: int = 100_000
+
+    def __call__(self, place: Place) -> Figures:
+        server = place.server
+        client.subscribe(client.open_connection(server.tcp), TOPIC, CHANNEL).close()
+        set_policy(server, '{"max_attempts": 1}')
+        body = payload(100)
+        self._die(place, body, self.count // 10)  # what everything that is used for the first time costs
+        before = server.tree.memory()
+        self._die(place, body, self.count)
+        growth = server.tree.memory().anonymous_bytes - before.anonymous_bytes
+        with Admin(server.grpc, 60) as admin:
+            request = {"topic": TOPIC, "channel": CHANNEL, "state": admin.messages.MESSAGE_STATE_DEAD, "limit": PAGE}
+            cpu, seconds, after = server.tree.cpu_ns(), [], []
+            for _ in range(PAGES):
+                begun = time.perf_counter()
+                (answer,) = admin.call("ListMessages", after=after, **request).partitions
+                seconds.append(time.perf_counter() - begun)
+                if len(answer.messages) != PAGE:
+                    raise WrongResult(f"{len(answer.messages)} dead letters in a page of {PAGE}")
+                after = [answer.next]
+        return {
+            "held": float(self.count),
+            "anonymous_growth_bytes": float(growth),
+            "page_ms": Spread.of(seconds).median * 1e3,
+            "page_cpu_ms": (server.tree.cpu_ns() - cpu) / 1e6 / PAGES,
+            "rss_bytes": float(server.tree.memory().rss_bytes),
+        }
+
+    def _die(self, place: Place, body: bytes, count: int) -> None:
+        stored = fill(place, body, count)
+        engine = Engine()
+        try:
+            for _ in range(4):
+                sock = client.subscribe(client.open_connection(place.server.tcp), TOPIC, CHANNEL)
+                engine.add_consumer(sock, req_every=1)
+            engine.expect(body)
+            engine.ready(2500)
+            engine.run(HELD_S, received=stored)
+            engine.run(2.0)
+            checked(engine)
+        finally:
+            engine.close()
+        wait_quiet(place.server, at_most_s=10.0)
 
 
 def depth(server: Server) -> int:

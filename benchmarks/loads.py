@@ -28,6 +28,7 @@ from .place import (
     payload,
     repeated,
     run_until,
+    set_policy,
     wait_quiet,
 )
 
@@ -101,6 +102,7 @@ class Consume:
 
     `fins_per_send` is how many FINs one system call carries: 0 for all that one read produced, 1 as the usual Go
     client does. Every `req_every`-th message is requeued once. `cold`: the backlog is in no cache when it starts.
+    `policy`: what is asked of the channel, in JSON.
     """
 
     connections: int
@@ -109,12 +111,15 @@ class Consume:
     req_every: int = 0
     cold: bool = False
     tls: bool = False
+    policy: str = ""
 
     def __call__(self, place: Place) -> Figures:
         server, scale = place.server, place.scale
         body = payload(100)
         # The channel is there before the messages are, as in production; nsqd would else move them once more.
         client.subscribe(client.open_connection(server.tcp), TOPIC, CHANNEL).close()
+        if self.policy:
+            set_policy(server, self.policy)
         stored = fill(place, body, scale.backlog)
         wait_quiet(server)
         resident = self._chill(place) if self.cold else 0.0

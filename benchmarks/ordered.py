@@ -8,7 +8,6 @@ The client is plain Python and takes a share of what is shown.
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 import subprocess
@@ -36,10 +35,7 @@ def main() -> None:
 
 def _rate(folder: Path, sync: str) -> float:
     with servers.fresh_server(servers.our_broker("compiled"), folder, sync=sync) as server:
-        while not (found := re.findall(r"\bgRPC: listening on (\S+:\d+)\s", server.log_tail(100) + " ")):
-            time.sleep(0.02)
-        grpc = found[0]
-        create = ["-m", "nsqha", "topic", "create", "t", "--ordered", f"--grpc-address={grpc}"]
+        create = ["-m", "nsqha", "topic", "create", "t", "--ordered", f"--grpc-address={server.grpc}"]
         subprocess.run([sys.executable, *create], check=True, stdout=subprocess.DEVNULL)
         with socket.create_connection(server.tcp) as connection:
             _publish(connection)

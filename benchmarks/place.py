@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +13,7 @@ from . import client
 from .figures import Figures
 from .loadgen import Engine
 from .procstat import machine_time
-from .servers import Server
+from .servers import NotForThisSubject, Server
 
 TOPIC = "bench"
 CHANNEL = "bench"
@@ -196,6 +197,14 @@ def checked(engine: Engine, *, redelivered: int = 0) -> None:
     ):
         if count:
             raise WrongResult(f"{count} {what}")
+
+
+def set_policy(server: Server, policy: str) -> None:
+    """Ask this of the channel, in JSON."""
+    if not server.subject.ours:
+        raise NotForThisSubject("only our broker has policies")
+    url = f"http://{server.http[0]}:{server.http[1]}/channel/policy?topic={TOPIC}&channel={CHANNEL}"
+    urllib.request.urlopen(url, policy.encode(), timeout=60).close()
 
 
 def each_once(engine: Engine, server: Server, *, copies: int = 1) -> None:

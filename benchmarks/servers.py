@@ -199,6 +199,14 @@ class Server:
         finally:
             connection.close()
 
+    @property
+    def grpc(self) -> str:
+        """The address of our broker's administration, once it listens."""
+        deadline = time.perf_counter() + START_TIMEOUT_S
+        while not (found := re.findall(r"\bgRPC: listening on (\S+:\d+)\s", self._log.read_text(errors="replace"))):
+            self._still_starting(deadline)
+        return str(found[-1])
+
     def _before_exec(self) -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if self._cores:

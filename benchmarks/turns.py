@@ -18,7 +18,6 @@ import struct
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +66,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _measured(row: Row, folder: Path) -> tuple[float, float]:
-    from .place import CHANNEL, FULL, TOPIC, Place, fill, payload, wait_quiet
+    from .place import CHANNEL, FULL, TOPIC, Place, fill, payload, set_policy, wait_quiet
 
     noted = folder / "longest"
     noted.write_bytes(bytes(_LONGEST.size))
@@ -77,7 +76,7 @@ def _measured(row: Row, folder: Path) -> tuple[float, float]:
     with servers.fresh_server(subject, folder, sync="interval", flags=flags) as server:
         client.subscribe(client.open_connection(server.tcp), TOPIC, CHANNEL).close()
         if row.in_flight:
-            _ask(server, row.policy)
+            set_policy(server, row.policy)
         stored = fill(Place(server, FULL, folder), payload(100), MESSAGES)
         wait_quiet(server)
         holding = _take_all(server, stored) if row.in_flight else None
@@ -85,7 +84,7 @@ def _measured(row: Row, folder: Path) -> tuple[float, float]:
         with noted.open("r+b") as file, mmap.mmap(file.fileno(), 0) as longest:
             longest[:] = bytes(_LONGEST.size)
             if holding is None:
-                _ask(server, row.policy)
+                set_policy(server, row.policy)
             _wait_settled(server, row, stored)
             cpu, wall = _LONGEST.unpack(longest[:])
         if holding is not None:
@@ -108,13 +107,6 @@ def _take_all(server: servers.Server, count: int) -> Any:
     engine.ready(0)
     engine.run(0.05)
     return engine
-
-
-def _ask(server: servers.Server, policy: str) -> None:
-    from .place import CHANNEL, TOPIC
-
-    url = f"http://{server.http[0]}:{server.http[1]}/channel/policy?topic={TOPIC}&channel={CHANNEL}"
-    urllib.request.urlopen(url, policy.encode(), timeout=60).close()
 
 
 def _wait_settled(server: servers.Server, row: Row, count: int) -> None:

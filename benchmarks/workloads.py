@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from .lifecycle import Held, Idle, Restart
+from .lifecycle import DeadLetters, Held, Idle, Restart
 from .loads import Consume, EndToEnd, Latency, Publish
 from .place import Measure
 from .verify import Verify
 
 CERTIFICATE = ("tls.crt", "tls.key")
+RETRY = '"max_attempts": 5, "retry_ms": 100'
 OPENSSL = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
 
 
@@ -53,6 +54,16 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload("consume-rdy1", "backlog, 16 connections RDY 1", Consume(16, 1)),
     Workload("consume-req", "backlog, 4 connections RDY 2500, 1 % requeued once", Consume(4, 2500, req_every=100)),
+    Workload(
+        "consume-policy",
+        "as consume, with max_attempts, retry, ttl and max_depth set and nothing failing",
+        Consume(4, 2500, policy=f'{{{RETRY}, "ttl_ms": 3600000, "max_depth": 1000000000}}'),
+    ),
+    Workload(
+        "consume-req-policy",
+        "as consume-req, with max_attempts and retry 100ms",
+        Consume(4, 2500, req_every=100, policy=f"{{{RETRY}}}"),
+    ),
     Workload("consume-cold", "backlog in no cache, 4 connections RDY 2500", Consume(4, 2500, cold=True)),
     # both at once
     Workload(
@@ -110,6 +121,12 @@ WORKLOADS: tuple[Workload, ...] = (
         "memory-deferred",
         "1 M messages requeued by an hour: growth of anonymous memory",
         Held("deferred"),
+        rounds_max=1,
+    ),
+    Workload(
+        "dead-letters",
+        "100,000 dead letters: growth of anonymous memory, a page of 1,000",
+        DeadLetters(),
         rounds_max=1,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
@@ -17,6 +18,7 @@ def test_an_older_etcd_under_running_nodes(restorable: Restorable) -> None:
     cluster = restorable.with_backup()
     with UnderLoad(cluster, "old") as load:
         restorable.outgrow_backup()
+        cluster.nodes[0].request("/channel/policy?topic=old&channel=steady", b'{"max_attempts": 9}')
         restorable.restore()
         restorable.wait_waiting()
         load.goes_on()
@@ -24,6 +26,9 @@ def test_an_older_etcd_under_running_nodes(restorable: Restorable) -> None:
         restorable.wait_believed()
         cluster.wait_isr("old", 3)
         cluster.wait_isr("new", 3)
+        for node in cluster.nodes:
+            policy = json.loads(node.request("/channel/policy?topic=old&channel=steady"))["policy"]
+            assert policy == {"max_attempts": 9}, "the backup is older"
     assert shown["restored"] == ["new"] and shown["unheard"] == [] and shown["generation"] == 1
     assert shown["partitions"] and all(partition["loss"] == "" for partition in shown["partitions"])
     cluster.check_replicas()

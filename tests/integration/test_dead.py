@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, UnderLoad
 from tests.integration.devnode import DevNode
 from tests.integration.servers import wait_until
 from tests.integration.test_turns import OneByOne
+from tests.jepsen import dead_letters
+from tests.jepsen.dead_letters import FailingMessages
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +243,27 @@ def test_the_dead_outlive_their_leader(cluster: Cluster) -> None:
     wait_until(lambda: _dead(cluster, "mortal") == 1, "the dead letter lives on")
     leader.start()
     cluster.wait_isr("mortal", 3)
+
+
+@pytest.mark.timeout(300)
+def test_each_is_one_dead_letter_whoever_leads(cluster: Cluster) -> None:
+    """Under load, the leader killed twice; `cluster_crash --dead` runs longer."""
+    cluster.start()
+    channels = ("steady", dead_letters.CHANNEL)
+    cluster.create("exact", *channels)
+    failing = FailingMessages.of(cluster, "exact")
+    with UnderLoad(cluster, "exact", *channels, failing=failing) as load:
+        for _ in range(2):
+            cluster.wait_isr("exact", 3)
+            leader = cluster.leader("exact")
+            load.clients.avoid = cluster.nodes.index(leader)
+            leader.kill()
+            cluster.wait_isr("exact", 2)
+            load.goes_on()
+            leader.start()
+        cluster.wait_isr("exact", 3)
+    assert failing.dead > 0
+    cluster.wait_level("exact")
 
 
 def _dead(cluster: Cluster, topic: str) -> int:

@@ -368,6 +368,10 @@ def test_a_node_that_was_alone_is_imported_with_its_messages_and_channels(tmp_pa
     alone.create("imported", "billing")
     alone.publish("imported", "first", "second", "third")
     assert alone.ok("sub", "imported", "billing", "-n", "1") == "first\n"
+    alone.ok("pub", "imported", "never", "--delay", "1h")
+    alone.ok("channel", "set", "imported", "billing", "--max-attempts", "4")
+    alone.ok("channel", "set", "imported", "*", "--retry", "3s")
+    assert alone.json("message", "kill", "imported", "billing", "--state", "deferred", "--yes")["messages"] == 1
     (example,) = CLUSTER_VERBS["import"].examples
     command = ["sh", "-c", f"{example} --json"]
     run = functools.partial(
@@ -395,6 +399,12 @@ def test_a_node_that_was_alone_is_imported_with_its_messages_and_channels(tmp_pa
     eventually(lambda: get(f"{alone.http}/ping") == b"OK")
     got = nsqha(cluster, "sub", "imported", "billing", "-n", "2", "--nsqd-tcp-address", alone.tcp)
     assert got.stdout.split() == ["second", "third"], got.stderr
+    for node in (alone.http, cluster.nodes[1]["http"].removeprefix("http://")):
+        followed = json.loads(get(f"{node}/channel/policy?topic=imported&channel=billing"))["in_force"]
+        assert followed["max_attempts"] == {"value": 4, "from": "channel"}
+        assert followed["retry_ms"] == {"value": 3000, "from": "*"}
+    letters = nsqha(cluster, "dead", "list", "imported", "billing", "--bodies", "--json")
+    assert [json.loads(line)["body"] for line in letters.stdout.splitlines()] == ["never"], letters.stderr
     joined.terminate()
     assert joined.wait(60) == 0
     cluster.stop()

@@ -15,6 +15,9 @@ Three figures for each fault of a leader:
     gap        the longest time in which no client had an OK
     publish    the longest that one publish to another node took, by a client that has one under way at a time
 
+With `--dead` a third channel has a policy, and some of its messages always fail: each must end as one dead letter
+(`tests.jepsen.dead_letters`).
+
 The seed fixes the draws, not the machine's timing. `--tell MS` prints what every member logged around a longer gap.
 """
 
@@ -42,8 +45,9 @@ from tests.etcd_server import EtcdServer
 from tests.integration.cluster import Cluster, Member, UnderLoad, freeze, pause, thaw
 from tests.integration.hosts import Network, NotPossible
 from tests.integration.servers import Daemon, Host, free_port, wait_until
-from tests.jepsen import history
+from tests.jepsen import dead_letters, history
 from tests.jepsen.checker import Report
+from tests.jepsen.dead_letters import FailingMessages
 
 KINDS = {"leader": 12, "follower": 3, "controller": 2, "both": 2, "etcd": 1, "rolling": 3, "freeze": 1, "cut": 0}
 HIT_LEADER = ("leader", "both", "rolling", "freeze", "cut")
@@ -241,17 +245,21 @@ def tell(cluster: Cluster, since: datetime) -> None:
 
 
 def run(
-    directory: Path, *, kills: int, seed: int, sync: str, only: str | None, tell_above: float
+    directory: Path, *, kills: int, seed: int, sync: str, only: str | None, tell_above: float, dead: bool = False
 ) -> tuple[Figures, Report]:
     """AssertionError with everything that is known, if something is wrong."""
     rng = random.Random(f"{seed} killer")
     with started(directory, sync=sync, apart=only == "cut") as cluster:
-        cluster.create(TOPIC, "steady", "other")
-        load = UnderLoad(cluster, TOPIC, "steady", "other", seed=seed)
+        channels = ("steady", "other", *([dead_letters.CHANNEL] if dead else []))
+        cluster.create(TOPIC, *channels)
+        failing = FailingMessages.of(cluster, TOPIC) if dead else None
+        load = UnderLoad(cluster, TOPIC, *channels, seed=seed, failing=failing)
         with keeping(load, directory), load:
             breaker = Breaker(cluster, load, rng, tell_above=tell_above)
             for _ in range(kills):
                 breaker.once(only or rng.choices(list(KINDS), list(KINDS.values()))[0])
+        if failing is not None:
+            print(f"{failing.dead} dead letters, each once, and each came again at attempt 1", flush=True)
         cluster.check_replicas()
     return breaker.figures, load.report
 
@@ -272,6 +280,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--sync", choices=("always", "interval", "none"), default="always")
     parser.add_argument("--only", choices=list(KINDS), help="no other kind of fault")
+    parser.add_argument(
+        "--dead", action="store_true", help="a channel with a policy, in which some messages always fail"
+    )
     parser.add_argument("--tell", type=float, metavar="MS", help="print the logs around a gap that is longer")
     parser.add_argument("--keep", type=Path, help="folder for data, logs and the history (default: temporary)")
     args = parser.parse_args()
@@ -280,7 +291,15 @@ def main() -> int:
     print(f"seed {seed}, {args.kills} faults, sync={args.sync}, in {directory}", flush=True)
     try:
         above = float("inf") if args.tell is None else args.tell / 1000
-        figures, report = run(directory, kills=args.kills, seed=seed, sync=args.sync, only=args.only, tell_above=above)
+        figures, report = run(
+            directory,
+            kills=args.kills,
+            seed=seed,
+            sync=args.sync,
+            only=args.only,
+            tell_above=above,
+            dead=args.dead,
+        )
     except NotPossible as error:
         print(f"hosts can not be made here: {error}")
         return 1

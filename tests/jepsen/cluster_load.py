@@ -25,9 +25,10 @@ from types import MappingProxyType
 
 import uvloop
 
-from tests.jepsen import history
+from tests.jepsen import dead_letters, history
 from tests.jepsen.checker import Checker, Connection, Report
 from tests.jepsen.client import V2, Gone, connect, get_json, mpub, pub
+from tests.jepsen.dead_letters import FailingMessages
 from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Drained, Message, Outcome, Publish, Received, Refused
 from tests.jepsen.recorder import Recorder, result_by, result_of
 
@@ -66,9 +67,10 @@ class ClusterLoad(Recorder):
         any_node: bool = False,
         pace: float = 1.0,
         hosts: Mapping[int, str] = MappingProxyType({}),
+        failing: FailingMessages | None = None,
     ) -> None:
         """`lookupds`: HTTP ports. `consumers`: per channel. `any_node`: they SUB anywhere, not where /lookup says.
-        `hosts`: addresses of ports that are not on loopback."""
+        `hosts`: addresses of ports that are not on loopback. `failing`: what the consumers of its channel do."""
         super().__init__(seed)
         self.gen = 1  # of all nodes together
         self.topic = topic
@@ -83,6 +85,7 @@ class ClusterLoad(Recorder):
         self._consumers = consumers
         self._any_node = any_node
         self._hosts = hosts
+        self._failing = failing
 
     # ---- life
 
@@ -110,12 +113,24 @@ class ClusterLoad(Recorder):
             stuck.append(f"a publisher did not end: {task.get_coro()}")
             task.cancel()
         if await self._until(self._all_delivered, DRAIN_SECONDS):
-            await self._until(self._empty, 10.0)
+            await self._until(self._empty, 10.0 if self._failing is None else DRAIN_SECONDS)
+            if self._failing is not None:
+                stuck += await self._raise_dead(self._failing)
         else:
             owed = {channel: len(missing) for channel, missing in self.missing().items()}
             stuck.append(f"not delivered in time: {owed}")
         self.record(Drained(self.now(), self.topic))
         return stuck + await self.stop_consumers()
+
+    async def _raise_dead(self, failing: FailingMessages) -> list[str]:
+        """Judge the dead letters, and have them come again; what is wrong."""
+        problems = await self._loop.run_in_executor(None, failing.raise_all)
+
+        async def done() -> bool:
+            return failing.all_raised and await self._empty()
+
+        await self._until(done, DRAIN_SECONDS)
+        return problems + failing.end()
 
     def missing(self) -> dict[str, set[tuple[int, int]]]:
         """What was OK'd and has not come out, by channel."""
@@ -274,16 +289,22 @@ class ClusterLoad(Recorder):
         (reply,) = client.ask(f"SUB {self.topic} {channel}\n".encode())
         await asyncio.wait_for(reply, 20)
         self.record(ChannelMade(t0, self.now(), conn, conn, self.topic, channel, "ok"))
-        client.on_messages = lambda messages: self._received(conn, client, rng, messages)
+        client.on_messages = lambda messages: self._received(channel, conn, client, rng, messages)
         client.on_refused = lambda command, message_id: self.record(Refused(self.now(), conn, command, message_id))
         client.send(b"RDY %d\n" % rng.choice((20, 200)))
         await client.closed
 
-    def _received(self, conn: int, client: V2, rng: random.Random, messages: list[tuple[int, int, str, bytes]]) -> None:
+    def _received(
+        self, channel: str, conn: int, client: V2, rng: random.Random, messages: list[tuple[int, int, str, bytes]]
+    ) -> None:
         ids = self.received(conn, messages)
-        again = [message_id for message_id in ids if self.publishing and rng.random() < 0.01]
+        if self._failing is not None and channel == dead_letters.CHANNEL:
+            failing = self._failing.received(messages)
+            again, delay_ms = [message_id for message_id in ids if message_id in failing], 0
+        else:
+            again, delay_ms = [message_id for message_id in ids if self.publishing and rng.random() < 0.01], 50
         if again:
-            self.answer(client, Answered(self.now(), conn, "REQ", again, 0.05), b" 50")
+            self.answer(client, Answered(self.now(), conn, "REQ", again, delay_ms / 1000), b" %d" % delay_ms)
         done = [message_id for message_id in ids if message_id not in again]
         if not self.publishing or rng.random() < 0.7:
             self.fin(conn, client, done)

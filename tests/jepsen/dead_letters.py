@@ -1,0 +1,146 @@
+"""A channel in which some messages always fail, under a policy: what has become of them when the load is at rest.
+
+    failing   every seventh message is answered by REQ, whatever its attempt; the others are finished
+    at rest   nothing waits, is deferred or in flight: each of these is one dead letter, and nothing else is
+    raised    all dead letters are requeued, come at attempt 1, and are finished
+
+A crash may repeat an attempt: the wire never shows more than the policy allows. It may not lose a dead letter, nor make
+two of one, nor let a message die that did not fail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nsqha.cli.brokers.admin import Admin
+from tests.jepsen import history
+
+if TYPE_CHECKING:
+    from tests.integration.cluster import Cluster
+
+CHANNEL = "failing"
+MAX_ATTEMPTS = 3
+POLICY = {"max_attempts": MAX_ATTEMPTS, "retry_ms": 100}
+PAGE = 1000
+EVERY = 7
+
+Key = tuple[int, int]  # process and number of a message
+
+
+def fails(key: Key) -> bool:
+    """Whether the message with this process and number is one of those that always fail."""
+    return sum(key) % EVERY == 0
+
+
+class FailingMessages:
+    """What the consumers of the channel saw, and the judgement."""
+
+    def __init__(self, grpc: Callable[[], str], topic: str) -> None:
+        """`grpc`: where to ask."""
+        self.failing = True  # else they are finished, too
+        self.seen: dict[str, Key] = {}  # by id
+        self.dead = 0  # as the judgement found them
+        self._raised: dict[str, int] = {}
+        self._grpc = grpc
+        self._topic = topic
+        self._problems: list[str] = []
+
+    @classmethod
+    def of(cls, cluster: Cluster, topic: str) -> FailingMessages:
+        """Set the policy; the channel is there."""
+        node = cluster.nodes[0]
+        node.request(f"/channel/policy?topic={topic}&channel={CHANNEL}", json.dumps(POLICY).encode())
+        return cls(lambda: f"127.0.0.1:{next(node for node in cluster.nodes if node.running).grpc_port}", topic)
+
+    def received(self, messages: list[tuple[int, int, str, bytes]]) -> set[str]:
+        """Which of them are to be answered by REQ."""
+        failing = set()
+        for _, attempts, message_id, body in messages:
+            key = history.parse(body)
+            if attempts > MAX_ATTEMPTS:
+                self._problems.append(f"{key} came with attempts {attempts}")
+            if fails(key):
+                self.seen[message_id] = key
+                if self.failing:
+                    failing.add(message_id)
+                else:
+                    self._raised.setdefault(message_id, attempts)
+        return failing
+
+    def raise_all(self) -> list[str]:
+        """The load is at rest: what is wrong. Then all dead letters are requeued, and finished when they come."""
+        with Admin(self._grpc(), 30) as admin:
+            dead = Counter(self._listed(admin))
+            self.dead = len(dead)
+            twice = {message_id for message_id, count in dead.items() if count > 1}
+            problems = [
+                f"{len(ids)} {what}: {sorted(ids)[:5]}"
+                for ids, what in (
+                    (self.seen.keys() - dead.keys(), "failed and are not dead"),
+                    (dead.keys() - self.seen.keys(), "are dead and did not fail"),
+                    (twice, "are dead letters twice"),
+                )
+                if ids
+            ]
+            self.failing = False
+            self._requeue(admin)
+        return problems
+
+    def _listed(self, admin: Admin) -> list[str]:
+        found: list[str] = []
+        after: list[Any] = []
+        while True:
+            (answer,) = admin.call(
+                "ListMessages",
+                topic=self._topic,
+                channel=CHANNEL,
+                state=admin.messages.MESSAGE_STATE_DEAD,
+                limit=PAGE,
+                after=after,
+            ).partitions
+            assert not answer.error, answer.error
+            for letter in answer.messages:
+                if letter.attempts != MAX_ATTEMPTS:
+                    self._problems.append(f"{letter.message_id} died at attempt {letter.attempts}")
+                found.append(letter.message_id)
+            if not answer.HasField("next"):
+                return found
+            after = [answer.next]
+
+    def _requeue(self, admin: Admin) -> None:
+        requeued = 0
+        after: list[Any] = []
+        while True:
+            (answer,) = admin.call(
+                "ChangeMessages",
+                topic=self._topic,
+                channel=CHANNEL,
+                state=admin.messages.MESSAGE_STATE_DEAD,
+                action=admin.messages.MESSAGE_ACTION_REQUEUE,
+                after=after,
+            ).partitions
+            assert not answer.error, answer.error
+            requeued += answer.changed
+            if not answer.HasField("next"):
+                break
+            after = [answer.next]
+        if requeued != self.dead:
+            self._problems.append(f"{requeued} of {self.dead} dead letters were requeued")
+
+    @property
+    def all_raised(self) -> bool:
+        """Whether all that were requeued have come."""
+        return self._raised.keys() == self.seen.keys()
+
+    def end(self) -> list[str]:
+        """What else is wrong, when all that was requeued has come."""
+        late = [message_id for message_id, attempts in self._raised.items() if attempts != 1]
+        problems = [f"{len(late)} requeued dead letters did not begin at attempt 1: {late[:5]}"] if late else []
+        if missing := self.seen.keys() - self._raised.keys():
+            problems.append(f"{len(missing)} requeued dead letters never came: {sorted(missing)[:5]}")
+        if len(self.seen) < EVERY:
+            problems.append(f"only {len(self.seen)} messages failed: that says nothing")
+        return problems + self._problems
