@@ -181,7 +181,9 @@ async def change_messages(broker: Broker, message: Any, fan_out: FanOut) -> Any:
         raise ValueError("say what to do: finish, requeue, defer or kill")
     action = Action(message.action)
     if action is Action.DEFER and not 0 < message.due_ns <= DUE_NS_MAX:
-        raise ValueError("say until when: due_ns, in nanoseconds since 1970")
+        raise ValueError(
+            f"due_ns is {message.due_ns}; it must be 1 to {DUE_NS_MAX}, nanoseconds since 1970: before 2116"
+        )
     if message.message_ids and message.state:
         raise ValueError("give ids or a state, not both")
     if len(message.message_ids) > LIMIT_MAX:

@@ -14,7 +14,7 @@ def changes_of(request: Any) -> dict[str, Any]:
     twice."""
     changes: dict[str, Any] = policy_of(request.set).said
     for name in request.clear:
-        if name in changes:
+        if changes.get(name) is not None:
             raise ValueError(f"{name} is both set and cleared")
         changes[name] = None
     if not changes:

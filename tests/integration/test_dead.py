@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.terminal.exits import CONFLICT, USAGE, Exit
 from tests.integration.cluster import Cluster, UnderLoad
 from tests.integration.devnode import DevNode
 from tests.integration.servers import wait_until
@@ -209,6 +211,19 @@ def test_the_dead_are_moved_to_a_topic_that_stock_tools_read(node: DevNode) -> N
         (["message", "finish", "poison", "c", "ffff000000000000"], 3, "not one of topic"),
         (["message", "finish", "poison", "c"], 2, "give ids, or --state"),
         (["dead", "purge", "poison", "c", "--all"], 0, "finished 0 messages"),
+        (["dead", "purge", "poison", "c", "--reason", "expired"], 2, "give ids, or --all"),
+        (["dead", "purge", "poison", "c", *(f"{n:016x}" for n in range(1001))], 2, "1001 ids; 1000 at most"),
+        (["dead", "list", "poison", "c", "--partition", "7"], 3, "no partition 7, only 1"),
+        (["message", "defer", "poison", "c", "--state", "dead", "--by", "1000000h"], 2, "--by ends after"),
+        (["message", "finish", "poison", "c", "0000000000000001", "--state", "dead"], 2, "give ids, or --state"),
+        (["message", "list", "poison", "c", "--state", "unread"], 2, "one of in-flight, waiting, deferred, dead"),
+        (["channel", "set", "poison", "c", "--dead-letter", "topic:"], 2, "is not the name of a topic"),
+        (["channel", "set", "poison", "c", "--dead-max", "1000001"], 2, "dead_max is 1000001; it must be 1 to 1000000"),
+        (["channel", "set", "poison", "c", "--ttl", "1ms", "--yes"], 2, "ttl_ms is 1; it must be 1000 to"),
+        (["channel", "set", "poison", "c", "--max-depth", "1099511627777", "--yes"], 2, "max_depth is 1099511627777"),
+        (["channel", "set", "poison", "c", "--retry", "9000h"], 2, "retry_ms is 32400000000; it must be 0 to"),
+        (["channel", "set", "poison", "c", "--retry-factor", "nan"], 2, "retry_factor is nan"),
+        (["channel", "set", "poison", "c", "--clear", "ttl", "--clear", "ttl"], 0, "set poison c"),
         (["channel", "set", "poison", "c", "--dead-letter", "nowhere"], 2, "one of keep, drop, topic:NAME"),
         (["channel", "set", "poison", "c", "--dead-letter", "topic:poison"], 2, "dead_letter is the topic itself"),
         (["channel", "set", "poison", "c", "--dead-letter", "topic:a b"], 2, "is not the name of a topic"),
@@ -222,6 +237,48 @@ def test_wrong_commands_are_one_line(node: DevNode, words: list[str], status: in
     done = node.run(*words)
     assert said in done.stderr + done.stdout
     assert done.returncode == status, done.stderr
+
+
+def test_an_id_of_another_life_of_the_topic_names_nothing(node: DevNode) -> None:
+    for _ in range(2):
+        node.create("reborn", "c")
+        node.publish("reborn", "a")
+        (line,) = node.ok("peek", "reborn", "--json").splitlines()
+        old = json.loads(line)["id"]
+        node.ok("topic", "delete", "reborn", "--yes")
+    node.create("reborn", "c")
+    for words in (("message", "show"), ("message", "finish"), ("dead", "requeue")):
+        done = node.run(*words, "reborn", "c", old)
+        assert (done.returncode, len(done.stderr.splitlines()) <= 2) == (3 if words[1] == "show" else 7, True), done
+        assert "has not got" in done.stderr
+    node.publish("reborn", "b")
+    assert node.ok("sub", "reborn", "c", "-n", "1") == "b\n", "it was not finished"
+
+
+def test_of_two_changes_at_once_the_second_is_told(node: DevNode) -> None:
+    """As `nsqha channel set` does it: what was read before is sent along."""
+    node.create("twice", "c")
+    with Admin(node.grpc, 10) as admin:
+        named = {"topic": "twice", "channel": "c"}
+        before = admin.call("GetChannelPolicy", **named).policy
+        policy = admin.messages.ChannelPolicy
+        admin.call("UpdateChannelPolicy", **named, set=policy(max_attempts=3), expected=before)
+        with pytest.raises(Exit) as refused:
+            admin.call("UpdateChannelPolicy", **named, set=policy(max_attempts=4), expected=before)
+        assert refused.value.status == CONFLICT
+        assert admin.call("GetChannelPolicy", **named).policy == policy(max_attempts=3)
+        for wrong in ({"clear": ["nope"]}, {"set": policy(skip=True, dead_letter="topic:#")}, {}):
+            with pytest.raises(Exit) as refused:
+                admin.call("UpdateChannelPolicy", **named, **wrong)
+            assert refused.value.status == USAGE
+        assert admin.call("GetChannelPolicy", **named).policy == policy(max_attempts=3)
+
+
+def test_deleting_a_channel_says_what_is_dropped(node: DevNode) -> None:
+    node.create("gone", "c")
+    node.ok("pub", "gone", "--delay", "1h", stdin="a\nb\n")
+    node.ok("message", "kill", "gone", "c", "--state", "deferred", "--yes")
+    assert "it dropped 2 dead letters" in node.run("channel", "delete", "gone", "c", "--yes").stderr
 
 
 @pytest.mark.timeout(180)

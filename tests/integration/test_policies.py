@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, freeze, thaw
 from tests.integration.devnode import DevNode
 from tests.integration.servers import wait_until
 from tests.integration.test_turns import OneByOne
@@ -232,3 +232,28 @@ def test_every_leader_follows_the_policy_and_so_does_the_next(cluster: Cluster) 
     fails_and_waits()
     old.start()
     cluster.wait_isr("lasting", 3)
+
+
+@pytest.mark.timeout(180)
+def test_a_change_is_answered_without_a_leader_that_has_no_lease(cluster: Cluster) -> None:
+    """Two of three nodes do not answer, one of them led. Its lease ends; whoever leads next reads the record first."""
+    cluster.start()
+    cluster.create("unled", "c")
+    leader, (other, asked) = cluster.leader("unled"), cluster.followers("unled")
+    freeze(leader)
+    freeze(other)
+    try:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            asked.request("/channel/policy?topic=unled&channel=c", b'{"max_attempts": 0}')
+        assert refused.value.code == 400, "what is wrong needs no leader"
+        asked.request("/channel/policy?topic=unled&channel=c", b'{"max_attempts": 1}', seconds=60)
+    finally:
+        thaw(leader)
+        thaw(other)
+    cluster.wait_isr("unled", 3, seconds=60)
+    leads = cluster.leader("unled")
+    leads.request("/pub?topic=unled", b"hello", seconds=30)
+    with OneByOne(leads.tcp, "unled") as consumer:
+        consumer.requeue(consumer.next()[2])
+        stats = "/stats?format=json&include_nsqha=true&topic=unled"
+        wait_until(lambda: b'"dead_count":1' in leads.request(stats), "it dies as the new policy says")

@@ -93,7 +93,7 @@ def _add_changes(verbs: Any) -> None:
         run_delete,
         "delete a channel; its consumers are disconnected",
         ("nsqha channel delete orders audit --yes",),
-        shape='{"topic", "channel", "deleted"}',
+        shape='{"topic", "channel", "deleted", "dead"}',
         statuses=(*USUAL, exits.NOT_CONFIRMED),
     )
     add_yes(verb)
@@ -194,17 +194,21 @@ def run_empty(args: argparse.Namespace) -> int:
 
 def run_delete(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        _confirm(admin, args, "delete")
+        dead = _confirm(admin, args, "delete").dead
         admin.call("DeleteChannel", topic=args.topic, channel=args.channel)
-    return done(args, _named(args) | {"deleted": True}, "deleted")
+    if dead and not args.json:
+        say(f"it dropped {show_count(dead, 'dead letter')}")
+    return done(args, _named(args) | {"deleted": True, "dead": dead}, "deleted")
 
 
-def _confirm(admin: Admin, args: argparse.Namespace, word: str) -> None:
+def _confirm(admin: Admin, args: argparse.Namespace, word: str) -> Any:
+    """The channel as it was then."""
     c = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
     what = f"{c.depth:,} waiting, {c.in_flight:,} in flight, {c.deferred:,} deferred, {c.consumers} consumers"
     if c.dead and word == "delete":
         what += f", {show_count(c.dead, 'dead letter')}"
     confirm(f"{word} channel {args.channel} of topic {args.topic} ({what})?", yes=args.yes)
+    return c
 
 
 def _named(args: argparse.Namespace) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from nsqha.cli.terminal.screen import confirm, print_json, say, show_count
 from nsqha.cli.verbs import VERBS
 
 CHANGED = '{"topic", "channel", "action", "messages", "done"}'
+DUE_NS_END = 1 << 62
 _STATUSES = (*USUAL, exits.CONFLICT, exits.PARTLY, exits.NOT_CONFIRMED)
 _SORTED: dict[str | None, Callable[[Any], int]] = {
     "age": lambda message: message.published_ns,
@@ -102,7 +103,7 @@ def _add_change(verbs: Any, word: str, help: str) -> Parser:
     verb.add_argument("--older", metavar="D", type=duration, default=0, help="only those published so long ago")
     add_partition(verb)
     add_changing(verb)
-    verb.set_defaults(action=word, reason=None)
+    verb.set_defaults(action=word, reason=None, selection="--state")
     return verb
 
 
@@ -138,12 +139,14 @@ def run_show(args: argparse.Namespace) -> int:
 def run_change(args: argparse.Namespace) -> int:
     """Change messages by id, or a selection after showing how many it is."""
     if bool(args.ids) == bool(args.state):
-        args.parser.error("give ids, or --state for a selection")
+        args.parser.error(f"give ids, or {args.selection} for a selection")
     with Admin.of(args) as admin:
         action = admin.messages.MessageAction.Value(f"MESSAGE_ACTION_{args.action.upper()}")
         fields: dict[str, Any] = {"action": action}
         if args.action == "defer":
             fields["due_ns"] = time.time_ns() + args.by
+            if fields["due_ns"] >= DUE_NS_END:
+                args.parser.error("--by ends after the year 2115; to have nobody get it: nsqha message finish, or kill")
         if args.ids:
             fields["message_ids"] = args.ids
         else:

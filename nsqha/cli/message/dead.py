@@ -56,7 +56,7 @@ def _add_change(verbs: Any, word: str, action: str, help: str) -> None:
     verb.add_argument("--older", metavar="D", type=duration, default=0, help="with --all: that died so long ago")
     add_partition(verb)
     add_changing(verb)
-    verb.set_defaults(action=action)
+    verb.set_defaults(action=action, selection="--all")
 
 
 def run_list(args: argparse.Namespace) -> int:
