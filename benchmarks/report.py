@@ -30,6 +30,11 @@ OWN_WORDS: dict[str, tuple[tuple[str, str, float, str], ...]] = {
         ("anonymous_growth_bytes", "RssAnon growth", 1e6, " MB"),
         ("anonymous_peak_growth_bytes", "at most", 1e6, " MB"),
     ),
+    "dead-letters": (
+        ("anonymous_growth_bytes", "RssAnon growth", 1e6, " MB"),
+        ("page_ms", "a page of 1,000", 1, " ms"),
+        ("page_cpu_ms", "CPU of the broker", 1, " ms"),
+    ),
     "always": (("disk_round_us", "disk round", 1, " us"), ("disk_single_us", "one file", 1, " us")),
     "pub-100-topics": (("topics_created_s", "topics created in", 1, " s"),),
     "consume-cold": (("resident_share", "still cached", 0.01, " %"),),

@@ -125,7 +125,7 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload(
         "dead-letters",
-        "100,000 dead letters: growth of anonymous memory, a page of 1,000",
+        "100,000 dead letters, beside as many: growth of anonymous memory, a page of 1,000",
         DeadLetters(),
         rounds_max=1,
     ),

@@ -215,6 +215,7 @@ def check(held: DeferredSet, model: dict[int, Deferred], rng: random.Random, spa
     behind = [ref for ref in by_due if (ref.due_ns, ref.offset) > after]
     assert held.due(after, until, limit) == [ref for ref in behind if ref.due_ns <= until][:limit]
     assert held.next_due(after) == (behind[0].due_ns if behind else None)
+    assert held.count_due_from(until) == sum(ref.due_ns >= until for ref in rows)
     lost = [ref for ref in rows if (ref.position < position if ref.position else ref.offset < offset)]
     assert list(held.below(offset, position)) == lost
     assert next(iter(held.below(offset, position)), None) == next(iter(lost), None)

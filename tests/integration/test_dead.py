@@ -169,7 +169,7 @@ def test_a_message_is_finished_as_in_youzans_fork(node: DevNode) -> None:
     assert node.ok("sub", "fork", "c", "-n", "1").split() == ["b"]
     wait_until(lambda: node.json("message", "show", "fork", "c", ids[1])["state"] == "finished", "its FIN arrives")
     for query, status, said in (
-        (f"topic=fork&channel=c&msgid={ids[0]}", 409, "finished already; while the log has it, nsqha seek"),
+        (f"topic=fork&channel=c&msgid={ids[0]}", 409, "finished already; while the log has it, nsqha message requeue"),
         ("topic=fork&channel=c&msgid=7", 400, "INVALID_ARG_MSGID"),
         ("topic=fork&channel=c", 400, "MISSING_ARG_MSGID"),
         ("topic=fork&channel=c&msgid=00000000000fffff", 409, "has not got it yet"),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
-from nsqha.cursor.deferred.deferred_set import Deferred, DueKey
+from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, Deferred, DueKey
 from nsqha.cursor.deferred.layer import UNBOUNDED, DueRow, Layer, Marks, Table, TableLost
 
 T = TypeVar("T")
@@ -194,7 +194,17 @@ class DeferredStore:
         return None
 
     def count_due_from(self, due_ns: int) -> int:
-        return sum(1 for _ in self._dues((due_ns, -1))) if self.count else 0
+        if self.count == 0:
+            return 0
+        # Row by row on both sides, until one has no more: with few that are due earlier, or few that are later, it is
+        # quick.
+        before = takewhile(lambda row: row[0] < due_ns, self._dues(BEFORE_ALL))
+        found = 0
+        for _ in self._dues((due_ns, -1)):
+            if next(before, None) is None:
+                return self.count - found
+            found += 1
+        return found
 
     def below(self, offset: int, position: int) -> Iterator[Deferred]:
         if not self.carried or position <= self._carried_from:

@@ -43,7 +43,7 @@ def check(cursor: ChannelCursor, offset: int, action: Action) -> Held:
         raise NotFound(f"channel {cursor.name} has not got it yet")
     if found.state is MessageState.FINISHED:
         if action not in (Action.REQUEUE, Action.DEFER):
-            raise Conflict("it is finished already")
+            raise Conflict("it is finished already; while the log has it, nsqha message requeue puts it back")
         if offset < cursor.context.state.log_start[0]:
             raise Conflict("it is finished, and the log need not have it any more")
     if found.state is MessageState.UNREAD and action is not Action.FINISH:
