@@ -36,6 +36,7 @@ import struct
 from operator import add, le
 from typing import NamedTuple
 
+from nsqha import hot
 from nsqha.errors import LogCorrupt
 from nsqha.frames import LOST
 from nsqha.hot import crc32
@@ -54,7 +55,6 @@ UNREADABLE = FAULTY | LOST
 
 _LINKED = struct.Struct(">QQQQQQIIIIHH")  # the chain before, and what the chain covers
 _WHOLE = struct.Struct(">QQQQQIIIIHHQQI")
-_Q = struct.Struct(">Q")
 _CRC = struct.Struct(">I")
 ENTRY_BYTES = _WHOLE.size
 CRC_AT = ENTRY_BYTES - 4
@@ -166,22 +166,8 @@ def crc_of(data: bytes | bytearray | memoryview) -> int:
 def next_entry(
     previous: Entry, data: bytes | bytearray, *, count: int, flags: int, timestamp_ns: int, epoch: int, durable: int
 ) -> tuple[Entry, bytes]:
-    """The entry of a batch that follows `previous`, and its bytes on disk. Once per batch, so written for speed."""
-    log_id, _, offset, position, _, previous_count, previous_size, _, _, _, _, chain, _ = previous
-    log_id += 1
-    offset += previous_count
-    position += previous_size
-    size = len(data)
-    crc = crc32(data)
-    linked = _LINKED.pack(
-        chain, log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB
-    )  # fmt: skip
-    digest = _blake2b(linked, digest_size=8).digest()
-    head = linked[8:] + digest + _Q.pack(durable)
-    chain = int.from_bytes(digest, "big")
-    # What Entry(...) does, in half the time.
-    fields = (log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB, chain, durable)
-    return tuple.__new__(Entry, fields), head + _CRC.pack(crc32(head))
+    """The entry of a batch that follows `previous`, and its bytes on disk."""
+    return hot.next_entry(Entry, previous, data, count, flags, timestamp_ns, epoch, durable)
 
 
 def next_chain(chain: int, entry: Entry) -> int:

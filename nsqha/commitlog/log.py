@@ -22,8 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from nsqha import hot
 from nsqha.commitlog.corruption.repair import LogRepair
-from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, Entry, Place, genesis, next_entry
+from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, Entry, Place, genesis
 from nsqha.commitlog.files.open_logs import OpenLogs
 from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.journal import CutIntent
@@ -124,9 +125,7 @@ class PartitionLog(LogReader):
         last = self.files.last
         assert data, "a batch without bytes"
         assert timestamp_ns >= last.timestamp_ns and epoch >= last.epoch, "time or epoch went back"
-        entry, raw = next_entry(
-            last, data, count=count, flags=flags, timestamp_ns=timestamp_ns, epoch=epoch, durable=durable
-        )
+        entry, raw = hot.next_entry(Entry, last, data, count, flags, timestamp_ns, epoch, durable)
         self._write(entry, raw, data)
         return entry
 
@@ -149,24 +148,25 @@ class PartitionLog(LogReader):
         if self.poisoned is not None:
             raise Poisoned(self.poisoned)
         pair = self._active
-        anchor = pair.anchor
+        # Once per batch, and an attribute of a named tuple costs as much as all of them.
+        log_id, _, first_offset, position, _, count, size, _, flags, _, _, _, _ = entry
         try:
             segment, commitlog = pair.segment, pair.commitlog
         except OSError as error:
             self._refuse(error)  # nothing is written that would have to be cut back
         try:
-            segment.pwrite(data, entry.position - anchor.position - anchor.size)
-            commitlog.pwrite(raw, (entry.log_id - anchor.log_id) * ENTRY_BYTES)
+            segment.pwrite(data, position - pair.position)
+            commitlog.pwrite(raw, (log_id - pair.anchor_log_id) * ENTRY_BYTES)
         except OSError as error:
             self._cut_back(error)
         self.files.last = entry
         self._written = entry, raw
-        end = (entry.log_id + 1, entry.first_offset + entry.count, entry.position + entry.size)
-        self.end = tuple.__new__(Place, end)
-        if entry.flags & (LOST | BROKEN_CHAIN):
+        end_log_id, end_offset = log_id + 1, first_offset + count
+        self.end = tuple.__new__(Place, (end_log_id, end_offset, position + size))
+        if flags & (LOST | BROKEN_CHAIN):
             self.shelf.clear()  # its tail has no gaps; and what was there may be written back
         else:
-            self.shelf.append(Batch(entry, data, end[0], end[1], entry.flags))
+            self.shelf.append(Batch(entry, data, first_offset, end_log_id, end_offset, flags))
 
     def _cut_back(self, error: OSError) -> NoReturn:
         pair = self._active
@@ -211,10 +211,10 @@ class PartitionLog(LogReader):
     @property
     def needs_roll(self) -> bool:
         """Whether the next batch should go into new files."""
-        anchor, end, limits = self._active.anchor, self.end, self.limits
+        (log_id, _, position), pair, limits = self.end, self._active, self.limits
         return (
-            end.position - anchor.position - anchor.size >= limits.segment_bytes
-            or (end.log_id - anchor.log_id) * ENTRY_BYTES >= limits.commitlog_bytes
+            position - pair.position >= limits.segment_bytes
+            or (log_id - pair.anchor_log_id) * ENTRY_BYTES >= limits.commitlog_bytes
         )
 
     def next_pair(self) -> Pair | None:

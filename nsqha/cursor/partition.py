@@ -102,15 +102,20 @@ class PartitionCursors:
 
     # ---- into the log
 
+    def quiet(self, mono: float, force: bool = False) -> bool:
+        """Whether nothing goes in front of a batch that is written now. Asked for each batch."""
+        context, queue, checkpoints = self._context, self.requests.queue, self.checkpoints
+        if not (queue or context.dirty or checkpoints.frames or self._final or checkpoints.due):
+            return True
+        due = mono - self._last_progress >= self.limits.progress_interval_s + self._stretch_s
+        return not (force or due or queue or context.urgent or self._final)
+
     def take_events(self, now: Now, force: bool = False) -> tuple[bytes, int]:
         """Frames for the front of the next batch, and its flags."""
         context, queue, checkpoints = self._context, self.requests.queue, self.checkpoints
-        if not (queue or context.dirty or checkpoints.frames or self._final or checkpoints.due):
+        if self.quiet(now.mono, force):
             return b"", 0
         context.mono = now.mono
-        due = now.mono - self._last_progress >= self.limits.progress_interval_s + self._stretch_s
-        if not (force or due or queue or context.urgent or self._final):
-            return b"", 0
         parts: list[bytes] = []
         flags = 0
         sent = self._take_progress(parts, now)

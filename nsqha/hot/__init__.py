@@ -11,6 +11,7 @@ and control frames of the log have the same outer shape: `[size u32 = 4 + len(pa
     walk, skip_control           where the frames of a batch end
     patch_attempts               one frame for a redelivery
     crc32                        of a batch, as zlib's
+    next_entry                   the commitlog entry of a batch
     fins_end, Ring               FIN commands -> slots of the in-flight ring
     Publisher, PublishQueue      PUBs of one connection -> what waits for the next batch
     tell_stored, Slot, Replies   a committed batch -> OKs, in the order of each client's commands
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         fins_end,
         frame,
         mpub_body,
+        next_entry,
         patch_attempts,
         pub_run,
         skip_control,
@@ -79,6 +81,7 @@ else:
             fins_end,
             frame,
             mpub_body,
+            next_entry,
             patch_attempts,
             pub_run,
             skip_control,
@@ -102,6 +105,7 @@ else:
             fins_end,
             frame,
             mpub_body,
+            next_entry,
             patch_attempts,
             pub_run,
             skip_control,
@@ -135,6 +139,7 @@ __all__ = [
     "fins_end",
     "frame",
     "mpub_body",
+    "next_entry",
     "patch_attempts",
     "pub_run",
     "skip_control",

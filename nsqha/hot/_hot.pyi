@@ -1,6 +1,10 @@
 """The interface of both twins; what each function promises is said in `_hot_py.py`."""
 
+from typing import TypeVar
+
 from typing_extensions import Buffer
+
+T = TypeVar("T", bound=tuple[int, ...])
 
 HEADER: int
 SPAN_MAX: int
@@ -19,6 +23,16 @@ def walk(data: Buffer, pos: int, end: int, count_max: int) -> tuple[int, int]: .
 def skip_control(data: Buffer, pos: int, end: int) -> int: ...
 def patch_attempts(frame: Buffer, attempts: int) -> bytes: ...
 def crc32(data: Buffer) -> int: ...
+def next_entry(
+    cls: type[T],
+    previous: tuple[int, ...],
+    data: bytes | bytearray,
+    count: int,
+    flags: int,
+    timestamp_ns: int,
+    epoch: int,
+    durable: int,
+) -> tuple[T, bytes]: ...
 def fins_end(data: bytes, pos: int, end: int) -> int: ...
 
 class Ring:

@@ -71,6 +71,7 @@ cdef extern from *:
     static inline int plain_id(const uint8_t *p) { return !(breaks_line(load64(p)) | breaks_line(load64(p + 8))); }
     """
     uint32_t load32(const uint8_t* p) noexcept
+    uint64_t load64(const uint8_t* p) noexcept
     void store16(uint8_t* p, uint16_t v) noexcept
     void store32(uint8_t* p, uint32_t v) noexcept
     void store64(uint8_t* p, uint64_t v) noexcept
@@ -84,6 +85,9 @@ cdef extern from "crc32.h":
     void crc32_init() noexcept
     uint32_t crc32_of(uint32_t crc, const uint8_t* p, size_t n) noexcept
 
+cdef extern from "blake2b.h":
+    void blake2b_short(uint8_t* out, int size, const uint8_t* data, size_t n) noexcept
+
 cdef enum:
     HEADER_BYTES = 34
     FIN_BYTES = 21
@@ -96,6 +100,8 @@ cdef enum:
     SLOT_WAITING = 4
     SLOT_DEFERRED = 5
     CAPACITY_MIN = 64
+    ENTRY_BYTES = 80
+    LINKED_BYTES = 60
     SPAN_LIMIT = 1 << 26
 
 cdef int64_t SIZE_LIMIT = 0x7FFFFFFF
@@ -302,8 +308,57 @@ def crc32(data):
 
 
 crc32_init()
-if not crc32_can_fold():
+cdef bint FOLDS = crc32_can_fold()
+if not FOLDS:
     crc32 = zlib.crc32
+
+
+cdef object new_tuple = tuple.__new__
+
+
+cdef uint32_t crc_of(const uint8_t* p, Py_ssize_t n) except? 0:
+    return crc32_of(0, p, n) if FOLDS else <uint32_t>zlib.crc32(p[:n])
+
+
+def next_entry(type cls not None, previous, data, uint32_t count, uint32_t flags, uint64_t timestamp_ns, uint64_t epoch,
+               uint64_t durable):
+    cdef uint8_t[8 + LINKED_BYTES] linked
+    cdef Py_buffer view
+    cdef uint32_t crc, size
+    if not isinstance(previous, tuple) or len(previous) != 13:
+        raise ValueError("an entry has 13 fields")
+    cdef tuple last = <tuple>previous  # or a subclass: its fields lie in the same places
+    cdef uint64_t log_id = <uint64_t>last[0] + 1, offset = <uint64_t>last[2] + <uint64_t>last[5]
+    cdef uint64_t position = <uint64_t>last[3] + <uint64_t>last[6]
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if view.len > 0xFFFFFFFF:
+            raise OverflowError("a batch of 4 GiB")
+        size = <uint32_t>view.len
+        crc = crc_of(<const uint8_t*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+    store64(linked, last[11])
+    store64(linked + 8, log_id)
+    store64(linked + 16, epoch)
+    store64(linked + 24, offset)
+    store64(linked + 32, position)
+    store64(linked + 40, timestamp_ns)
+    store32(linked + 48, count)
+    store32(linked + 52, size)
+    store32(linked + 56, crc)
+    store32(linked + 60, flags)
+    store16(linked + 64, 1)
+    store16(linked + 66, 1)
+    raw = PyBytes_FromStringAndSize(NULL, ENTRY_BYTES)
+    cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(raw)
+    memcpy(out, linked + 8, LINKED_BYTES)
+    blake2b_short(out + LINKED_BYTES, 8, linked, 8 + LINKED_BYTES)
+    cdef uint64_t chain = load64(out + LINKED_BYTES)
+    store64(out + LINKED_BYTES + 8, durable)
+    store32(out + ENTRY_BYTES - 4, crc_of(out, ENTRY_BYTES - 4))
+    fields = (log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, 1, 1, chain, durable)
+    return new_tuple(cls, fields), raw  # what cls(...) does, in half the time
 
 
 # In flight

@@ -7,6 +7,7 @@ whole columns. If frames of `stride` bytes follow each other, byte i of all thei
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 import sys
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 __all__ = [
     "DEFERRED",
@@ -30,12 +31,15 @@ __all__ = [
     "fins_end",
     "frame",
     "mpub_body",
+    "next_entry",
     "patch_attempts",
     "pub_run",
     "skip_control",
     "stamp",
     "walk",
 ]
+
+T = TypeVar("T", bound=tuple[int, ...])
 
 HEADER: Final = 34
 SIZE_MAX = 2**31 - 1
@@ -49,6 +53,8 @@ _SIZE = struct.Struct(">I")
 _BLANK = struct.Struct(">IIqH16s")
 _CONSTANT = struct.Struct(">qH13s")
 _STAMP = struct.Struct("23s3s")
+_LINKED = struct.Struct(">QQQQQQIIIIHH")  # the chain before, and what the chain covers
+_LONG = struct.Struct(">Q")
 _NO_FRAME = (0, 0)
 _ID_LIMIT = 2**64
 
@@ -313,6 +319,34 @@ def patch_attempts(frame: Any, attempts: int) -> bytes:
 def crc32(data: Any) -> int:
     """CRC-32 of the bytes of any buffer."""
     return zlib.crc32(data)
+
+
+def next_entry(
+    cls: type[T],
+    previous: tuple[int, ...],
+    data: bytes | bytearray,
+    count: int,
+    flags: int,
+    timestamp_ns: int,
+    epoch: int,
+    durable: int,
+) -> tuple[T, bytes]:
+    """The commitlog entry of a batch that follows `previous`, a `cls`, and its bytes: `commitlog.entry` says what they
+    are. OverflowError if a number has no room in its field."""
+    log_id, _, offset, position, _, previous_count, previous_size, _, _, _, _, chain, _ = previous
+    log_id += 1
+    offset += previous_count
+    position += previous_size
+    size, crc = len(data), zlib.crc32(data)
+    fields = (log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, 1, 1)
+    try:
+        linked = _LINKED.pack(chain, *fields)
+        digest = hashlib.blake2b(linked, digest_size=8).digest()
+        head = linked[8:] + digest + _LONG.pack(durable)
+    except struct.error as error:
+        raise OverflowError(str(error)) from None
+    entry = tuple.__new__(cls, (*fields, int.from_bytes(digest, "big"), durable))
+    return entry, head + _SIZE.pack(zlib.crc32(head))
 
 
 # In flight

@@ -13,6 +13,7 @@ from nsqha.hot._hot cimport Run, find_run, frames_of
 from nsqha.hot._publishing_py import Taken
 
 cdef bytes OK = b"\0\0\0\6\0\0\0\0OK"
+cdef int64_t batches_alone = 0
 cdef list OKS = [OK * n for n in range(256)]
 
 
@@ -56,6 +57,7 @@ cdef class Replies:
     cdef public bint behind
     cdef public object on_empty
     cdef object _client
+    cdef int64_t _alone
     cdef Slot _first
     cdef Slot _last
 
@@ -157,6 +159,8 @@ cdef class PublishQueue:
     cdef public list runs
     cdef public Py_ssize_t bytes_waiting
     cdef public bint closed
+    cdef public object write_lone
+    cdef int64_t _alone
     cdef object _budget
     cdef Py_ssize_t _bytes_max
     cdef object _schedule
@@ -218,7 +222,14 @@ cdef class PublishQueue:
         return self._take_first(n, size)
 
     def take_all(self):
+        global batches_alone
         taken = Taken(self.runs, self._waiters, self._delays, self.bytes_waiting)
+        if self.runs:
+            reply = (<tuple>self._waiters[0])[0]
+            self._alone = 0
+            if len(self.runs) == 1 and type(reply) is Slot:
+                batches_alone += 1
+                self._alone = (<Slot>reply)._replies._alone = batches_alone
         self.runs, self._waiters, self._delays = [], [], []
         self.bytes_waiting = 0
         return taken
@@ -233,6 +244,7 @@ cdef class PublishQueue:
         return self._take_first(n, size)
 
     cdef object _take_first(self, Py_ssize_t n, Py_ssize_t size):
+        self._alone = 0
         taken = Taken(self.runs[:n], self._waiters[:n], [d for d in self._delays if d[0] < n], size)
         del self.runs[:n]
         del self._waiters[:n]
@@ -279,6 +291,11 @@ cdef class Publisher:
         frames = frames_of(d, prefix_size, run)  # what may fail comes before a reply is queued
         slot = self._replies._place("PUB", OK if run.count == 1 else OK * run.count, False, False)
         self._counts[self._topic] += run.count
+        if (queue._alone and queue._alone == self._replies._alone and not queue.runs and not queue._scheduled
+                and queue.write_lone is not None):
+            self.taken_at = self._time()
+            if queue.write_lone(frames, slot):
+                return True
         if queue._tick is None:
             queue._tick = self._time()
         self.taken_at = queue._tick

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from nsqha.hot._hot_py import pub_run
@@ -24,6 +25,7 @@ from nsqha.hot._hot_py import pub_run
 __all__ = ["PublishQueue", "Publisher", "Replies", "Slot", "Taken", "tell_stored"]
 
 OK = b"\0\0\0\6\0\0\0\0OK"
+_alone = count(1)
 _OKS = [OK * n for n in range(256)]
 
 
@@ -95,12 +97,13 @@ class Replies:
     `on_empty` is called when no reply is pending any more.
     """
 
-    __slots__ = ("_client", "_slots", "behind", "on_empty", "write")
+    __slots__ = ("_alone", "_client", "_slots", "behind", "on_empty", "write")
 
     def __init__(self, client: Client, write: Callable[[bytes], object]) -> None:
         self.write = write
         self.behind = False
         self.on_empty: Callable[[], None] | None = None
+        self._alone = 0  # the number of the last batch that this client had to itself
         self._client = client
         self._slots: deque[Slot] = deque()
 
@@ -184,16 +187,34 @@ class Taken(NamedTuple):
 
 class PublishQueue:
     """Publishes of one partition that are not written yet. `schedule` is called at the first `add`, and at the next
-    one after `scheduled` was reset."""
+    one after `scheduled` was reset.
 
-    __slots__ = ("_budget", "_delays", "_schedule", "_waiters", "bytes_waiting", "closed", "runs", "scheduled")
+    A client that was alone in the last batch, and now has the queue to itself, probably waits for each OK: what it
+    publishes is not worth gathering. Its `Publisher` calls `write_lone(run, slot)` first, which writes it at once and
+    answers the slot, or returns False: then the run is added as any other.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_budget",
+        "_delays",
+        "_schedule",
+        "_waiters",
+        "bytes_waiting",
+        "closed",
+        "runs",
+        "scheduled",
+        "write_lone",
+    )
 
     def __init__(self, budget: Budget, schedule: Callable[[], object]) -> None:
         self.runs: list[bytes] = []
         self.bytes_waiting = 0
         self.scheduled = False
         self.closed = False  # for `Publisher`: the queue takes nothing more
+        self.write_lone: Callable[[bytes, Slot], bool] | None = None
         self._budget = budget
+        self._alone = 0  # as in the replies of the client that was alone in the last batch; 0: there were others
         self._schedule = schedule
         self._waiters: list[Waiter] = []
         self._delays: list[tuple[int, int]] = []
@@ -229,6 +250,11 @@ class PublishQueue:
 
     def take_all(self) -> Taken:
         taken = Taken(self.runs, self._waiters, self._delays, self.bytes_waiting)
+        if taken.runs:  # else it is a batch of events
+            reply = taken.waiters[0][0]
+            self._alone = 0
+            if len(taken.runs) == 1 and type(reply) is Slot:
+                self._alone = reply._replies._alone = next(_alone)  # no reference: neither keeps the other in memory
         self.runs, self._waiters, self._delays, self.bytes_waiting = [], [], [], 0
         return taken
 
@@ -241,6 +267,7 @@ class PublishQueue:
         return self._take_first(n, sum(map(len, self.runs[:n])))
 
     def _take_first(self, n: int, size: int) -> Taken:
+        self._alone = 0
         taken = Taken(self.runs[:n], self._waiters[:n], [d for d in self._delays if d[0] < n], size)
         del self.runs[:n], self._waiters[:n]
         self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
@@ -288,7 +315,11 @@ class Publisher:
         slot = self._replies.publish("PUB", count)
         self._counts[self._topic] += count
         self.taken_at = self._time()
-        self._queue.add(frames, slot, self.taken_at, None)
-        if self._queue.full:
+        queue = self._queue
+        alone = queue._alone and queue._alone == self._replies._alone and not queue.runs and not queue.scheduled
+        if alone and queue.write_lone is not None and queue.write_lone(frames, slot):
+            return True
+        queue.add(frames, slot, self.taken_at, None)
+        if queue.full:
             self._on_full()
         return True

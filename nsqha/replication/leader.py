@@ -97,6 +97,11 @@ class LeaderReplica:
         members = len(self._effective)
         return f"only {members - behind} of {members} in-sync replicas acknowledge, and min_isr is {self.min_isr}"
 
+    @property
+    def alone(self) -> bool:
+        """Whether a write to the page cache here commits at once: no other replica and no disk round is waited for."""
+        return not self.sync_always and len(self._effective) == 1 and self._enough
+
     def _acked(self, progress: ReplicaProgress) -> int:
         return progress.durable if self.sync_always else progress.end
 

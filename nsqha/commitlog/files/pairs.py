@@ -49,6 +49,7 @@ class Pair:
         "_files",
         "_storage",
         "anchor",
+        "anchor_log_id",
         "directory",
         "first",
         "on_open",
@@ -58,6 +59,7 @@ class Pair:
 
     def __init__(self, storage: Storage, directory: str, anchor: Entry, *, read_only: bool = False) -> None:
         self.anchor = anchor
+        self.anchor_log_id = anchor.log_id
         self.position = anchor.end_position  # of the first byte: the name
         self.first = Place(anchor.log_id + 1, anchor.end_offset, self.position)  # where the pair starts
         self.directory = directory
@@ -144,7 +146,7 @@ class Pair:
 
     def slot(self, log_id: int) -> int:
         """Byte address of an entry in the commitlog."""
-        return (log_id - self.anchor.log_id) * ENTRY_BYTES
+        return (log_id - self.anchor_log_id) * ENTRY_BYTES
 
     def size(self, suffix: str) -> int:
         """Bytes in one of its files; a missing one has none."""

@@ -377,7 +377,7 @@ def _verified_run(pair: Pair, first: Entry, fields: list[tuple[int, ...]]) -> Ba
     if tuple(crcs) != fields[CRC][:n] or flags & UNREADABLE:
         return None
     end_offset = first.first_offset + sum(fields[COUNT][:n])
-    return Batch(first, data, first.log_id + n, end_offset, flags)
+    return Batch(first, data, first.first_offset, first.log_id + n, end_offset, flags)
 
 
 def verifies(entry: Entry, data: bytes | bytearray | memoryview) -> bool:

@@ -36,20 +36,28 @@ class Batch:
 
     __slots__ = ("_offset", "_position", "data", "end_log_id", "end_offset", "entry", "first_offset", "flags")
 
-    def __init__(self, entry: Entry, data: bytes | bytearray, end_log_id: int, end_offset: int, flags: int) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        data: bytes | bytearray,
+        first_offset: int,
+        end_log_id: int,
+        end_offset: int,
+        flags: int,
+    ) -> None:
         self.entry = entry  # of the first batch
         self.data = data
-        self.first_offset = entry.first_offset
+        self.first_offset = first_offset
         self.end_offset = end_offset
         self.end_log_id = end_log_id
         self.flags = flags  # of all batches: 0 means there is no control frame
-        self._offset = entry.first_offset  # the frame at or behind `_position` is this message
+        self._offset = first_offset  # the frame at or behind `_position` is this message
         self._position = 0
 
     @classmethod
     def of(cls, entry: Entry, data: bytes | bytearray) -> Batch:
         """A single batch."""
-        return cls(entry, data, entry.log_id + 1, entry.end_offset, entry.flags)
+        return cls(entry, data, entry.first_offset, entry.log_id + 1, entry.end_offset, entry.flags)
 
     def locate(self, offset: int) -> int:
         """Where in `data` the frame of this message begins. Going forward continues where the last call ended.
@@ -224,6 +232,6 @@ class Shelf:
         if last is batch:
             return batch
         data = b"".join(parts)
-        run = Batch(batch.entry, data, last.end_log_id, last.end_offset, flags)
+        run = Batch(batch.entry, data, batch.first_offset, last.end_log_id, last.end_offset, flags)
         self._cache.keep_run(self, run)
         return run

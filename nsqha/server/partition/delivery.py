@@ -511,8 +511,9 @@ class Deliveries(dict[str, Delivery]):
 
     def pump(self, now: Now) -> None:
         """Hand out what windows and backlogs allow, to every channel."""
-        for delivery in list(self.values()):
-            delivery.pump(now)
+        if self:
+            for delivery in list(self.values()):
+                delivery.pump(now)
         self.arm(now.mono)
 
     def wake(self, delivery: Delivery) -> None:
@@ -560,7 +561,9 @@ class Deliveries(dict[str, Delivery]):
     def arm(self, now: float) -> None:
         """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events."""
         partition = self._partition
-        deadline = None if partition.held_up else partition.cursors.event_deadline()
+        deadline = partition.cursors.event_deadline()
+        if deadline is not None and partition.held_up:
+            deadline = None
         for delivery in self.values():
             mine = delivery.channel.next_deadline()
             if mine is not None and (deadline is None or mine < deadline):

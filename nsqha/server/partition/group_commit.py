@@ -28,7 +28,7 @@ from nsqha.cursor.events import ProgressEvent
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.errors import AppendFailed
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
-from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN, Taken
+from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN, Reply, Taken
 from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
 from nsqha.server.partition.file_jobs import FileJobs
 from nsqha.server.partition.log_sync import LogSync
@@ -134,12 +134,14 @@ class GroupCommit:
         sync: str,
         memory: EphemeralLog | None,
         commit: Callable[[Now], None],
+        committed: Callable[[Now], None],
         resume: Callable[[], None],
         stop: Callable[[Exception], None],
     ) -> None:
-        """`commit`: the commit point moved. `resume`: a disk that refused may be tried again. `stop`: an invariant is
-        broken."""
+        """`commit`: the commit point moved. `committed`: so it did, and what it passed is applied and answered.
+        `resume`: a disk that refused may be tried again. `stop`: an invariant is broken."""
         self.publishes = WaitingPublishes(runtime, led, life, self._flush_soon, memory)
+        self.publishes.queue.write_lone = self.write_lone if memory is None else None
         self.events = PendingEvents()
         self.outstanding = OutstandingBatches(led, life, self.publishes, runtime.measures, self.schedule)
         self.sync = LogSync(
@@ -160,6 +162,7 @@ class GroupCommit:
         self._life = life
         self._files = files
         self._commit = commit
+        self._committed = committed
         self._resume = resume
         self._stop = stop
 
@@ -255,6 +258,50 @@ class GroupCommit:
         if led.leader.written(led.log.end.log_id):
             self._commit(now)
         if led.log.needs_roll:
+            self._files.roll()
+        return True
+
+    def write_lone(self, run: bytes, reply: Reply) -> bool:
+        """Write the run of a publisher that was alone in the last batch, at once, and answer it.
+
+        False, and nothing was done: it has to go by the queue. This is what `write` and `OutstandingBatches.commit` do
+        where nothing else waits, no event is due and the write is the commit; it asks that first, and does no more.
+        """
+        led, life = self._led, self._life
+        if life.closed or life.handing_over or not (life.serving and led.leader.alone) or self.on_appended is not None:
+            return False
+        now = read(self._runtime.clock)
+        if self.outstanding.batches or self._files.busy or self.events.urgent or not led.cursors.quiet(now.mono):
+            return False
+        try:
+            return self._write_lone(run, reply, now)
+        except Exception as error:
+            self._stop(error)
+            return True
+
+    def _write_lone(self, run: bytes, reply: Reply, now: Now) -> bool:
+        led, publishes = self._led, self.publishes
+        log, leader = led.log, led.leader
+        data = bytearray(run)
+        try:
+            timestamp_ns = log.next_timestamp(now.wall_ns)
+            count = hot.stamp(data, 0, led.id_base + log.end.offset, timestamp_ns)
+            entry = log.append(
+                data, count=count, flags=0, timestamp_ns=timestamp_ns, epoch=leader.epoch, durable=leader.durable
+            )
+        except AppendFailed:
+            return False  # nothing is written, and `write` knows what becomes of publishes that a disk refuses
+        except Exception as error:
+            publishes.refuse([(reply, now.mono)], 0, f"{OUTCOME_UNKNOWN}{type(error).__name__}: {error}")
+            raise
+        publishes.message_count += count
+        publishes.message_bytes += len(data) - count * hot.HEADER
+        self.outstanding.waited_end = log.end.log_id
+        leader.written(log.end.log_id)
+        self.outstanding.commit_lone(entry, data, reply, now)
+        self.sync.wrote(count)
+        self._committed(now)
+        if log.needs_roll:
             self._files.roll()
         return True
 

@@ -18,7 +18,7 @@ from nsqha.commitlog.entry import Entry
 from nsqha.cursor.committed.state import Effect, EpochStarted
 from nsqha.cursor.partition import Forgotten
 from nsqha.errors import Unavailable
-from nsqha.hot import OUTCOME_UNKNOWN, Waiter
+from nsqha.hot import OUTCOME_UNKNOWN, Reply, Waiter
 from nsqha.server.partition.context import LedLog, PartitionLifecycle
 from nsqha.server.partition.publishes import WaitingPublishes, reply_failed
 from nsqha.server.runtime.measures import Measures
@@ -122,6 +122,24 @@ class OutstandingBatches:
             batch.committed()
         if answered and not self.waited_for:
             publishes.linger.committed(runs, size, publishes.flush_bytes)
+
+    def commit_lone(self, entry: Entry, data: bytearray, reply: Reply, now: Now) -> None:
+        """`commit` of a batch that was committed by its write, with nothing before it: one publish and no event."""
+        led = self._led
+        try:
+            assert led.leader.committed == led.log.end.log_id, f"{entry} was written alone, and is not committed"
+            effects = led.cursors.apply(entry, data, now)
+            if effects:
+                self.on_effects(effects)
+        except Exception:
+            self.batches.append(Outstanding(entry, data, [(reply, now.mono)], [], now.mono, 0))  # `abandon` answers
+            raise
+        self._measures.publish_seconds.observe(0.0)
+        self._measures.batch_messages.observe(entry.count)
+        try:
+            reply.stored()
+        except Exception as error:
+            reply_failed(error)
 
     def _start_serving(self, effects: Sequence[Effect | Forgotten]) -> None:
         """The epoch start may be among what was applied: from then on channel events are written."""

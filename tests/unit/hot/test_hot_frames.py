@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Callable
@@ -510,3 +511,62 @@ def test_crc_is_that_of_zlib(hot: ModuleType, data: bytes, repeat: int) -> None:
 def test_constants(hot: ModuleType) -> None:
     assert hot.HEADER == HEADER
     assert (hot.FREE, hot.IN_FLIGHT, hot.FINISHED, hot.SINGLE, hot.WAITING, hot.DEFERRED) == (0, 1, 2, 3, 4, 5)
+
+
+# ---- entries of the commitlog
+
+longs = st.integers(0, 2**64 - 1)
+words = st.integers(0, 2**32 - 1)
+ENTRY = struct.Struct(">QQQQQIIIIHHQQ")
+
+
+@unhurried
+@given(
+    last=st.tuples(*[st.integers(0, 2**62 - 1)] * 5, *[words] * 4, st.just(1), st.just(1), longs, longs),
+    data=st.binary(max_size=300),
+    count=words,
+    flags=words,
+    timestamp_ns=longs,
+    epoch=longs,
+    durable=longs,
+)
+def test_an_entry_follows_the_one_before(hot: ModuleType, last: tuple[int, ...], data: bytes, **own: int) -> None:
+    entry, raw = hot.next_entry(tuple, last, bytearray(data), *own.values())
+    assert ENTRY.unpack(raw[:76]) == entry
+    log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, version, kind, chain, durable = entry
+    assert (log_id, offset, position) == (last[0] + 1, last[2] + last[5], last[3] + last[6])
+    assert own == {
+        "count": count,
+        "flags": flags,
+        "timestamp_ns": timestamp_ns,
+        "epoch": epoch,
+        "durable": durable,
+    }
+    assert (size, crc, version, kind) == (len(data), zlib.crc32(data), 1, 1)
+    linked = struct.pack(">Q", last[11]) + raw[:60]
+    assert chain == int.from_bytes(hashlib.blake2b(linked, digest_size=8).digest())
+    assert raw[76:] == struct.pack(">I", zlib.crc32(raw[:76]))
+
+
+class Named(tuple[int, ...]):
+    """A class of entries."""
+
+
+def test_an_entry_is_of_the_class_that_is_asked_for(hot: ModuleType) -> None:
+    first, _ = hot.next_entry(Named, (0,) * 13, b"a", 1, 0, 5, 1, 1)
+    second, _ = hot.next_entry(Named, first, b"b", 1, 0, 5, 1, 1)
+    assert type(second) is Named and second[0] == 2
+
+
+@pytest.mark.parametrize("wrong", range(5))
+@pytest.mark.parametrize("number", [-1, 2**64])
+def test_a_number_without_room_in_an_entry_is_refused(hot: ModuleType, wrong: int, number: int) -> None:
+    own = [1, 0, 5, 1, 1]
+    own[wrong] = number
+    with pytest.raises(OverflowError):
+        hot.next_entry(tuple, (0,) * 13, b"a", *own)
+
+
+def test_what_is_no_entry_has_no_next_one(hot: ModuleType) -> None:
+    with pytest.raises(ValueError):
+        hot.next_entry(tuple, (0,) * 12, b"a", 1, 0, 5, 1, 1)

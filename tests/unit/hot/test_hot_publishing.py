@@ -323,3 +323,100 @@ def test_a_closed_queue_is_given_nothing(publishing: ModuleType) -> None:
     desk.queue.closed = True
     before = desk.state()
     assert not desk.publisher.take(WHOLE) and desk.state() == before
+
+
+# ---- a publisher that was alone in the last batch
+
+
+class LoneDesk(Desk):
+    """A desk whose queue writes lone publishes, as long as `writes` says so."""
+
+    def __init__(self, publishing: ModuleType) -> None:
+        super().__init__(publishing)
+        self.publishing = publishing
+        self.writes = True
+        self.lone: list[bytes] = []
+        self.queue.write_lone = self._write_lone
+
+    def _write_lone(self, run: bytes, slot: Any) -> bool:
+        if self.writes:
+            self.lone.append(run)
+            slot.stored()
+        return self.writes
+
+    def batch(self) -> None:
+        """What waits is written and answered."""
+        self.queue.scheduled = False
+        taken = self.queue.take(MOST)
+        self.budget.used -= taken.size
+        self.publishing.tell_stored(taken.waiters, lambda error: None)
+
+
+def alone(publishing: ModuleType) -> LoneDesk:
+    desk = LoneDesk(publishing)
+    assert desk.publisher.take(pubs(b"one")) and not desk.lone, "nothing is known of it yet"
+    desk.batch()
+    return desk
+
+
+def test_who_was_alone_in_the_last_batch_is_written_at_once(publishing: ModuleType) -> None:
+    desk = alone(publishing)
+    desk.now = 13.5
+    assert desk.publisher.take(pubs(b"two")) and desk.publisher.taken_at == 13.5
+    assert desk.publisher.take(pubs(b"three", b"four"))
+    assert desk.lone == [frames(b"two"), frames(b"three", b"four")]
+    assert desk.client.written == [OK, OK, OK * 2] and desk.counts == {"t": 4}
+    assert not desk.queue.runs and not desk.budget.used and not desk.replies
+
+
+def test_what_is_not_written_at_once_waits_as_any_other(publishing: ModuleType) -> None:
+    desk = alone(publishing)
+    desk.writes = False
+    assert desk.publisher.take(pubs(b"two"))
+    assert desk.queue.runs == [frames(b"two")] and desk.budget.used == len(frames(b"two"))
+    desk.writes = True
+    assert desk.publisher.take(pubs(b"three")) and not desk.lone, "not before the one that waits"
+    desk.batch()
+    assert desk.client.written == [OK, OK * 2] and not desk.replies
+
+
+def test_nobody_is_alone_while_others_publish(publishing: ModuleType) -> None:
+    desk = alone(publishing)
+    others = publishing.Replies(desk.client, desk.client.write)
+    desk.queue.add(frames(b"other"), others.publish("PUB", 1), 1.0, None)
+    assert desk.publisher.take(pubs(b"two")) and not desk.lone, "another one waits"
+    desk.batch()
+    assert desk.publisher.take(pubs(b"three")) and not desk.lone, "the last batch was of two"
+    desk.batch()
+    desk.queue.add(frames(b"other"), others.publish("PUB", 1), 1.0, None)
+    desk.batch()
+    assert desk.publisher.take(pubs(b"four")) and not desk.lone, "the last batch was of another one"
+    desk.batch()
+    desk.queue.add(frames(b"other"), Nobody(), 1.0, None)
+    desk.batch()
+    assert desk.publisher.take(pubs(b"five")) and not desk.lone, "the last batch was not of a client"
+    desk.batch()
+    desk.queue.scheduled = True
+    assert desk.publisher.take(pubs(b"six")) and not desk.lone, "a batch is about to be written"
+
+
+def test_a_batch_of_events_changes_nothing_for_who_is_alone(publishing: ModuleType) -> None:
+    desk = alone(publishing)
+    desk.queue.take_all()
+    assert desk.publisher.take(pubs(b"two")) and desk.lone
+
+
+def test_part_of_what_waits_makes_nobody_alone(publishing: ModuleType) -> None:
+    desk = alone(publishing)
+    desk.queue.scheduled = True
+    assert desk.publisher.take(pubs(b"two")) and desk.publisher.take(pubs(b"three"))
+    publishing.tell_stored(desk.queue.take(len(frames(b"two"))).waiters, lambda error: None)
+    publishing.tell_stored(desk.queue.take_since(99.0).waiters, lambda error: None)
+    desk.queue.scheduled = False
+    assert desk.publisher.take(pubs(b"four")) and not desk.lone
+
+
+def test_a_queue_that_writes_nothing_at_once_takes_what_comes(publishing: ModuleType) -> None:
+    desk = alone(publishing)
+    desk.queue.write_lone = None
+    assert desk.publisher.take(pubs(b"two")) and desk.queue.runs

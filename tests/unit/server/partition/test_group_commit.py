@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import random
+from collections.abc import Callable
+
 import pytest
 
 from nsqha import hot
+from nsqha.commitlog.log import LogLimits
 from nsqha.server.partition.publishes import SKIPPED_MAX, TURNS, Linger
-from tests.unit.server.shell_rig import PartitionRig
+from tests.sim.storage import SimStorage
+from tests.unit.server.shell_rig import Outcome, PartitionRig
 
 
 def turns_of(gathering: Linger, runs: int, size: int) -> int:
@@ -214,3 +220,188 @@ def test_a_leader_that_hands_over_does_not_wait_for_the_patient_round():
     rig.turn()
     rig.disk.sync()
     assert rig.partition.leader.committed == rig.log.end.log_id
+
+
+# ---- a publisher that was alone in the last batch
+
+
+def lone(rig: PartitionRig, outcome: Outcome, body: bytes = b"lone") -> bool:
+    """A publish that the queue was not asked for; whether it was taken."""
+    return rig.partition.batches.write_lone(hot.frame(body), outcome)
+
+
+def test_a_lone_publish_is_written_committed_delivered_and_answered_at_once():
+    rig = PartitionRig(sync="interval")
+    consumer = rig.consume(10)
+    rig.publish(b"one")
+    rig.turn()
+    before, outcome = rig.log.end, Outcome()
+    assert lone(rig, outcome, b"two") and outcome.answers == ["OK"]
+    assert (rig.log.end.log_id, rig.log.end.offset) == (before.log_id + 1, before.offset + 1)
+    assert rig.partition.leader.committed == rig.log.end.log_id == rig.cursors.state.applied.log_id + 1
+    assert consumer.wire.bodies == [b"one", b"two"], "in this turn"
+    assert rig.partition.batches.sync.unsynced_messages == 2
+    publishes = rig.partition.batches.publishes
+    assert (publishes.message_count, publishes.message_bytes) == (2, 6)
+    assert rig.partition.high_watermark == rig.log.end.offset and not rig.budget.used
+
+
+def waits_for_the_disk(rig: PartitionRig) -> None:
+    rig.partition.batches.sync.change("always")
+
+
+def has_followers(rig: PartitionRig) -> None:
+    rig.partition.batches.set_followers(lambda: None, None)
+
+
+def waits_for_a_replica(rig: PartitionRig) -> None:
+    rig.partition.leader.set_isr({7, 8}, {7, 8})
+
+
+def has_an_outstanding_batch(rig: PartitionRig) -> None:
+    waits_for_the_disk(rig)
+    rig.publish(b"outstanding")
+    rig.turn()
+    rig.partition.leader.sync_always = False
+
+
+def has_a_channel_to_create(rig: PartitionRig) -> None:
+    rig.cursors.requests.reconcile(rig.channel_list("c", "d"))
+
+
+def has_progress_to_write(rig: PartitionRig) -> None:
+    rig.publish(b"one")
+    rig.turn()
+    rig.finish(rig.consume(1))
+    rig.clock.advance(1.0)
+
+
+def has_a_caller_of_events(rig: PartitionRig) -> None:
+    rig.partition.batches.events.wait(rig.loop.create_future())
+
+
+def hands_over(rig: PartitionRig) -> None:
+    rig.partition.hand_over(True)
+
+
+def is_closed(rig: PartitionRig) -> None:
+    rig.partition.abandon("gone")
+
+
+def has_just_begun(rig: PartitionRig) -> None:
+    rig.partition.life.serving = False
+
+
+def rolls(rig: PartitionRig) -> None:
+    rig.partition.files.roll()
+    rig.turn()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        waits_for_the_disk,
+        has_followers,
+        waits_for_a_replica,
+        has_an_outstanding_batch,
+        has_a_channel_to_create,
+        has_progress_to_write,
+        has_a_caller_of_events,
+        hands_over,
+        is_closed,
+        has_just_begun,
+        rolls,
+    ],
+)
+def test_a_lone_publish_goes_by_the_queue_where_something_else_has_a_say(state: Callable[[PartitionRig], None]):
+    rig = PartitionRig(sync="interval")
+    state(rig)
+    before, outcome = rig.log.end, Outcome()
+    assert not lone(rig, outcome)
+    assert rig.log.end == before and not outcome.answers, "nothing was done"
+
+
+def test_what_is_finished_since_a_moment_keeps_no_publish_from_being_written_at_once():
+    rig = PartitionRig(sync="interval")
+    rig.publish(b"one")
+    rig.turn()
+    consumer = rig.consume(2)
+    rig.finish(consumer)
+    rig.pass_time(0.06)
+    before = rig.log.end.log_id
+    rig.publish(b"two")
+    rig.turn()
+    assert rig.log.end.log_id == before + 1, "progress is written"
+    rig.finish(consumer, 1)
+    assert lone(rig, Outcome()), "it is due in 50 ms"
+
+
+def faulty() -> tuple[PartitionRig, SimStorage]:
+    storage = SimStorage(random.Random(1))
+    rig = PartitionRig(sync="interval", storage=storage)
+    rig.publish(b"one")
+    rig.turn()
+    return rig, storage
+
+
+def test_a_lone_publish_that_a_full_disk_refuses_is_left_to_the_queue():
+    rig, storage = faulty()
+    storage.fail("pwrite", code=errno.ENOSPC, times=1)
+    before, outcome = rig.log.end, Outcome()
+    assert not lone(rig, outcome) and not outcome.answers and rig.log.end == before
+    assert lone(rig, outcome) and outcome.answers == ["OK"], "there is room again"
+
+
+def test_a_lone_publish_that_a_failing_disk_took_has_no_certain_outcome():
+    rig, storage = faulty()
+    storage.fail("pwrite", code=errno.EIO, times=1)
+    outcome = Outcome()
+    assert lone(rig, outcome) and rig.failures
+    assert len(outcome.answers) == 1 and outcome.answers[0].startswith(hot.OUTCOME_UNKNOWN)
+
+
+def test_a_lone_publish_whose_batch_can_not_be_applied_stops_the_partition():
+    rig = PartitionRig(sync="interval")
+    rig.cursors.state.applied = rig.cursors.state.applied._replace(log_id=99)
+    outcome = Outcome()
+    assert lone(rig, outcome) and rig.partition.life.stopped
+    assert len(outcome.answers) == 1 and outcome.answers[0].startswith(hot.OUTCOME_UNKNOWN)
+
+
+def test_a_lone_publisher_that_can_not_be_answered_harms_nobody():
+    class Broken(Outcome):
+        def stored(self) -> None:
+            raise RuntimeError("the socket is gone")
+
+    rig = PartitionRig(sync="interval")
+    assert lone(rig, Broken()) and lone(rig, Outcome()) and not rig.partition.life.stopped
+
+
+def test_files_roll_behind_a_lone_publish():
+    rig = PartitionRig(sync="interval", limits=LogLimits(segment_bytes=100))
+    assert lone(rig, Outcome(), b"x" * 100)
+    rig.turn()
+    assert rig.partition.files.busy
+
+
+def test_the_partition_writes_at_once_what_a_client_publishes_alone():
+    rig = PartitionRig(sync="interval")
+    written: list[bytes] = []
+
+    class Client:
+        def heed_unread(self) -> None: ...
+
+        def publish_failed(self, command: str, why: str) -> bytes:
+            raise AssertionError(why)
+
+        def close(self) -> None: ...
+
+    queue = rig.partition.queue
+    assert queue is not None
+    replies = hot.Replies(Client(), written.append)
+    publisher = hot.Publisher(b"PUB t\n", "t", 100, queue, replies, {"t": 0}, rig.loop.time, lambda: None)
+    publisher.take(b"PUB t\n\0\0\0\3one")
+    assert not written
+    rig.turn()
+    publisher.take(b"PUB t\n\0\0\0\3two")
+    assert len(written) == 2, "without another turn"
