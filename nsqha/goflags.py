@@ -16,7 +16,6 @@ Durations are integers of nanoseconds inside, `1m30s` outside.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,8 +183,14 @@ def _read(flag: Flag, text: str) -> Any:
 
 
 def _meant(name: str, table: Mapping[str, Flag]) -> str:
-    close = difflib.get_close_matches(name, table, 1, 0.75)
+    close = _close_matches(name, table, 1, 0.75)
     return f" (did you mean -{close[0]}?)" if close else ""
+
+
+def _close_matches(name: str, names: Iterable[str], n: int, cutoff: float) -> list[str]:
+    import difflib  # only a wrong name needs it
+
+    return difflib.get_close_matches(name, names, n, cutoff)
 
 
 def _from_environment(table: Mapping[str, Flag], environ: Mapping[str, str], prefix: str) -> dict[str, Any]:
@@ -206,7 +211,7 @@ def _from_file(table: Mapping[str, Flag], path: str, data: Mapping[str, Any]) ->
     for key, value in data.items():
         flag = by_key.get(key)
         if flag is None:
-            close = difflib.get_close_matches(key, by_key, 1, 0.6)
+            close = _close_matches(key, by_key, 1, 0.6)
             meant = f" (did you mean {close[0]}?)" if close else ""
             raise ConfigError(f"--config={path}: there is no setting {key}{meant}")
         try:

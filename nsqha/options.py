@@ -20,7 +20,6 @@ import enum
 import ipaddress
 import os
 import sys
-import tomllib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -559,6 +558,8 @@ def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str,
 
 
 def _read_toml(path: str) -> Mapping[str, Any]:
+    import tomllib  # a start without a file does without
+
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)

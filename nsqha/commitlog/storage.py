@@ -20,7 +20,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import threading
 from typing import Protocol
 
@@ -285,6 +284,8 @@ class OsStorage:
         os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
+        import shutil  # with all its compressors: a start does without
+
         try:
             shutil.rmtree(path)
         except FileNotFoundError:

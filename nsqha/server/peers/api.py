@@ -21,10 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message_factory import GetMessageClass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.errors import (
     AppendFailed,
@@ -40,6 +37,9 @@ from nsqha.errors import (
     Unavailable,
     WrongKind,
 )
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 Message = Any
 """A protobuf message; the generated classes have no common type that is of use here."""
@@ -195,6 +195,8 @@ class Method:
     def __init__(self, service: ServiceDescriptor, method: MethodDescriptor) -> None:
         if method.client_streaming != method.server_streaming:
             raise TypeError(f"{service.full_name}.{method.name}: only calls and streams in both directions are served")
+        from google.protobuf.message_factory import GetMessageClass  # a node that is alone starts without
+
         self.name: str = method.name
         self.path = f"/{service.full_name}/{method.name}"
         self.request: type[Any] = GetMessageClass(method.input_type)

@@ -30,7 +30,6 @@ from __future__ import annotations
 import ctypes
 import os
 import ssl
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -231,6 +230,8 @@ def _file(content: bytes) -> Iterator[str]:
             file.write(content)
             yield f"/proc/self/fd/{file.fileno()}"
     else:
+        import tempfile
+
         with tempfile.NamedTemporaryFile(prefix="nsqha-", buffering=0) as file:
             file.write(content)
             yield file.name
