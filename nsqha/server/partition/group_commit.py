@@ -134,12 +134,11 @@ class GroupCommit:
         sync: str,
         memory: EphemeralLog | None,
         commit: Callable[[Now], None],
-        committed: Callable[[Now], None],
         resume: Callable[[], None],
         stop: Callable[[Exception], None],
     ) -> None:
-        """`commit`: the commit point moved. `committed`: so it did, and what it passed is applied and answered.
-        `resume`: a disk that refused may be tried again. `stop`: an invariant is broken."""
+        """`commit`: the commit point moved. `resume`: a disk that refused may be tried again. `stop`: an invariant is
+        broken."""
         self.publishes = WaitingPublishes(runtime, led, life, self._flush_soon, memory)
         self.publishes.queue.write_lone = self.write_lone if memory is None else None
         self.events = PendingEvents()
@@ -162,7 +161,6 @@ class GroupCommit:
         self._life = life
         self._files = files
         self._commit = commit
-        self._committed = committed
         self._resume = resume
         self._stop = stop
 
@@ -300,7 +298,7 @@ class GroupCommit:
         leader.written(log.end.log_id)
         self.outstanding.commit_lone(entry, data, reply, now)
         self.sync.wrote(count)
-        self._committed(now)
+        self._commit(now)  # it has nothing left to apply, and deliveries to begin
         if log.needs_roll:
             self._files.roll()
         return True

@@ -70,7 +70,6 @@ class Partition:
             sync=sync,
             memory=memory,
             commit=self._commit,
-            committed=self._committed,
             resume=self._resume,
             stop=self._stop,
         )
@@ -178,11 +177,7 @@ class Partition:
             self.batches.outstanding.commit(now)
         except Exception as error:
             self._stop(error)
-        else:
-            self._committed(now)
-
-    def _committed(self, now: Now) -> None:
-        """What the commit point has passed is applied and answered: deliver it."""
+            return
         self.deliveries.pump(now)
         memory = self.batches.publishes.memory
         if memory is not None and self.serving and not self.closed:
