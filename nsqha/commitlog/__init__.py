@@ -6,6 +6,7 @@ Synchronous and without threads; the shell decides what runs where. Reading orde
 Downwards:
 
     copying         a log as others copy it
+    idle_turns      which of many logs their owners look at now
     recovery        a log is opened whose writer may have died at any point
     log             the log of one partition: append, make durable, roll, cut
     corruption      batches that do not verify: found, judged, and written again or given up

@@ -90,6 +90,7 @@ class PartitionLog(LogReader):
         self.local_durable = local_durable
         self.doubtful_from: int | None = None  # recovery found damage from here on: to be fetched again
         self.poisoned: str | None = None
+        self.idle_at: Place | None = None  # its end when its owner had nothing left to do; another one now: not idle
         self.on_wanted_durable: Callable[[], object] | None = None  # its files would be closed, were they synced
         self._active = pairs[-1]
         self._past = object()  # another one after each cut

@@ -312,7 +312,13 @@ class LmdbCache:
         return taken
 
     def _gather(self, now: float, *, whole: bool) -> CacheWrite | None:
-        parts = [part for partition in list(self._partitions.values()) if (part := self._part(partition)) is not None]
+        # Idle partitions are many, and cost this look once a second.
+        changed = [
+            partition
+            for partition in self._partitions.values()
+            if (state := partition.state) is not None and state.applied.log_id != partition.written_log_id
+        ]
+        parts = [part for partition in changed if (part := self._part(partition)) is not None]
         self.pressing = False
         if not whole:
             return CacheWrite(now, False, parts, [], []) if parts else None

@@ -47,10 +47,10 @@ class DeadLetterMover:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
-            for topic in list(self._topics.values()):
-                for partition in list(topic.led):
-                    for cursor in list(partition.cursors.passing.moving):
-                        await self._move(topic.name, partition, cursor)
+            moving = [(t, p) for t in self._topics.values() for p in t.led if p.cursors.passing.moving]
+            for topic, partition in moving:
+                for cursor in list(partition.cursors.passing.moving):
+                    await self._move(topic.name, partition, cursor)
 
     async def _move(self, topic: str, partition: Partition, cursor: ChannelCursor) -> None:
         key = topic, partition.number, cursor.name

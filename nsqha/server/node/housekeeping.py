@@ -1,18 +1,23 @@
-"""Once a second on every node: disk space, overdue publishes, the journal, log starts, the cache of cursors."""
+"""Once a second on every node: disk space, overdue publishes, the journal, log starts, the cache of cursors.
+
+Of many partitions those that are idle are looked at in turn (`IdleTurns`), all of them when the wall clock was set."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsqha.clock import read
+from nsqha.clock import Now, read
+from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.nsqlog import Logger
+from nsqha.server.partition.delivery import CLOCK_SET_SECONDS
 
 if TYPE_CHECKING:
     from nsqha.server.node.availability import Availability
     from nsqha.server.node.cluster_side import ClusterSide
     from nsqha.server.node.parts import NodeParts
+    from nsqha.server.partition.partition import Partition
     from nsqha.server.runtime.cache import CacheWriter
     from nsqha.server.runtime.journal import JournalWriter
     from nsqha.server.topics.topics import Topics
@@ -46,6 +51,8 @@ class Housekeeping:
         self._spawn = spawn
         self._forget_targets = forget_targets
         self._timer: asyncio.TimerHandle | None = None
+        self._turns = IdleTurns()
+        self._wall_ahead = 0.0  # of the monotonic clock
 
     def start(self) -> None:
         """Look for the first time now."""
@@ -68,19 +75,28 @@ class Housekeeping:
         now = read(self._parts.clock)
         if self._availability.look_at_disk():
             self._forget_targets()
-        for topic in self._topics.values():
-            for partition in topic.led:
-                try:
-                    partition.keep_house(now)
-                except Exception as error:
-                    # A log that can not be read keeps its files; the others go on.
-                    logger.error("housekeeping_failed", "%s: %s", partition.log.directory, error)
-                if not topic.ephemeral:
-                    self._parts.opener.stage_durable((topic.record.uid, partition.number), partition.log)
+        for partition in self._chosen(now):
+            try:
+                partition.keep_house(now)
+            except Exception as error:
+                # A log that can not be read keeps its files; the others go on.
+                logger.error("housekeeping_failed", "%s: %s", partition.log.directory, error)
+            if partition.batches.publishes.memory is None:
+                identity = partition.log.identity
+                self._parts.opener.stage_durable((identity.topic_uid, identity.partition), partition.log)
         self._side.keep_house()
         if self._parts.journal.dirty and not self._journal_writer.writing:
             self._spawn(self._write_journal())
         self._cache_writer.write()
+
+    def _chosen(self, now: Now) -> Sequence[Partition]:
+        """The partitions led here that are looked at now."""
+        led = [partition for topic in self._topics.values() for partition in topic.led]
+        ahead = now.wall_ns / 1e9 - now.mono
+        if abs(ahead - self._wall_ahead) > CLOCK_SET_SECONDS:
+            self._wall_ahead = ahead
+            return led  # what is due by the wall clock may be so although no timer says it
+        return self._turns.choose(led)
 
     async def _write_journal(self) -> None:
         await self._journal_writer.write()

@@ -77,11 +77,17 @@ class LocalRepair:
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._again_at = 0.0
 
+    @property
+    def damage(self) -> bool:
+        """Whether any was noted."""
+        return bool(self._seen)
+
     def found(self, first: int, end: int) -> None:
         """Batches [first, end) do not verify."""
         if not self.alone():
             return
         self._seen.add(first, end)
+        self._partition.log.idle_at = None
         self._noted.add(first, end)
         for later in self._put_off:
             self._noted.discard(*later)

@@ -51,6 +51,7 @@ class Partition:
         self.number = led.number
         self.id_base = led.id_base
         self.log = led.log
+        self.log.idle_at = None  # another owner may have looked at it
         self.cursors = led.cursors
         self.leader = led.leader
         self.life = PartitionLifecycle()
@@ -191,6 +192,7 @@ class Partition:
         if handing_over == self.life.handing_over:
             return
         self.life.handing_over = handing_over
+        self.log.idle_at = None
         self.batches.hand_over(handing_over)
         if not handing_over:
             self._resume()
@@ -227,6 +229,7 @@ class Partition:
                 memory.trim(self, now)
         if self.local_repair is not None:
             self.local_repair.step()
+        self.log.idle_at = None if _waits(self) else self.log.end
 
     # ---- jobs on the files
 
@@ -290,3 +293,19 @@ class Partition:
         self._close(why)
         self.life.end(why)
         self.batches.abandon(why)
+
+
+def _waits(partition: Partition) -> bool:
+    """Whether something is to be done, or may be due, although nothing is appended."""
+    batches, log = partition.batches, partition.log
+    unsynced = batches.sync.setting != "none" and log.local_durable < log.end.log_id
+    return bool(
+        unsynced
+        or partition.held_up
+        or batches.outstanding.batches
+        or batches.publishes.queue.runs
+        or batches.publishes.memory is not None
+        or partition.cursors.passing
+        or log.forgotten_files
+        or (partition.local_repair is not None and partition.local_repair.damage)
+    )

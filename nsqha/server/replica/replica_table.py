@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
+from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.ids import PartitionKey
 from nsqha.server.runtime.tasks import Locks
 
@@ -30,6 +31,7 @@ class ReplicaTable:
         self.followers: dict[PartitionKey, Follower] = {}
         self.records: dict[PartitionKey, Versioned[TopicRecord]] = {}  # the newest seen, of what has a replica here
         self.declined: dict[PartitionKey, tuple[int, str]] = {}  # the last epoch that could not be led here, and why
+        self.idle_turns = IdleTurns()  # of the followers
         self.locks = Locks[PartitionKey]()
 
     def record_of(self, key: PartitionKey) -> Versioned[TopicRecord] | None:

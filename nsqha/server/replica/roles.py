@@ -272,7 +272,12 @@ class Replicas:
     def keep_house(self) -> None:
         """About once a second."""
         self.integrity.keep_house()
-        for key, follower in list(self.followers.items()):
+        followers = self.table.idle_turns.choose(list(self.followers.values()))
+        declined = [self.followers[key] for key in self.table.declined if key in self.followers]
+        for follower in dict.fromkeys([*followers, *declined]):
+            key = follower.key
+            if self.followers.get(key) is not follower:
+                continue
             try:
                 follower.keep_house()
                 if self._leader_roles.could_lead_now(key, follower):

@@ -73,6 +73,7 @@ class TopicChanges:
         """What is led here goes by the record's settings from now on."""
         record = topic.record
         for partition in topic.led:
+            partition.log.idle_at = None
             self._change_sync(topic, partition)
             partition.retention.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
 

@@ -12,7 +12,7 @@ come one after the other and read the state again when their turn comes; a chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from contextlib import suppress
 from dataclasses import fields as dataclass_fields
 from functools import partial
@@ -51,6 +51,10 @@ class Topics(Mapping[str, Topic]):
 
     def __len__(self) -> int:
         return len(self._topics)
+
+    def values(self) -> ValuesView[Topic]:
+        """All of them; walked once a second, so not one by one through `__getitem__`."""
+        return self._topics.values()
 
     # ---- start
 
@@ -256,11 +260,12 @@ class Topics(Mapping[str, Topic]):
     async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings that may change while a topic lives (`settings`). ValueError if they do not fit."""
         self.topic(name)
-        await self._context.changes.whole(self._change_settings(name, changes))
 
-    async def _change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
-        async with self._context.changes.of(name):
-            await self.placement.change(self.topic(name), changes)
+        async def change() -> None:
+            async with self._context.changes.of(name):
+                await self.placement.change(self.topic(name), changes)
+
+        await self._context.changes.whole(change())
 
 
 def files_remain(topic: str, error: Exception) -> None:

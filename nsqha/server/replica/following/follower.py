@@ -140,6 +140,7 @@ class Follower:
             sync=lambda: runtime.disk.request(self),
         )
         log.on_wanted_durable = lambda: runtime.disk.request(self)
+        log.idle_at = None  # another owner may have looked at it
         self._runtime = runtime
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._sync_rounds = FollowerSync(
@@ -287,6 +288,7 @@ class Follower:
 
     def keep_house(self) -> None:
         """Called about once a second: unlink what nothing needs, by what is committed and durable here."""
+        self.log.idle_at = None
         if self.closed or self.jobs.running is not None:
             return
         self.applier.look_again()
@@ -295,6 +297,7 @@ class Follower:
         if not self.behind:
             self.applier.apply()
         self.jobs.unlink(self.log, self.applier.state)
+        self.log.idle_at = None if _waits(self) else self.log.end
 
     @property
     def quiet(self) -> bool:
@@ -348,6 +351,15 @@ class Follower:
         if self.port is not None:
             self.port.refused(self.wire_key, self.epoch, pb.REFUSAL_FAILED, self.epoch, self.stopped)
         self._close()
+
+
+def _waits(follower: Follower) -> bool:
+    """Whether something is to be done, or may be due, although nothing is appended."""
+    log, jobs, applier = follower.log, follower.jobs, follower.applier
+    unsynced = follower.sync != "none" and log.local_durable < log.end.log_id
+    busy = unsynced or jobs.running is not None or jobs.removing or log.forgotten_files
+    uncommitted = applier.known != (log.end.log_id, log.end.log_id)
+    return bool(busy or uncommitted or not applier.fit or log.doubtful_from is not None)
 
 
 def first_new(entries: Sequence[Entry], log: PartitionLog, epoch: int) -> int:

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from nsqha import hot
+from nsqha.commitlog.idle_turns import IDLE_LOOKS
 from nsqha.commitlog.storage import OsStorage
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import TopicSettings
@@ -385,6 +386,43 @@ def test_publishes_over_http_wait_for_room(tmp_path: Path):
             assert budget.used == 0
 
     asyncio.run(story())
+
+
+@on_a_broker
+async def test_partitions_without_traffic_are_not_looked_at_each_second(broker: Broker):
+    names = [f"t{number}" for number in range(4 * IDLE_LOOKS)]
+    for name in names:
+        await broker.publishing.publish(name, ONE)
+    await until(lambda: all(led(broker, name).log.unsynced() is None for name in names))
+    broker.housekeeping.look()
+    looked: list[str] = []
+    for name in names:
+        partition = led(broker, name)
+        before = partition.keep_house
+        partition.keep_house = lambda now, n=name, b=before: (looked.append(n), b(now))  # type: ignore[method-assign, misc]
+    for _ in range(4):
+        broker.housekeeping.look()
+    assert sorted(looked) == sorted(names)  # each had its turn, and no more than that
+    looked.clear()
+    await broker.publishing.publish("t7", ONE)
+    broker.housekeeping.look()
+    assert "t7" in looked and len(looked) <= IDLE_LOOKS + 1
+
+
+@on_a_broker
+async def test_when_the_wall_clock_is_set_all_partitions_are_looked_at(broker: Broker, monkeypatch: pytest.MonkeyPatch):
+    names = [f"t{number}" for number in range(2 * IDLE_LOOKS)]
+    for name in names:
+        await broker.publishing.publish(name, ONE)
+    await until(lambda: all(led(broker, name).log.unsynced() is None for name in names))
+    broker.housekeeping.look()
+    looked: list[str] = []
+    for name in names:
+        led(broker, name).keep_house = lambda now, n=name: looked.append(n)  # type: ignore[method-assign, misc]
+    wall_ns = broker.clock.wall_ns
+    monkeypatch.setattr(broker.clock, "wall_ns", lambda: wall_ns() + 3_600 * 10**9)
+    broker.housekeeping.look()
+    assert sorted(looked) == sorted(names)
 
 
 @on_a_broker

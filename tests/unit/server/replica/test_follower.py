@@ -498,3 +498,23 @@ def test_entries_that_are_the_same_say_nothing() -> None:
     leader = LeaderLog()
     leader.compare(list(log_of(1, 1, 1).entries(2, 3)), ours, ours.last)
     assert leader.differs_at is None
+
+
+def test_it_is_idle_once_all_it_has_is_committed_and_durable() -> None:
+    """Many idle followers are looked at in turn (`IdleTurns`): nothing may be left to do in one."""
+    rig = FollowerRig()
+    rig.follower.keep_house()
+    assert rig.log.idle_at is rig.log.end
+    rig.write(b"a")
+    rig.push(1)
+    rig.follower.keep_house()
+    assert rig.log.idle_at is None  # not durable
+    rig.disk.sync()
+    rig.follower.keep_house()
+    assert rig.log.idle_at is None  # not committed
+    rig.follower.committed_to(2)
+    rig.follower.keep_house()
+    assert rig.log.idle_at is rig.log.end
+    rig.write(b"b")
+    rig.push(2)
+    assert rig.log.idle_at is not rig.log.end
