@@ -123,15 +123,15 @@ class ControllerMachine:
     def _metadata(self, event: Metadata, now: float) -> Iterable[PartitionName]:
         state = self.state
         dirty: set[PartitionName] = set()
-        topics = {name: topic for name, topic in event.topics.items() if not is_ephemeral(name)}
-        for name in [name for name in self._topics if name not in topics]:
+        for name in self._topics.keys() - event.topics.keys():
             dirty.update(self._topic(name, None, now))
-        for name, topic in topics.items():
-            if topic is not self._topics.get(name):
-                dirty.update(self._topic(name, topic, now))
+        # Few of thousands have changed, each time: what is unchanged must cost next to nothing.
+        known = self._topics
+        for name in [name for name, topic in event.topics.items() if known.get(name) is not topic]:
+            if not is_ephemeral(name):
+                dirty.update(self._topic(name, event.topics[name], now))
         changed = state.standing.changed(event.nodes, now)
         for uid in changed:
-            state.picture = None
             dirty.update(state.led[uid])
             if uid in state.standing.leaving:
                 state.wake_at(now + state.limits.handover_s)
@@ -155,17 +155,14 @@ class ControllerMachine:
         if topic is None:
             return []
         self._topics[name] = topic
-        state.picture = None
         record, changed = topic.record, []
         for number, meta in record.partitions.items():
             key = PartitionName(name, record.uid, number)
             known = state.parts.get(key)
             if known is None:
-                state.parts[key] = TopicPartition(key, record.settings, meta)
-                state.names[record.uid, number] = key
-                state.led[meta.leader].add(key)
+                state.add(TopicPartition(key, record.settings, meta))
             else:
-                known.settings = record.settings
+                known.settings = state.settings[key] = record.settings
                 if meta.version > known.meta.version:
                     if meta.epoch > known.meta.epoch and key not in state.puts:
                         began = state.rounds[key].since if key in state.rounds else now

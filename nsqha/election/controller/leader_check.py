@@ -2,7 +2,8 @@
 
 A leader that was just elected may not have begun yet, so one answer is not enough. A leader that has promised its epoch
 and does not lead will never lead it: a process life leads an epoch once. Its answers count double. One that says that
-it could not lead this epoch (`declined_epoch`) needs no further answer.
+it could not lead this epoch (`declined_epoch`) needs no further answer. Leaders that said that they lead are asked in
+turn: thousands of idle partitions cost their node what a few do.
 
 A leader whose log goes on while nothing commits is *stuck*. That alone says nothing against it: replicas may be down.
 What its followers say of it does (`hearing`, `deaf`): a leader that too few of them hear can not commit.
@@ -11,7 +12,7 @@ What its followers say of it does (`hearing`, `deaf`): a leader that too few of 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from nsqha.election.controller.rounds import ControllerLimits, TopicPartition
@@ -49,19 +50,29 @@ class LeaderCheck:
 
     def __init__(self, limits: ControllerLimits) -> None:
         self._limits = limits
+        self._leads: dict[PartitionName, int] = {}  # the epoch in which the leader said that it leads
         self._idle: dict[PartitionName, Idle] = {}
         self._stuck: dict[PartitionName, Stuck] = {}
         self._heard: dict[PartitionName, dict[int, Heard]] = {}
         self._last: dict[int, PartitionKey] = {}  # the last one that each node was asked for
 
-    def turn(self, node: int, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
-        """The keys for the next request to a node: as many of `keys` as fit, after those of its last request."""
-        ordered = sorted(set(keys))
-        first = bisect_right(ordered, self._last.get(node, (0, 0)))
-        chosen = [*ordered[first:], *ordered[:first]][: self._limits.keys_max]
+    def turn(
+        self, node: int, led: Mapping[PartitionName, TopicPartition], more: Iterable[PartitionKey] = ()
+    ) -> list[PartitionKey]:
+        """The keys for the next request to a node: of what it leads, all in doubt, then of the others some, after those
+        of its last request; and `more`."""
+        doubted: list[PartitionKey] = []
+        leads: list[PartitionKey] = []
+        for name, part in led.items():
+            confirmed = self._leads.get(name) == part.meta.epoch and name not in self._stuck
+            (leads if confirmed else doubted).append(part.key)
+        leads.sort()
+        first = bisect_right(leads, self._last.get(node, (0, 0)))
+        chosen = [*leads[first:], *leads[:first]][: self._limits.audit_keys]
         if chosen:
             self._last[node] = chosen[-1]
-        return chosen
+        rest = dict.fromkeys([*doubted, *more, *chosen])
+        return list(rest)[: self._limits.keys_max]
 
     def answered(self, part: TopicPartition, node: int, report: ReplicaReport | None, now: float) -> None:
         """A node reports what it has of a partition; None: nothing."""
@@ -74,8 +85,10 @@ class LeaderCheck:
             return
         if report is not None and report.leading:
             self._idle.pop(part.name, None)
+            self._leads[part.name] = meta.epoch
             self._commits(part, report, now)
             return
+        self._leads.pop(part.name, None)
         if report is not None and report.declines and report.declined_epoch == meta.epoch:
             self._idle[part.name] = Idle(meta.epoch, self._limits.idle_audits, now)
             return
@@ -117,5 +130,5 @@ class LeaderCheck:
 
     def forget(self, name: PartitionName) -> None:
         """Drop what was counted: another leader, or none, or no partition."""
-        for held in (self._idle, self._stuck, self._heard):
+        for held in (self._leads, self._idle, self._stuck, self._heard):
             held.pop(name, None)

@@ -75,6 +75,13 @@ class World:
     nodes: Mapping[int, NodeInfo]
     unled: frozenset[PartitionName] = frozenset()  # a leader is being elected
     unreachable: frozenset[int] = frozenset()  # nodes that the controller does not reach now
+    holders: frozenset[int] | None = None  # nodes that have replicas, if they were counted
+
+    def replica_nodes(self) -> set[int]:
+        """Nodes that have replicas, by the records."""
+        if self.holders is not None:
+            return set(self.holders)
+        return {uid for meta in self.metas.values() for uid in meta.replicas}
 
     def load(self) -> Load:
         return Load.of(meta.replicas for meta in self.metas.values())
@@ -128,7 +135,7 @@ class Planner:
         lives = {uid: node.registration for uid, node in world.nodes.items()}
         if lives != self._known:
             self._known, self._changed = lives, now
-        named = {uid for meta in world.metas.values() for uid in meta.replicas}
+        named = world.replica_nodes()
         named.update(uid for wanted in self.moves.values() for uid in wanted)
         self._away = {uid: self._away.get(uid, now) for uid in named if uid not in world.nodes}
         self._successors = moves.successors(self._away, world.nodes, read.names)

@@ -90,14 +90,17 @@ class Probing:
 
     def audit(self, now: float) -> None:
         state = self._state
-        keys = {uid: [state.parts[name].key for name in state.led[uid]] for uid in state.nodes}
+        moving: dict[int, list[PartitionKey]] = {uid: [] for uid in state.nodes}
         for name, wanted in state.planner.moves.items():
             for uid in wanted:
-                if name in state.parts and uid in keys:
-                    keys[uid].append(state.parts[name].key)
-        for uid, asked in keys.items():
-            if asked and uid not in state.standing.silent:
-                self._probe(uid, state.leader_check.turn(uid, asked), now)
+                if name in state.parts and uid in moving:
+                    moving[uid].append(state.parts[name].key)
+        for uid, more in moving.items():
+            if uid not in state.standing.silent:
+                # In one order always: one run is like the other, whatever a set does with strings.
+                led = {name: state.parts[name] for name in sorted(state.led[uid])}
+                if keys := state.leader_check.turn(uid, led, more):
+                    self._probe(uid, keys, now)
 
     def ask_silent(self, now: float) -> None:
         """Ask the nodes that do not answer whether they are back."""

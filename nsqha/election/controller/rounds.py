@@ -35,6 +35,7 @@ class ControllerLimits:
     audit_s: float = 2.0  # between requests to leaders whether they lead
     idle_audits: int = 5  # a leader that does not lead in this many audits is replaced (2 if it gave the epoch up)
     keys_max: int = 1000  # per probe
+    audit_keys: int = 200  # per audit and node, of leaders that led when they were last asked
     plan: PlanLimits = field(default_factory=PlanLimits)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
 from nsqha.election.controller.events import Action, PutPartition, Say
@@ -14,7 +13,7 @@ from nsqha.election.controller.node_health import NodeHealth
 from nsqha.election.controller.planner import Planner, World
 from nsqha.election.controller.rounds import ControllerLimits, Round, TopicPartition
 from nsqha.election.elect import ReplicaReport
-from nsqha.election.model import NodeInfo, PartitionMeta
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import PartitionName
 from nsqha.ids import PartitionKey
 
@@ -35,7 +34,10 @@ class ControllerState:
         self.leader_check = LeaderCheck(limits)
         self.failed = FailedLeaders()
         self.planner = Planner(now, limits.plan)
-        self.picture: World | None = None
+        # Of all partitions, kept up as they change: a plan that is made for each change can not copy thousands.
+        self.metas: dict[PartitionName, PartitionMeta] = {}
+        self.settings: dict[PartitionName, TopicSettings] = {}
+        self._holders: Counter[int] = Counter()  # node -> partitions that it is to have a replica of
         self.actions: list[Action] = []
         self.wake = now
 
@@ -47,35 +49,43 @@ class ControllerState:
     def free(self, name: PartitionName) -> bool:
         return name in self.parts and name not in self.puts and name.topic not in self.reading
 
+    def add(self, part: TopicPartition) -> None:
+        """A partition that was not known."""
+        name, meta = part.name, part.meta
+        self.parts[name], self.metas[name], self.settings[name] = part, meta, part.settings
+        self.names[part.key] = name
+        self.led[meta.leader].add(name)
+        self._holders.update(meta.replicas)
+
     def set_meta(self, part: TopicPartition, meta: PartitionMeta) -> None:
         self.led[part.meta.leader].discard(part.name)
         if (part.meta.leader, part.meta.epoch) != (meta.leader, meta.epoch):
             self.rounds.pop(part.name, None)
             self.leader_check.forget(part.name)
-        part.meta = meta
-        self.picture = None
+        self._holders.subtract(part.meta.replicas)
+        self._holders.update(meta.replicas)
+        part.meta = self.metas[part.name] = meta
         self.led[meta.leader].add(part.name)
 
     def forget(self, name: PartitionName) -> None:
-        self.picture = None
         part = self.parts.pop(name, None)
         if part is not None:
             self.led[part.meta.leader].discard(name)
-            del self.names[part.key]
+            self._holders.subtract(part.meta.replicas)
+            del self.names[part.key], self.metas[name], self.settings[name]
         for held in (self.rounds, self.seen, self.puts):
             held.pop(name, None)
         self.leader_check.forget(name)
         self.failed.forget(name)
 
     def world(self) -> World:
-        if self.picture is None:
-            metas = {name: part.meta for name, part in self.parts.items()}
-            self.picture = World(metas, {name: part.settings for name, part in self.parts.items()}, self.nodes)
-        if not self.puts:
-            return self.picture
+        """What plans of the present step are made from."""
+        writing = {name: action.meta for name, (action, _, _) in self.puts.items()}
+        holders = {uid for uid, count in self._holders.items() if count > 0}
+        holders.update(uid for meta in writing.values() for uid in meta.replicas)
         # What is being written counts as written, or the same work would be planned twice.
-        metas = {**self.picture.metas, **{name: action.meta for name, (action, _, _) in self.puts.items()}}
-        return replace(self.picture, metas=metas)
+        metas = {**self.metas, **writing} if writing else self.metas
+        return World(metas, self.settings, self.nodes, holders=frozenset(holders))
 
     def name(self, uid: int) -> str:
         node = self.nodes.get(uid)

@@ -650,3 +650,18 @@ def test_a_controller_does_not_resign_because_of_nodes_without_a_lease() -> None
         c.kill(uid)
     c.run(10 * QUICK.resign_s)
     assert c.meta("t").leader and not c.resigned
+
+
+def test_what_plans_are_made_from_is_kept_up_with_each_change() -> None:
+    c = cluster(partitions=3)
+    c.create("u", partitions=2)
+    c.kill(c.meta("t").leader)
+    c.run(5.0)
+    state = c.machine.state
+    world = state.world()
+    assert world.metas == {name: part.meta for name, part in state.parts.items()}
+    assert world.settings == {name: part.settings for name, part in state.parts.items()}
+    assert world.replica_nodes() == {uid for part in state.parts.values() for uid in part.meta.replicas}
+    topic = next(iter(c.machine._topics))
+    c.machine.step(Metadata({n: t for n, t in c.machine._topics.items() if n != topic}, dict(state.nodes), {}), c.now)
+    assert topic not in {name.topic for name in state.world().metas}
