@@ -73,6 +73,34 @@ class Load:
         self.heirs[tuple(replicas[:2])] -= 1
 
 
+class CountedLoad:
+    """The load of the topics that there are, counted again only where they changed."""
+
+    def __init__(self) -> None:
+        self.counted = 0  # topics, each time that one was looked into
+        self._load = Load()
+        self._topics: dict[str, Versioned[TopicRecord]] = {}
+
+    def of(self, topics: Mapping[str, Versioned[TopicRecord]]) -> Load:
+        """The load of these; the caller's own."""
+        known = self._topics
+        for name in known.keys() - topics.keys():
+            self._remove(known.pop(name))
+        for name in [name for name, topic in topics.items() if known.get(name) is not topic]:
+            if name in known:
+                self._remove(known[name])
+            known[name] = topic = topics[name]
+            for meta in topic.record.partitions.values():
+                self._load.add(meta.replicas)
+            self.counted += 1
+        load = self._load
+        return Load(load.replicas.copy(), load.first.copy(), load.heirs.copy())
+
+    def _remove(self, topic: Versioned[TopicRecord]) -> None:
+        for meta in topic.record.partitions.values():
+            self._load.remove(meta.replicas)
+
+
 def host_of(node: NodeInfo) -> str:
     return node.host or f"node:{node.node_uid:016x}"
 

@@ -7,7 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +16,8 @@ from nsqha.clock import SystemClock
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import MemStorage, OsStorage
 from nsqha.election.embedded import EmbeddedStore
-from nsqha.election.model import TopicSettings
+from nsqha.election.model import PartitionMeta, TopicSettings
+from nsqha.election.store import PartitionChange
 from nsqha.errors import Conflict, NotFound, Unavailable
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.metadata import NodeMetadata
@@ -137,3 +139,30 @@ def test_a_record_that_another_node_changed_is_found_and_guards_writes() -> None
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(scenario())
+
+
+def test_changes_of_many_partitions_are_few_calls_and_each_has_its_own_outcome(run: Callable[[Story], None]):
+    async def story(metadata: NodeMetadata, revisions: list[int]) -> None:
+        records = metadata.records
+        topic = await metadata.write(lambda: records.create_topic("t", TopicSettings(partitions=40)))
+        metas = topic.record.partitions
+        calls: list[int] = []
+        replace_partitions = records.replace_partitions
+
+        def counted(changes: Any, **more: Any) -> Any:
+            calls.append(len(changes))
+            return replace_partitions(changes, **more)
+
+        metadata.records = cast(Any, SimpleNamespace(replace_partitions=counted, revision=records.revision))
+        changes = [
+            PartitionChange("t", topic.record.uid, number, replace(meta, epoch=meta.epoch + 1, version=version))
+            for number, meta in metas.items()
+            for version in ((meta.version + 77) if number == 7 else meta.version,)
+        ]
+        done = await asyncio.gather(*map(metadata.replace_partition, changes), return_exceptions=True)
+        assert calls == [40]
+        assert isinstance(done.pop(7), Conflict)
+        assert [m.epoch if isinstance(m, PartitionMeta) else m for m in done] == [metas[0].epoch + 1] * 39
+        assert records.topic("t").record.partitions[7] == metas[7]  # type: ignore[union-attr]
+
+    run(story)

@@ -21,7 +21,7 @@ from nsqha.election.etcd.client import Compacted, EtcdClient, Full
 from nsqha.election.etcd.keys import created, delete, get, none_newer, put, unchanged
 from nsqha.election.etcd.new_topics import NewTopic, NewTopics
 from nsqha.election.etcd.session import EtcdSessions
-from nsqha.election.etcd.view import join
+from nsqha.election.etcd.view import join, join_all
 from nsqha.election.model import (
     ChannelList,
     ClusterRecord,
@@ -100,7 +100,7 @@ class EtcdRecords:
                 partitions, _ = list_keys(self._client, self._keys.partitions, revision=revision)
             except Compacted:
                 continue
-            return _joined(self._keys, topics, partitions)
+            return join_all(self._keys, topics, partitions, known=self._known().topics)
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
         found = self._find(name)
@@ -393,16 +393,6 @@ class EtcdIntents:
 
 def _led_by(keys: etcd_keys.Keys, controller: int | None) -> list[Any]:
     return [] if controller is None else [created(keys.controller, controller)]
-
-
-def _joined(keys: etcd_keys.Keys, topics: list[Any], partitions: list[Any]) -> dict[str, Versioned[TopicRecord]]:
-    metas: dict[int, dict[int, PartitionMeta]] = {}
-    for kv in partitions:
-        found = etcd_keys.partition_of(keys.short(kv.key))
-        if found is not None:
-            metas.setdefault(found[0], {})[found[1]] = etcd_keys.partition_meta(kv)
-    records = [etcd_keys.versioned_of(TopicRecord, kv) for kv in topics]
-    return {topic.record.name: join(topic, metas.get(topic.record.uid, {})) for topic in records}
 
 
 def _numbered(keys: etcd_keys.Keys, kvs: list[Any]) -> Iterator[tuple[int, Any]]:

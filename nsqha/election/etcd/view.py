@@ -7,7 +7,7 @@ store and gets the error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -177,3 +177,29 @@ class KeyedRecords:
 def join(topic: Versioned[TopicRecord], partitions: dict[int, PartitionMeta]) -> Versioned[TopicRecord]:
     """A topic record with its partitions."""
     return Versioned(replace(topic.record, partitions=dict(sorted(partitions.items()))), topic.version)
+
+
+def join_all(
+    keys: etcd_keys.Keys,
+    topics: Iterable[Any],
+    partitions: Iterable[Any],
+    *,
+    known: Mapping[str, Versioned[TopicRecord]],
+) -> dict[str, Versioned[TopicRecord]]:
+    """All topics with their partitions, as keys that were just read have them. What the watch has brought at the same
+    revision is not decoded again: of thousands of records few are newer."""
+    uids = {topic.record.uid: topic.record.partitions for topic in known.values()}
+    metas: dict[int, dict[int, PartitionMeta]] = {}
+    for kv in partitions:
+        if (found := etcd_keys.partition_of(keys.short(kv.key))) is not None:
+            uid, number = found
+            meta = uids.get(uid, {}).get(number)
+            same = meta is not None and meta.version == kv.mod_revision
+            metas.setdefault(uid, {})[number] = meta if same and meta is not None else etcd_keys.partition_meta(kv)
+    joined = {}
+    for kv in topics:
+        old = known.get(keys.short(kv.key).partition("/")[2])
+        topic = old if old is not None and old.version == kv.mod_revision else None
+        topic = topic or etcd_keys.versioned_of(TopicRecord, kv)
+        joined[topic.record.name] = join(topic, metas.get(topic.record.uid, {}))
+    return joined

@@ -208,7 +208,7 @@ class FollowerService:
         here = key in table.followers or key in table.leading
         if here and not isinstance(decision, NotConfirmed):
             return decision
-        topic = await self._runtime.metadata.read(lambda: self._runtime.metadata.records.topic(opened.topic))
+        topic = await self._runtime.metadata.topic(opened.topic)
         if topic is None or topic.record.uid != key[0] or key[1] not in topic.record.partitions:
             raise NotFound(f"there is no partition {key[1]} of topic {opened.topic}")
         table.saw(key, topic)

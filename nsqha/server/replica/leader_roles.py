@@ -76,14 +76,16 @@ class LeaderRoles:
 
     # ---- begin
 
-    async def lead(self, record: TopicRecord, number: int) -> None:
-        """Become leader, if the record as it is now says so."""
+    async def lead(self, known: Versioned[TopicRecord], number: int, *, written: bool = False) -> None:
+        """Become leader, if the record as it is now says so. `written`: `known` was written by this process a moment
+        ago; to read it again would say no more, as a read may be overtaken, too."""
+        record = known.record
         name, uid, key = record.name, record.uid, (record.uid, number)
         follower = self._table.followers[key]
         times = [self._runtime.clock.monotonic()]
         if (epoch := record.partitions[number].epoch) > follower.epoch:
             logger.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
-        fresh = await self._runtime.metadata.topic(name)
+        fresh = known if written else await self._runtime.metadata.topic(name)
         if fresh is None or fresh.record.uid != uid or self._table.stopping:
             return
         meta = fresh.record.partitions[number]

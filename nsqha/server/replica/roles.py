@@ -187,8 +187,9 @@ class Replicas:
 
     # ---- the record says
 
-    async def settle(self, topic: Versioned[TopicRecord]) -> None:
-        """Play the roles that this record gives the node; what fails is tried again."""
+    async def settle(self, topic: Versioned[TopicRecord], *, written: bool = False) -> None:
+        """Play the roles that this record gives the node; what fails is tried again. `written`: this process has just
+        written the record, so it need not be read again."""
         uid = topic.record.uid
         concerned = []
         for number, meta in topic.record.partitions.items():
@@ -197,15 +198,15 @@ class Replicas:
             if here or self._runtime.node in meta.replicas or self._runtime.node in meta.isr:
                 concerned.append(number)
         # Side by side: whichever has to wait (for its files, its lock, the metadata) holds up no other.
-        await asyncio.gather(*[self._try_to_settle(topic, number) for number in concerned])
+        await asyncio.gather(*[self._try_to_settle(topic, number, written) for number in concerned])
 
-    async def _try_to_settle(self, topic: Versioned[TopicRecord], number: int) -> None:
+    async def _try_to_settle(self, topic: Versioned[TopicRecord], number: int, written: bool = False) -> None:
         key = (topic.record.uid, number)
         if (handle := self._again.pop(key, None)) is not None:
             handle.cancel()
         try:
             async with self.table.changing(key):
-                await self._settle(topic, number)
+                await self._settle(topic, number, written)
         except LogCorrupt as error:
             if key not in self.logs.unusable:
                 logger.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
@@ -223,7 +224,7 @@ class Replicas:
                 lambda: self._runtime.spawn(self._try_to_settle(self.table.records.get(key, topic), number)),
             )
 
-    async def _settle(self, topic: Versioned[TopicRecord], number: int) -> None:
+    async def _settle(self, topic: Versioned[TopicRecord], number: int, written: bool) -> None:
         key, meta = (topic.record.uid, number), topic.record.partitions[number]
         known = self.table.records.get(key)
         if self.table.stopping or (known is not None and known.record.partitions[number].version > meta.version):
@@ -247,7 +248,7 @@ class Replicas:
             await self._runtime.journal_writer.promise()
         follower.set_sync(sync)
         if meta.leader == self._runtime.node:
-            await self._leader_roles.lead(topic.record, number)
+            await self._leader_roles.lead(topic, number, written=written)
         else:
             self._prepare(meta)
 

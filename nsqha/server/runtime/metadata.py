@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from nsqha.commitlog.journal import NodeJournal
-from nsqha.election.model import ChannelList, TopicRecord, Versioned
-from nsqha.election.store import MetadataRecords
+from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, Versioned
+from nsqha.election.store import MetadataRecords, PartitionChange, Refusal
 from nsqha.errors import Conflict, NotFound, NsqhaError, Poisoned, Unavailable
 from nsqha.server.runtime.tasks import awaited
 
@@ -26,6 +27,39 @@ READS_ALONE_MAX = 4  # topics are read one by one as long as no more of them are
 LISTED_PER_WANTED = 32  # ... or there are more other topics than this for each that is wanted
 
 T = TypeVar("T")
+
+
+class GatheredChanges:
+    """Changes of partitions' records by one node: while one call is under way the others gather for the next.
+
+    When a thousand topics are made, or a node that led as many is gone, each partition changes its record a few times.
+    One transaction for many of them is one for etcd, and one event for each watch."""
+
+    def __init__(
+        self, write: Callable[[Sequence[PartitionChange]], Awaitable[Sequence[PartitionMeta | Refusal]]]
+    ) -> None:
+        """`write` changes all of them in one call; the results stand in the same order."""
+        self._write = write
+        self._turn = asyncio.Lock()
+        self._changes: list[PartitionChange] = []
+        self._gathering: asyncio.Task[Sequence[PartitionMeta | Refusal]] | None = None  # has not begun to write
+
+    async def put(self, change: PartitionChange) -> PartitionMeta:
+        """What became of it: as `MetadataRecords.replace_partition`."""
+        if self._gathering is None:
+            self._gathering = awaited(asyncio.get_running_loop(), self._round())
+        index = len(self._changes)
+        self._changes.append(change)
+        result = (await asyncio.shield(self._gathering))[index]
+        if isinstance(result, PartitionMeta):
+            return result
+        raise result
+
+    async def _round(self) -> Sequence[PartitionMeta | Refusal]:
+        async with self._turn:
+            self._gathering = None
+            changes, self._changes = self._changes, []
+            return await self._write(changes)
 
 
 class RunBlocking(Protocol):
@@ -52,6 +86,8 @@ class NodeMetadata:
         )
         self._turn = asyncio.Lock()
         self._listed = 0  # topics in the last list
+        self._gathered = GatheredChanges(lambda changes: self.write(partial(self.records.replace_partitions, changes)))
+        self.replace_partition = self._gathered.put
 
     async def write(self, change: Callable[[], T]) -> T:
         """Write to the store once and stage its revision in the journal. Poisoned closes the node."""

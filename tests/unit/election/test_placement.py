@@ -7,8 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.placement import (
+    CountedLoad,
     Load,
     Move,
     PartitionName,
@@ -146,3 +147,21 @@ def test_spread_ends_and_leaves_everything_even(orders: list[list[int]], replica
     load = Load.of(lists.values())
     counts = [load.replicas[uid] for uid in nodes]
     assert max(counts) - min(counts) <= 1
+
+
+def test_the_load_is_counted_again_only_where_topics_changed() -> None:
+    def topic(name: str, *lists: tuple[int, ...]) -> Versioned[TopicRecord]:
+        partitions = {number: PartitionMeta(replicas=replicas) for number, replicas in enumerate(lists)}
+        return Versioned(TopicRecord(name, 1, 1, partitions=partitions), 1)
+
+    counted = CountedLoad()
+    topics = {f"t{number}": topic(f"t{number}", (1, 2, 3)) for number in range(1000)}
+    counted.of(topics)
+    before = counted.counted
+    topics = {**topics, "t5": topic("t5", (3, 1), (2, 1)), "new": topic("new", (2, 3))}
+    del topics["t9"]
+    own = counted.of(topics)
+    assert counted.counted == before + 2
+    assert own == Load.of(m.replicas for t in topics.values() for m in t.record.partitions.values())
+    own.add((1, 2))
+    assert counted.of(topics) != own, "what a plan adds stays with it"

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from nsqha import ids
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import is_hidden
-from nsqha.election.placement import Load, able, min_isr_of, place, refuse_too_many_replicas, replicas_wanted
+from nsqha.election.placement import (
+    CountedLoad,
+    able,
+    min_isr_of,
+    place,
+    refuse_too_many_replicas,
+    replicas_wanted,
+)
 from nsqha.election.rules import with_settings
 from nsqha.errors import Conflict, LimitReached, OutcomeUnknown, Unavailable, too_many_changes
 from nsqha.nsqlog import Logger
@@ -42,6 +49,7 @@ class ClusterPlacement:
         self._node = cluster.node
         self._context = context
         self._records = context.metadata.records
+        self._load = CountedLoad()
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
         if ids.is_ephemeral(name):  # kept by this node only, and nowhere on a disk
@@ -52,33 +60,40 @@ class ClusterPlacement:
 
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
-        cluster, topics, alone = self._cluster, self._topics, ids.is_ephemeral(name)
-        refuse_too_many_replicas(settings, cluster.view().topics, [self._node, *cluster.nodes()])
+        alone = ids.is_ephemeral(name)
+        refuse_too_many_replicas(settings, self._cluster.view().topics, [self._node, *self._cluster.nodes()])
         settings = self.settings_for(name, settings)
         async with self._context.changes.of(name):
             # In its first record: a leader of a partition may take messages as soon as that is stored.
             channels = ChannelList()
-            for channel in await topics.announcer.known_channels(name):
+            for channel in await self._topics.announcer.known_channels(name):
                 channels = channels.with_channel(channel, ids.new_uid(self._context.rng))
-            log_uid = cluster.replicas.logs.draw_log_uid()
-            try:
-                metas = self.placed(settings, {0: log_uid}, alone=alone)
+            topic = await self._created(name, settings, channels, alone=alone)
+        await _begun(topic, self._context.options.publish_wait_ns / 1e9)
+        return topic
+
+    async def _created(self, name: str, settings: TopicSettings, channels: ChannelList, *, alone: bool) -> Topic:
+        """Write the topic's first record, or find the one that another node was faster with."""
+        cluster = self._cluster
+        log_uid = cluster.replicas.logs.draw_log_uid()
+        try:
+            metas = self.placed(settings, {0: log_uid}, alone=alone)
+            with cluster.news.being_made(name):  # until here: the settling below has its turn before the watch's
                 versioned = await self._context.metadata.write(
                     lambda: self._records.create_topic(name, settings, partitions=metas, channels=channels)
                 )
-            except Conflict:
-                cluster.replicas.logs.forget_log_uid(log_uid)
-                found = await self._context.metadata.read(lambda: self._records.topic(name))
-                if found is None or self.has_seen_end_of(found):
-                    raise Unavailable(f"topic {name} comes and goes") from None
-                return topics.adopt(found)
-            except (Unavailable, LimitReached):  # certainly not made: clients may ask for it again and again
-                cluster.replicas.logs.forget_log_uid(log_uid)
-                raise
-            topic = topics.take(versioned)
-            await cluster.replicas.settle(versioned)
-            logger.info("topic_created", "TOPIC(%s): created", name)
-        await _begun(topic, self._context.options.publish_wait_ns / 1e9)
+        except Conflict:
+            cluster.replicas.logs.forget_log_uid(log_uid)
+            found = await self._context.metadata.read(lambda: self._records.topic(name))
+            if found is None or self.has_seen_end_of(found):
+                raise Unavailable(f"topic {name} comes and goes") from None
+            return self._topics.adopt(found)
+        except (Unavailable, LimitReached):  # certainly not made: clients may ask for it again and again
+            cluster.replicas.logs.forget_log_uid(log_uid)
+            raise
+        topic = self._topics.take(versioned)
+        await cluster.replicas.settle(versioned, written=True)
+        logger.info("topic_created", "TOPIC(%s): created", name)
         return topic
 
     async def led(self, topic: Topic) -> None:
@@ -128,7 +143,7 @@ class ClusterPlacement:
             raise Unavailable("this node is only just joining the cluster")
         if log_uids:
             nodes.setdefault(self._node, me)
-        load = Load.of(m.replicas for t in cluster.view().topics.values() for m in t.record.partitions.values())
+        load = self._load.of(cluster.view().topics)
         wanted, before = replicas_wanted(settings, nodes), load.replicas.copy()
         mine = place(sorted(log_uids), wanted, nodes, load, prefer=self._node)
         others = place([n for n in range(first, settings.partitions) if n not in log_uids], wanted, nodes, load)

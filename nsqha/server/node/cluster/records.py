@@ -8,7 +8,8 @@ A record that is missing removes nothing. Only a tombstone does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha import ids
@@ -54,6 +55,7 @@ class RecordNews:
         self._tasks = TaskGroup(loop)
         self._names: dict[str, None] = {}  # records to look at, the first named first
         self._news = asyncio.Event()
+        self._being_made: dict[str, bool] = {}  # topic -> whether its record was named meanwhile
         self._dropping: set[int] = set()  # uids of deleted topics that are being removed here
 
     def start(self) -> None:
@@ -68,6 +70,17 @@ class RecordNews:
         """This record may have changed; EVERYTHING: any may."""
         self._names[name] = None
         self._news.set()
+
+    @contextmanager
+    def being_made(self, topic: str) -> Iterator[None]:
+        """This node writes the topic's first record, and plays its roles by that: the watch may bring the record before
+        the store has answered, and would have it read again."""
+        self._being_made[topic] = False
+        try:
+            yield
+        finally:
+            if self._being_made.pop(topic):
+                self.named(f"topics/{topic}")
 
     async def follow(self) -> None:
         while True:
@@ -103,8 +116,11 @@ class RecordNews:
             topic = view.topics.get(name)
             if topic is not None:
                 node.topics.adopt(topic)
-                # Roles are taken side by side: one partition that waits for its disk delays no other.
-                node.spawn(node.replicas.settle(topic))
+                if name in self._being_made:
+                    self._being_made[name] = True
+                else:
+                    # Roles are taken side by side: one partition that waits for its disk delays no other.
+                    node.spawn(node.replicas.settle(topic))
             elif ids.is_ephemeral(name):
                 self._vanished(name)
             node.leaders.changed(name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nsqha.election.store import PartitionChange
 from nsqha.errors import Conflict, NotFound, NsqhaError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.replication.isr import Applied, ProposalRefused, Unknown
@@ -46,9 +47,8 @@ class PartitionRecords:
         self._number = number
 
     async def propose(self, meta: PartitionMeta, registered: Mapping[int, int]) -> PartitionMeta:
-        records = self._metadata.records
-        return await self._metadata.write(
-            lambda: records.replace_partition(self._name, self._uid, self._number, meta, registered=registered)
+        return await self._metadata.replace_partition(
+            PartitionChange(self._name, self._uid, self._number, meta, registered)
         )
 
     async def fence(self, version: int) -> PartitionMeta:
@@ -56,7 +56,7 @@ class PartitionRecords:
         return await self._metadata.write(lambda: records.fence_partition(self._name, self._uid, self._number, version))
 
     async def read(self) -> PartitionMeta | None:
-        topic = await self._metadata.read(lambda: self._metadata.records.topic(self._name))
+        topic = await self._metadata.topic(self._name)
         return None if topic is None or topic.record.uid != self._uid else topic.record.partitions.get(self._number)
 
 

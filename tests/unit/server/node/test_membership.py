@@ -141,6 +141,35 @@ def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(err
     run(scenario)
 
 
+def test_a_record_that_this_node_is_about_to_have_written_is_left_to_who_writes_it() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        settled: list[str] = []
+
+        async def settle(topic: Any) -> None:
+            settled.append(topic.record.name)
+
+        made.topics = cast(Any, SimpleNamespace(adopt=lambda topic: None))
+        made.replicas = cast(Any, SimpleNamespace(settle=settle, nodes_changed=lambda: None))
+        topics = {name: Versioned(TopicRecord(name, 5, 3), 1) for name in "tu"}
+        cast(Any, made.store).watch.view = lambda: View(topics=topics)
+        task = asyncio.ensure_future(made.news.follow())
+        with made.news.being_made("t"):
+            made.news.named("topics/t")
+            made.news.named("topics/u")
+            await pause()
+            assert settled == ["u"]
+        await pause()
+        assert settled == ["u", "t"], "it may be a later record that was named"
+        with made.news.being_made("t"):
+            await pause()
+        await pause()
+        assert settled == ["u", "t"]
+        task.cancel()
+
+    run(scenario)
+
+
 def test_roles_are_taken_while_a_change_waits_for_a_node_that_is_gone() -> None:
     async def scenario() -> None:
         made = cluster()

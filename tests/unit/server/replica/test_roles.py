@@ -519,3 +519,15 @@ def test_nothing_is_kept_of_a_log_that_could_not_be_opened_when_its_topic_is_del
         assert not rig.replicas.logs.unusable
 
     run(scenario)
+
+
+def test_a_record_that_this_process_has_just_written_is_not_read_again() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_uid = await fit_to_lead(rig)
+        record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid}, registration=REGISTRATION, min_isr=1)
+        rig.metadata.away = True
+        await rig.replicas.settle(record, written=True)
+        assert rig.replicas.leading[KEY].epoch == 2 and promised(rig) == 2
+
+    run(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,7 +102,7 @@ class Replicas:
         self.logs = ReplicaLogs()
         self.removal = self
 
-    async def settle(self, topic: Any) -> None: ...
+    async def settle(self, topic: Any, *, written: bool = False) -> None: ...
 
     async def drop(self, uid: int, numbers: Any) -> None: ...
 
@@ -151,6 +152,7 @@ class TopicsRig:
         store = SimpleNamespace(intents=SimpleNamespace(all=lambda: self.intents))
         self.leaders, self.view = Leaders(), View()
         self.cluster: Any = SimpleNamespace(
+            news=SimpleNamespace(being_made=lambda name: contextlib.nullcontext()),
             node=1,
             replicas=Replicas(),
             store=store,
