@@ -162,7 +162,8 @@ class ControllerMachine:
             if known is None:
                 state.add(TopicPartition(key, record.settings, meta))
             else:
-                known.settings = state.settings[key] = record.settings
+                known.settings = record.settings
+                state.planned.put(key, known.meta, record.settings)
                 if meta.version > known.meta.version:
                     if meta.epoch > known.meta.epoch and key not in state.puts:
                         began = state.rounds[key].since if key in state.rounds else now

@@ -18,6 +18,34 @@ from nsqha.election.placement import PartitionName
 from nsqha.ids import PartitionKey
 
 
+class PlannedPartitions:
+    """What plans are made from, kept up as partitions change: to copy thousands for each change would be quadratic."""
+
+    def __init__(self) -> None:
+        self._metas: dict[PartitionName, PartitionMeta] = {}
+        self._settings: dict[PartitionName, TopicSettings] = {}
+        self._holders: Counter[int] = Counter()  # node -> partitions that it is to have a replica of
+
+    def put(self, name: PartitionName, meta: PartitionMeta, settings: TopicSettings) -> None:
+        """A partition is new, or has changed."""
+        if (before := self._metas.get(name)) is not None:
+            self._holders.subtract(before.replicas)
+        self._holders.update(meta.replicas)
+        self._metas[name], self._settings[name] = meta, settings
+
+    def forget(self, name: PartitionName) -> None:
+        """The partition is gone."""
+        self._holders.subtract(self._metas.pop(name).replicas)
+        del self._settings[name]
+
+    def world(self, nodes: Mapping[int, NodeInfo], writing: Mapping[PartitionName, PartitionMeta]) -> World:
+        """All of it, with what is being written as if it were, or the same work would be planned twice."""
+        holders = {uid for uid, count in self._holders.items() if count > 0}
+        holders.update(uid for meta in writing.values() for uid in meta.replicas)
+        metas = {**self._metas, **writing} if writing else self._metas
+        return World(metas, self._settings, nodes, holders=frozenset(holders))
+
+
 class ControllerState:
     """Partitions, their rounds and changes, the nodes, and the actions of the present step."""
 
@@ -34,10 +62,7 @@ class ControllerState:
         self.leader_check = LeaderCheck(limits)
         self.failed = FailedLeaders()
         self.planner = Planner(now, limits.plan)
-        # Of all partitions, kept up as they change: a plan that is made for each change can not copy thousands.
-        self.metas: dict[PartitionName, PartitionMeta] = {}
-        self.settings: dict[PartitionName, TopicSettings] = {}
-        self._holders: Counter[int] = Counter()  # node -> partitions that it is to have a replica of
+        self.planned = PlannedPartitions()
         self.actions: list[Action] = []
         self.wake = now
 
@@ -52,27 +77,26 @@ class ControllerState:
     def add(self, part: TopicPartition) -> None:
         """A partition that was not known."""
         name, meta = part.name, part.meta
-        self.parts[name], self.metas[name], self.settings[name] = part, meta, part.settings
+        self.parts[name] = part
         self.names[part.key] = name
         self.led[meta.leader].add(name)
-        self._holders.update(meta.replicas)
+        self.planned.put(name, meta, part.settings)
 
     def set_meta(self, part: TopicPartition, meta: PartitionMeta) -> None:
         self.led[part.meta.leader].discard(part.name)
         if (part.meta.leader, part.meta.epoch) != (meta.leader, meta.epoch):
             self.rounds.pop(part.name, None)
             self.leader_check.forget(part.name)
-        self._holders.subtract(part.meta.replicas)
-        self._holders.update(meta.replicas)
-        part.meta = self.metas[part.name] = meta
+        part.meta = meta
+        self.planned.put(part.name, meta, part.settings)
         self.led[meta.leader].add(part.name)
 
     def forget(self, name: PartitionName) -> None:
         part = self.parts.pop(name, None)
         if part is not None:
             self.led[part.meta.leader].discard(name)
-            self._holders.subtract(part.meta.replicas)
-            del self.names[part.key], self.metas[name], self.settings[name]
+            del self.names[part.key]
+            self.planned.forget(name)
         for held in (self.rounds, self.seen, self.puts):
             held.pop(name, None)
         self.leader_check.forget(name)
@@ -81,11 +105,7 @@ class ControllerState:
     def world(self) -> World:
         """What plans of the present step are made from."""
         writing = {name: action.meta for name, (action, _, _) in self.puts.items()}
-        holders = {uid for uid, count in self._holders.items() if count > 0}
-        holders.update(uid for meta in writing.values() for uid in meta.replicas)
-        # What is being written counts as written, or the same work would be planned twice.
-        metas = {**self.metas, **writing} if writing else self.metas
-        return World(metas, self.settings, self.nodes, holders=frozenset(holders))
+        return self.planned.world(self.nodes, writing)
 
     def name(self, uid: int) -> str:
         node = self.nodes.get(uid)
