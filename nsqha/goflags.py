@@ -77,6 +77,8 @@ class Kind:
     from_toml: Callable[[Any], Any]
     is_bool: bool = False
     many: bool = False
+    words: tuple[str, ...] = ()
+    """The only values, where there are few."""
 
     def of_file(self, value: object) -> Any:
         """Read a value from the config file: text as on the command line, other types as TOML has them."""
@@ -95,6 +97,35 @@ class Flag:
     """Its name in the config file; "" if it belongs on the command line only."""
     inert: str = ""
     """Why it is accepted although it has no effect here; logged once if it is set."""
+    least: int | None = None
+    most: int | None = None
+    """Both inclusive; of a duration in nanoseconds."""
+
+    def written(self, value: Any) -> str:
+        """The value as the flag takes it."""
+        if self.kind is DURATION:
+            return format_duration(value)
+        if self.kind is BOOL:
+            return "true" if value else "false"
+        return ",".join(map(str, value)) if self.kind.many else str(value)
+
+    def out_of_range(self, value: Any) -> str:
+        """Why this value is not one of the flag; "" if it is one."""
+        if self.least is not None and value < self.least:
+            return f"must be {self._lowest()}"
+        if self.most is not None and value > self.most:
+            return f"must be at most {self.written(self.most)}"
+        return ""
+
+    def range(self) -> str:
+        """The values that it takes, in words; "" for all of its kind."""
+        low = "" if self.least is None else self._lowest()
+        high = "" if self.most is None else f"at most {self.written(self.most)}"
+        return ", ".join(filter(None, (low, high))) or ", ".join(self.kind.words)
+
+    def _lowest(self) -> str:
+        assert self.least is not None
+        return "above zero" if self.kind is DURATION and self.least == 1 else f"at least {self.written(self.least)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +353,7 @@ def choice(*words: str) -> Kind:
 
     def check(text: str) -> str:
         if text.lower() not in words:
-            raise ValueError("must be one of " + ", ".join(word for word in words if word))
+            raise ValueError("must be one of " + ", ".join(filter(None, words)))
         return text.lower()
 
-    return Kind("string", check, _exactly(str, "a string"))
+    return Kind("string", check, _exactly(str, "a string"), words=tuple(word for word in words if word))

@@ -22,7 +22,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from hashlib import md5
 from typing import Any, Generic, TypeVar
 
@@ -41,7 +41,6 @@ from nsqha.goflags import (
     UsageError,
     VersionWanted,
     choice,
-    format_duration,
     load,
     parse_bool,
     usage,
@@ -82,14 +81,25 @@ def _tls_required_toml(value: object) -> TlsRequired:
     return TlsRequired.YES if value else TlsRequired.NO
 
 
-_TLS_REQUIRED = Kind("", _tls_required, _tls_required_toml, is_bool=True)
+_TLS_REQUIRED = Kind("", _tls_required, _tls_required_toml, is_bool=True, words=("true", "false", "tcp-https"))
 _LEVEL = choice(*LOG_LEVELS)
 _LOG_FORMAT = choice("text", "json")
 _NO_SCAN = "time-outs and delays have exact deadlines, there is no queue scan"
 
 
-def _flag(kind: Kind, default: Any, usage: str, *, name: str = "", key: str = "", inert: str = "") -> Any:
-    return field(default=default, metadata={"kind": kind, "usage": usage, "name": name, "key": key, "inert": inert})
+def _flag(
+    kind: Kind,
+    default: Any,
+    usage: str,
+    *,
+    name: str = "",
+    key: str = "",
+    inert: str = "",
+    least: int | None = None,
+    most: int | None = None,
+) -> Any:
+    metadata = {"kind": kind, "usage": usage, "name": name, "key": key, "inert": inert, "least": least, "most": most}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +109,7 @@ class Options:
     config: str = _flag(STRING, "", "path to a config file")
     node_id: int = _flag(
         INT, 0, "number of this node in its log, 0-1023 (default: from the host name)", key="id",
-        inert="ids of messages come from topic, partition and offset; it is only shown",
+        inert="ids of messages come from topic, partition and offset; it is only shown", least=0, most=1023,
     )  # fmt: skip
     log_level: str = _flag(_LEVEL, "info", "debug, info, warn, error or fatal")
     log_prefix: str = _flag(STRING, "[nsqd] ", "log message prefix")
@@ -111,8 +121,12 @@ class Options:
     http_address: str = _flag(STRING, "0.0.0.0:4151", "<addr>:<port> for HTTP clients; empty: none")
     https_address: str = _flag(STRING, "0.0.0.0:4152", "<addr>:<port> for HTTPS clients; only with a certificate")
     broadcast_address: str = _flag(STRING, "", "address that is registered with lookupd (default: the host name)")
-    broadcast_tcp_port: int = _flag(INT, 0, "TCP port that is registered with lookupd (default: the real one)")
-    broadcast_http_port: int = _flag(INT, 0, "HTTP port that is registered with lookupd (default: the real one)")
+    broadcast_tcp_port: int = _flag(
+        INT, 0, "TCP port that is registered with lookupd (default: the real one)", least=0, most=65535
+    )
+    broadcast_http_port: int = _flag(
+        INT, 0, "HTTP port that is registered with lookupd (default: the real one)", least=0, most=65535
+    )
     lookupd_tcp_addresses: tuple[str, ...] = _flag(
         STRINGS, (), "lookupd TCP address (may be given several times)",
         name="lookupd-tcp-address", key="nsqlookupd_tcp_addresses",
@@ -121,44 +135,56 @@ class Options:
         STRINGS, (), "<addr>:<port> or URL of an auth server (may be given several times)", name="auth-http-address"
     )
     auth_http_request_method: str = _flag(choice("get", "post"), "get", "HTTP method for the auth server: get or post")
-    http_client_connect_timeout_ns: int = _flag(DURATION, 2 * SECOND, "timeout for HTTP connects")
-    http_client_request_timeout_ns: int = _flag(DURATION, 5 * SECOND, "timeout for HTTP requests")
+    http_client_connect_timeout_ns: int = _flag(DURATION, 2 * SECOND, "timeout for HTTP connects", least=1)
+    http_client_request_timeout_ns: int = _flag(DURATION, 5 * SECOND, "timeout for HTTP requests", least=1)
     topology_region: str = _flag(STRING, "", "region of this host, for clients that prefer near ones")
     topology_zone: str = _flag(STRING, "", "zone of this host, for clients that prefer near ones")
 
     data_path: str = _flag(STRING, "", "folder for all data (default: the current folder)")
-    mem_queue_size: int = _flag(INT, 10_000, "unread messages that an #ephemeral topic or channel keeps at most")
-    max_bytes_per_file: int = _flag(INT, 100 * MIB, "bytes per segment file before rolling, unless --segment-bytes")
-    sync_every: int = _flag(INT, 2500, "messages per fsync with --sync=interval; at most one fsync per 50 ms")
-    sync_timeout_ns: int = _flag(DURATION, 2 * SECOND, "time between fsyncs with --sync=interval")
+    mem_queue_size: int = _flag(
+        INT, 10_000, "unread messages that an #ephemeral topic or channel keeps at most", least=0
+    )
+    max_bytes_per_file: int = _flag(
+        INT, 100 * MIB, "bytes per segment file before rolling, unless --segment-bytes", least=1
+    )
+    sync_every: int = _flag(INT, 2500, "messages per fsync with --sync=interval; at most one fsync per 50 ms", least=1)
+    sync_timeout_ns: int = _flag(DURATION, 2 * SECOND, "time between fsyncs with --sync=interval", least=1)
     queue_scan_worker_pool_max: int = _flag(INT, 4, "", inert=_NO_SCAN)
     queue_scan_selection_count: int = _flag(INT, 20, "", inert=_NO_SCAN)
 
-    msg_timeout_ns: int = _flag(DURATION, MINUTE, "default time to answer a message before it is requeued")
-    max_msg_timeout_ns: int = _flag(DURATION, 15 * MINUTE, "longest --msg-timeout that a client may ask for")
-    max_msg_size: int = _flag(INT, MIB, "largest message in bytes")
-    max_req_timeout_ns: int = _flag(DURATION, DELAY_NS_MAX, "longest delay of REQ and DPUB, up to 8760h")
-    max_body_size: int = _flag(INT, 5 * MIB, "largest command body in bytes")
+    msg_timeout_ns: int = _flag(DURATION, MINUTE, "default time to answer a message before it is requeued", least=1)
+    max_msg_timeout_ns: int = _flag(DURATION, 15 * MINUTE, "longest --msg-timeout that a client may ask for", least=1)
+    max_msg_size: int = _flag(INT, MIB, "largest message in bytes", least=1, most=1 << 30)
+    max_req_timeout_ns: int = _flag(
+        DURATION, DELAY_NS_MAX, "longest delay of REQ and DPUB, up to 8760h", least=0, most=DELAY_NS_MAX
+    )
+    max_body_size: int = _flag(INT, 5 * MIB, "largest command body in bytes", least=1, most=BODY_BYTES_LIMIT)
 
-    max_heartbeat_interval_ns: int = _flag(DURATION, MINUTE, "longest heartbeat interval that a client may ask for")
-    max_rdy_count: int = _flag(INT, 2500, "largest RDY count of a client")
-    max_output_buffer_size: int = _flag(INT, 64 * KIB, "largest output buffer that a client may ask for")
-    max_output_buffer_timeout_ns: int = _flag(DURATION, 30 * SECOND, "longest output buffer timeout of a client")
-    min_output_buffer_timeout_ns: int = _flag(DURATION, 25_000_000, "shortest output buffer timeout of a client")
-    output_buffer_timeout_ns: int = _flag(DURATION, 250_000_000, "default upper bound for buffering output")
-    max_channel_consumers: int = _flag(INT, 0, "consumers per channel on this node; 0: no limit")
+    max_heartbeat_interval_ns: int = _flag(
+        DURATION, MINUTE, "longest heartbeat interval that a client may ask for", least=1
+    )
+    max_rdy_count: int = _flag(INT, 2500, "largest RDY count of a client", least=1)
+    max_output_buffer_size: int = _flag(INT, 64 * KIB, "largest output buffer that a client may ask for", least=1)
+    max_output_buffer_timeout_ns: int = _flag(
+        DURATION, 30 * SECOND, "longest output buffer timeout of a client", least=1
+    )
+    min_output_buffer_timeout_ns: int = _flag(
+        DURATION, 25_000_000, "shortest output buffer timeout of a client", least=1
+    )
+    output_buffer_timeout_ns: int = _flag(DURATION, 250_000_000, "default upper bound for buffering output", least=1)
+    max_channel_consumers: int = _flag(INT, 0, "consumers per channel on this node; 0: no limit", least=0)
 
     statsd_address: str = _flag(STRING, "", "UDP <addr>:<port> of a statsd daemon")
-    statsd_interval_ns: int = _flag(DURATION, MINUTE, "time between pushes to statsd")
+    statsd_interval_ns: int = _flag(DURATION, MINUTE, "time between pushes to statsd", least=1)
     statsd_mem_stats: bool = _flag(BOOL, True, "send memory statistics to statsd")
     statsd_prefix: str = _flag(STRING, "nsq.%s", "prefix of statsd keys; %s is the host")
-    statsd_udp_packet_size: int = _flag(INT, 508, "bytes per statsd packet")
+    statsd_udp_packet_size: int = _flag(INT, 508, "bytes per statsd packet", least=1, most=65535)
     statsd_exclude_ephemeral: bool = _flag(BOOL, False, "leave #ephemeral topics and channels out of statsd")
     e2e_processing_latency_percentiles: tuple[float, ...] = _flag(
         FLOATS, (), "message age at FIN to report, as a fraction (may be given several times)",
         name="e2e-processing-latency-percentile",
     )  # fmt: skip
-    e2e_processing_latency_window_time_ns: int = _flag(DURATION, 10 * MINUTE, "window of those percentiles")
+    e2e_processing_latency_window_time_ns: int = _flag(DURATION, 10 * MINUTE, "window of those percentiles", least=1)
 
     tls_cert: str = _flag(STRING, "", "path to the certificate file")
     tls_key: str = _flag(STRING, "", "path to the key file")
@@ -171,7 +197,7 @@ class Options:
     )
     tls_min_version: str = _flag(choice(*TLS_VERSIONS), "tls1.0", "lowest TLS version: tls1.0, tls1.1, tls1.2, tls1.3")
     deflate: bool = _flag(BOOL, True, "allow deflate")
-    max_deflate_level: int = _flag(INT, 6, "highest deflate level that a client may ask for, 1-9")
+    max_deflate_level: int = _flag(INT, 6, "highest deflate level that a client may ask for, 1-9", least=1, most=9)
     snappy: bool = _flag(BOOL, True, "allow snappy")
     enable_experiments: tuple[str, ...] = _flag(
         STRINGS, (), "experimental feature of nsqd (may be given several times)",
@@ -202,14 +228,20 @@ class Options:
     new_cluster: bool = _flag(BOOL, False, "begin a cluster of this name though etcd has others")
     node_name: str = _flag(STRING, "", "name of this node for operators (default: broadcast address and TCP port)")
     host: str = _flag(STRING, "", "label: replicas of a partition are never on the same host (default: each its own)")
-    lease_ttl_ns: int = _flag(DURATION, 3 * SECOND, "a node that is silent for this long counts as gone; at least 2s")
-    isr_timeout_ns: int = _flag(DURATION, 2 * SECOND, "a replica that lags for this long leaves the in-sync replicas")
+    lease_ttl_ns: int = _flag(
+        DURATION, 3 * SECOND, "a node that is silent for this long counts as gone; at least 2s", least=2 * SECOND
+    )
+    isr_timeout_ns: int = _flag(
+        DURATION, 2 * SECOND, "a replica that lags for this long leaves the in-sync replicas", least=1
+    )
     max_clock_skew_ns: int = _flag(
         DURATION,
         10 * SECOND,
-        "a node whose clock is further off does not lead; stamps are at most this far off; 0: off",
+        "a node whose clock is further off does not lead; stamps are at most this far off; 0: off", least=0,
     )
-    topic_replicas: int = _flag(INT, 0, "replicas of a new topic's partitions; 0: three, or as many as there are nodes")
+    topic_replicas: int = _flag(
+        INT, 0, "replicas of a new topic's partitions; 0: three, or as many as there are nodes", least=0
+    )
     cluster_tls_cert: str = _flag(
         STRING,
         "",
@@ -225,37 +257,45 @@ class Options:
         False,
         "start without --cluster-tls-cert and --cluster-secret-file, on a network that only the cluster has",
     )
-    segment_bytes: int = _flag(INT, 0, "bytes per segment file before rolling (default: --max-bytes-per-file)")
-    tail_cache_bytes: int = _flag(INT, 16 * MIB, "memory for the newest batches, of all topics")
-    disk_low_bytes: int = _flag(INT, 256 * MIB, "refuse publishes while the disk has less free space; 0: never")
-    retention_ns: int = _flag(DURATION, 24 * HOUR, "keep finished messages this long, for replay")
-    retention_bytes: int = _flag(INT, 1 << 30, "... and at most this many bytes per partition; -1: no limit")
+    segment_bytes: int = _flag(INT, 0, "bytes per segment file before rolling (default: --max-bytes-per-file)", least=0)
+    tail_cache_bytes: int = _flag(INT, 16 * MIB, "memory for the newest batches, of all topics", least=0)
+    disk_low_bytes: int = _flag(
+        INT, 256 * MIB, "refuse publishes while the disk has less free space; 0: never", least=0
+    )
+    retention_ns: int = _flag(DURATION, 24 * HOUR, "keep finished messages this long, for replay", least=0)
+    retention_bytes: int = _flag(INT, 1 << 30, "... and at most this many bytes per partition; -1: no limit", least=-1)
     scrub_bytes_per_second: int = _flag(
-        INT, 8 * MIB, "bytes/s of reading stored messages that have no readers, to find damage early; 0: off"
+        INT, 8 * MIB, "bytes/s of reading stored messages that have no readers, to find damage early; 0: off", least=0
     )
     catch_up_bytes_per_second: int = _flag(
-        INT, 32 * MIB, "bytes/s that all replicas that catch up outside the ISR may pull; 0: no limit"
+        INT, 32 * MIB, "bytes/s that all replicas that catch up outside the ISR may pull; 0: no limit", least=0
     )
-    scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "shortest time between two such reads of everything")
+    scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "shortest time between two such reads of everything", least=1)
     max_topic_channels: int = _flag(
-        INT, 1000, "channels of a topic; one more is refused, as each costs every change of their list; 0: no limit"
+        INT, 1000, "channels of a topic; one more is refused, as each costs every change of their list; 0: no limit",
+        least=0
     )
     max_node_partitions: int = _flag(
-        INT, 20_000, "partitions of a node, replicas included; a topic beyond that is refused; 0: no limit"
+        INT, 20_000, "partitions of a node, replicas included; a topic beyond that is refused; 0: no limit", least=0
     )
     allow_config_from_cidr: str = _flag(
         STRING, "127.0.0.0/8,::1/128", "networks from which PUT /config is allowed, with commas; empty: from none"
     )
     ephemeral_topic_bytes: int = _flag(
-        INT, 64 * MIB, "memory of an #ephemeral topic's messages; beyond 3/4 of it the oldest unread ones are dropped"
+        INT, 64 * MIB, "memory of an #ephemeral topic's messages; beyond 3/4 of it the oldest unread ones are dropped",
+        least=MIB
     )
-    ephemeral_bytes: int = _flag(INT, 256 * MIB, "... of all #ephemeral topics of this node, in equal shares above it")
-    topic_partitions: int = _flag(INT, 1, "partitions of a topic that a client creates by using it")
+    ephemeral_bytes: int = _flag(
+        INT, 256 * MIB, "... of all #ephemeral topics of this node, in equal shares above it", least=MIB
+    )
+    topic_partitions: int = _flag(INT, 1, "partitions of a topic that a client creates by using it", least=1, most=1023)
     auto_create_topics: bool = _flag(BOOL, True, "PUB and SUB create the topic they name")
-    publish_queue_bytes: int = _flag(INT, 64 * MIB, "bytes of waiting publishes; above it sockets are not read")
-    publish_wait_ns: int = _flag(DURATION, 5 * SECOND, "a publish that is not written after this time fails")
+    publish_queue_bytes: int = _flag(
+        INT, 64 * MIB, "bytes of waiting publishes; above it sockets are not read", least=1
+    )
+    publish_wait_ns: int = _flag(DURATION, 5 * SECOND, "a publish that is not written after this time fails", least=1)
     publish_outcome_wait_ns: int = _flag(
-        DURATION, 30 * SECOND, "a written publish without outcome after this time fails"
+        DURATION, 30 * SECOND, "a written publish without outcome after this time fails", least=1
     )
 
     @property
@@ -276,9 +316,11 @@ class LookupdOptions:
     http_address: str = _flag(STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP clients")
     broadcast_address: str = _flag(STRING, "", "address of this lookupd node (default: the host name)")
     inactive_producer_timeout_ns: int = _flag(
-        DURATION, 300 * SECOND, "how long a producer stays in the list after its last ping"
+        DURATION, 300 * SECOND, "how long a producer stays in the list after its last ping", least=1
     )
-    tombstone_lifetime_ns: int = _flag(DURATION, 45 * SECOND, "how long a tombstone hides a producer of a topic")
+    tombstone_lifetime_ns: int = _flag(
+        DURATION, 45 * SECOND, "how long a tombstone hides a producer of a topic", least=1
+    )
 
     etcd_endpoints: tuple[str, ...] = _flag(
         STRINGS, (), "<addr>:<port> of an etcd member (may be given several times); makes this a cluster's controller",
@@ -295,10 +337,10 @@ class LookupdOptions:
     cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
     cluster_tls_ca: str = _flag(STRING, "", "path to a certificate authority that is only for this cluster")
     replace_after_ns: int = _flag(
-        DURATION, 10 * MINUTE, "a node that is away for this long is replaced on other hosts; 0: never"
+        DURATION, 10 * MINUTE, "a node that is away for this long is replaced on other hosts; 0: never", least=0
     )
     max_topic_channels: int = _flag(
-        INT, 1000, "channels of a cluster's topic; /channel/create of one more is refused; 0: no limit"
+        INT, 1000, "channels of a cluster's topic; /channel/create of one more is refused; 0: no limit", least=0
     )
     cluster_secret_file: str = _flag(
         STRING, "", "path to a file with a secret that all processes of the cluster have; without it calls are refused"
@@ -356,8 +398,7 @@ def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOp
     loaded = _load(LookupdOptions, "NSQLOOKUPD_", argv, environ)
     options = loaded.options
     _not_empty(options, "tcp_address", "http_address")
-    _at_least(options, 1, "inactive_producer_timeout_ns", "tombstone_lifetime_ns")
-    _at_least(options, 0, "replace_after_ns", "max_topic_channels")
+    _check_ranges(options)
     _check_cluster(options, (*_ETCD_ACCESS, "cluster_tls_cert"))
     return replace(loaded, options=replace(options, broadcast_address=options.broadcast_address or host_name()))
 
@@ -375,8 +416,6 @@ def checked(options: Options) -> Options:
     _check_cluster(options, (*_ETCD_ACCESS, "topic_replicas"))
     _check_strangers(options)
     networks(options.allow_config_from_cidr)
-    if options.lease_ttl_ns < 2 * SECOND:
-        raise ConfigError(f"--lease-ttl={format_duration(options.lease_ttl_ns)}: must be at least 2s")
     if options.tls_required and not options.tls_cert:
         raise ConfigError("cannot require TLS client connections without --tls-cert and --tls-key")
     if options.tls_client_auth_policy == "require-verify" and not options.tls_root_ca_file:
@@ -446,60 +485,17 @@ def _check_cluster(options: Options | LookupdOptions, only_with_etcd: Sequence[s
             raise ConfigError(f"--{_flag_name(name)} is for a cluster; it needs --etcd-endpoint")
 
 
-_POSITIVE = (
-    "http_client_connect_timeout_ns", "http_client_request_timeout_ns", "max_bytes_per_file", "sync_every",
-    "sync_timeout_ns", "msg_timeout_ns", "max_msg_timeout_ns", "max_msg_size", "max_body_size",
-    "max_heartbeat_interval_ns", "max_rdy_count", "max_output_buffer_size", "max_output_buffer_timeout_ns",
-    "min_output_buffer_timeout_ns", "output_buffer_timeout_ns", "statsd_interval_ns", "statsd_udp_packet_size",
-    "e2e_processing_latency_window_time_ns", "topic_partitions", "publish_queue_bytes", "publish_wait_ns",
-    "publish_outcome_wait_ns", "scrub_interval_ns", "isr_timeout_ns",
-)  # fmt: skip
-_NOT_NEGATIVE = (
-    "mem_queue_size", "max_req_timeout_ns", "max_channel_consumers", "segment_bytes", "tail_cache_bytes",
-    "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port", "scrub_bytes_per_second",
-    "topic_replicas", "catch_up_bytes_per_second", "max_topic_channels",
-    "max_node_partitions", "max_clock_skew_ns",
-)  # fmt: skip
-
-
-def _check_ranges(options: Options) -> None:
-    if not 0 <= options.node_id < 1024:
-        raise ConfigError(f"--node-id={options.node_id}: must be 0-1023")
-    if not 1 <= options.max_deflate_level <= 9:
-        raise ConfigError(f"--max-deflate-level={options.max_deflate_level}: must be 1-9")
-    _at_least(options, 1, *_POSITIVE)
-    _at_least(options, 0, *_NOT_NEGATIVE)
-    _at_least(options, -1, "retention_bytes")
-    _at_least(options, MIB, "ephemeral_topic_bytes", "ephemeral_bytes")
-    _at_most(options, 65535, "broadcast_tcp_port", "broadcast_http_port", "statsd_udp_packet_size")
-    _at_most(options, 1 << 30, "max_msg_size")
-    _at_most(options, BODY_BYTES_LIMIT, "max_body_size")
-    _at_most(options, 1023, "topic_partitions")
-    if options.max_req_timeout_ns > DELAY_NS_MAX:
-        value = format_duration(options.max_req_timeout_ns)
-        raise ConfigError(f"--max-req-timeout={value}: must be at most 8760h (a year)")
+def _check_ranges(options: Options | LookupdOptions) -> None:
+    """ConfigError for a value outside of the limits in the table."""
+    for flag, value in flags_with_values(options):
+        if reason := flag.out_of_range(value):
+            raise ConfigError(f"--{flag.name}={flag.written(value)}: {reason}")
 
 
 def _not_empty(options: Options | LookupdOptions, *names: str) -> None:
     for name in names:
         if not getattr(options, name):
             raise ConfigError(f"--{_flag_name(name)}: must not be empty")
-
-
-def _at_least(options: Options | LookupdOptions, low: int, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value < low and name.endswith("_ns"):
-            must = "must be above zero" if low else "must not be negative"
-            raise ConfigError(f"--{_flag_name(name)}={format_duration(value)}: {must}")
-        if value < low:
-            raise ConfigError(f"--{_flag_name(name)}={value}: must be at least {low}")
-
-
-def _at_most(options: Options, high: int, *names: str) -> None:
-    for name in names:
-        if (value := getattr(options, name)) > high:
-            raise ConfigError(f"--{_flag_name(name)}={value}: must be at most {high}")
 
 
 def config_value(options: Options, key: str) -> Any:
@@ -534,12 +530,26 @@ def default_node_id(host: str) -> int:
 
 def flags_of(options: type[Options] | type[LookupdOptions]) -> list[Flag]:
     """The flags for goflags, with --version."""
-    table = [Flag("version", BOOL, False, "print the version and exit", "")]
-    for item in fields(options):
-        meta = item.metadata
-        name = meta["name"] or _flag_name(item.name)
-        table.append(Flag(name, meta["kind"], item.default, meta["usage"], _key(item.name, meta["key"]), meta["inert"]))
-    return table
+    return [Flag("version", BOOL, False, "print the version and exit", ""), *map(_flag_of, fields(options))]
+
+
+def flags_with_values(options: Options | LookupdOptions) -> list[tuple[Flag, Any]]:
+    """The flags, and what these options have."""
+    return [(_flag_of(item), getattr(options, item.name)) for item in fields(options)]
+
+
+def _flag_of(item: Field[Any]) -> Flag:
+    meta = item.metadata
+    return Flag(
+        meta["name"] or _flag_name(item.name),
+        meta["kind"],
+        item.default,
+        meta["usage"],
+        _key(item.name, meta["key"]),
+        meta["inert"],
+        meta["least"],
+        meta["most"],
+    )
 
 
 def _flag_name(field_name: str) -> str:

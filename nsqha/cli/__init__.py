@@ -13,6 +13,7 @@ Downwards:
     log           log files, offline
     peek          stored messages, without a channel
     seek          move a channel, and undo that
+    config        settings of a daemon
     completion    scripts for shells
     dev           a broker, or a whole cluster, on this machine
     cluster       the verbs that talk to etcd

@@ -21,6 +21,7 @@ VERBS = {
     "spark": "jobs that read the log in parallel: archive, backfill, verify and compact a lake, replay, lag",
     "import": "take over topics, channels and queued messages of an nsqd",
     "log": "dump and verify log files, offline; let channels continue behind damage",
+    "config": "show the settings of a daemon, and where each comes from",
     "completion": "print a script that completes words in a shell",
 }
 

@@ -137,10 +137,10 @@ def test_the_node_id_follows_the_host_name() -> None:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--node-id=-1"], "--node-id=-1: must be 0-1023"),
-        (["--node-id=1024"], "--node-id"),
-        (["--max-deflate-level=0"], "--max-deflate-level=0: must be 1-9"),
-        (["--max-deflate-level=10"], "--max-deflate-level"),
+        (["--node-id=-1"], "--node-id=-1: must be at least 0"),
+        (["--node-id=1024"], "--node-id=1024: must be at most 1023"),
+        (["--max-deflate-level=0"], "--max-deflate-level=0: must be at least 1"),
+        (["--max-deflate-level=10"], "--max-deflate-level=10: must be at most 9"),
         (["--e2e-processing-latency-percentile=1.5"], "above 0 and at most 1"),
         (["--e2e-processing-latency-percentile=0"], "above 0 and at most 1"),
         (["--e2e-processing-latency-percentile=nan"], "above 0 and at most 1"),
@@ -156,7 +156,7 @@ def test_the_node_id_follows_the_host_name() -> None:
         (["--msg-timeout=-1s"], "--msg-timeout=-1s: must be above zero"),
         (["--broadcast-tcp-port=70000"], "--broadcast-tcp-port=70000: must be at most 65535"),
         (["--mem-queue-size=-1"], "--mem-queue-size=-1: must be at least 0"),
-        (["--retention=-1h"], "--retention=-1h0m0s: must not be negative"),
+        (["--retention=-1h"], "--retention=-1h0m0s: must be at least 0s"),
         (["--scrub-interval=0s"], "--scrub-interval=0s: must be above zero"),
         (["--catch-up-bytes-per-second=-1"], "--catch-up-bytes-per-second=-1: must be at least 0"),
         (["--scrub-bytes-per-second=-1"], "--scrub-bytes-per-second=-1: must be at least 0"),
@@ -319,7 +319,7 @@ def test_the_version_line() -> None:
         (["--help"], 0, "Usage of nsqd:\n", ""),
         (["--nope"], 2, "", "flag provided but not defined: -nope\nRun 'nsqd --help' for usage.\n"),
         (["--msg-timeout=soon"], 2, "", 'invalid value "soon" for flag -msg-timeout: parse error\n'),
-        (["--node-id=1024"], 1, "", "nsqd: --node-id=1024: must be 0-1023\n"),
+        (["--node-id=1024"], 1, "", "nsqd: --node-id=1024: must be at most 1023\n"),
     ],
 )
 def test_how_the_command_ends(
