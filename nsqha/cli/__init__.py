@@ -14,6 +14,7 @@ Downwards:
     peek          stored messages, without a channel
     seek          move a channel, and undo that
     config        settings of a daemon
+    explain       what names in logs and answers mean
     completion    scripts for shells
     dev           a broker, or a whole cluster, on this machine
     cluster       the verbs that talk to etcd

@@ -22,10 +22,11 @@ VERBS = {
     "import": "take over topics, channels and queued messages of an nsqd",
     "log": "dump and verify log files, offline; let channels continue behind damage",
     "config": "show the settings of a daemon, and where each comes from",
+    "explain": "say what a log event or the code of a refusal means, and what to do",
     "completion": "print a script that completes words in a shell",
 }
 
-_PACKAGES = ("dev", "cluster", "channel", "message", "spark")
+_PACKAGES = ("dev", "explain", "cluster", "channel", "message", "spark")
 _ELSEWHERE = {"import": "imports.command", "dead": "message.dead"}
 
 
