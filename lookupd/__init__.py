@@ -7,6 +7,7 @@ Downwards:
     http_api     the HTTP API of clients, nsqadmin and nsqd
     fork_api     the HTTP API of the Youzan fork's tools
     cluster_api  the controller over HTTP
+    metrics      /metrics: what it holds, and how the cluster is
     controller   the controller's shell: holds the key, carries out what the machine decides
     standby      how a waiting daemon sees at once that the controller has died
     links        one stream from the controller to each node

@@ -1,8 +1,7 @@
-"""The controller over HTTP: its state, its metrics, and requests of operators. Every lookup daemon serves this.
+"""The controller over HTTP: its state, and requests of operators. Every lookup daemon serves this.
 
     GET  /controller                                     who it is, rounds, nodes, moves (JSON); what is known when the
                                                          store does not answer, with the reason in `store_doubt`
-    GET  /metrics                                        for Prometheus
     GET  /cluster/balance                                a preview: transfers that are due, moves that would even out
     POST /cluster/balance?paused=true|false              whether leaderships go back automatically
     POST /cluster/spread?limit=N                         begin the moves of the preview, at most N (4)
@@ -19,11 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector, CollectorRegistry
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lookupd.changes import MetadataChanges
 from lookupd.controller import ControllerShell
@@ -34,10 +29,12 @@ from nsqha.election.moves import HIDDEN_SECONDS, Intents, read_intents
 from nsqha.election.placement import PartitionName, able, balance, host_of, refuse_too_many_replicas, spread
 from nsqha.election.session import View
 from nsqha.errors import Conflict, LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
-from nsqha.ids import is_ephemeral
 from nsqha.pb.v1.routing_pb2 import KnownChannelsRequest
-from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest
+from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 from nsqha.server.runtime.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from lookupd.metrics import ClusterFigures
 
 SPREAD_LIMIT = 4
 SPREAD_LIMIT_MAX = 100
@@ -97,6 +94,14 @@ class LookupCluster:
         with suppress(ApiError):  # another daemon was faster, or the store is away: brokers go by the time as well
             await self.run(lambda: self.changes.show_again(topic_uid, node, wall_ns))
 
+    def figures(self) -> ClusterFigures:
+        """For /metrics."""
+        from lookupd.metrics import ClusterFigures
+
+        shell, term = self.shell, self.shell.term
+        rounds = len(term.machine.state.rounds) if term is not None else 0
+        return ClusterFigures(self.view, shell.counts, is_controller=term is not None, rounds=rounds)
+
     async def close(self) -> None:
         await self._tasks.close()
 
@@ -129,7 +134,6 @@ class ClusterApi:
 
     def add_to(self, api: HttpApi) -> None:
         api.add("GET", "/controller", self.controller)
-        api.add("GET", "/metrics", self.metrics, plain=True, quiet=True)
         api.add("GET", "/cluster/balance", self.preview)
         api.add("POST", "/cluster/balance", self.pause)
         api.add("POST", "/cluster/spread", self.spread)
@@ -178,12 +182,6 @@ class ClusterApi:
                 for name, round_ in sorted(machine.state.rounds.items())
             ]
         return found
-
-    async def metrics(self, request: HttpRequest) -> HttpReply:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_ClusterMetrics(self._cluster.shell, self._cluster.view))
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return HttpReply(encode(registry), content_type)
 
     async def preview(self, _: HttpRequest) -> object:
         view, intents = self._cluster.view, await self._intents()
@@ -314,86 +312,3 @@ def _node(node: NodeInfo, metas: Mapping[PartitionName, PartitionMeta], intents:
         "replicas": held["replicas"],
         "leaderships": held["leaderships"],
     }
-
-
-class _ClusterMetrics(Collector):
-    """Collects the metrics of one moment."""
-
-    def __init__(self, shell: ControllerShell, view: View) -> None:
-        self._shell = shell
-        self._view = view
-
-    def describe(self) -> list[Metric]:
-        return []  # a registry calls this to find duplicate names; this is the only collector
-
-    def collect(self) -> list[Metric]:
-        counts, term = self._shell.counts, self._shell.term
-        metas = _metas(self._view).values()
-        states = health.counts(metas, self._view.nodes)
-        elections = _counters("elections", "Leaders elected by this process.", "why", counts.elections)
-        outcomes = "Compare-and-sets of partition records, by outcome."
-        changes = _counters("controller_changes", outcomes, "outcome", counts.changes)
-        return [
-            _gauge("controller", "1 if this process is the controller.", float(term is not None)),
-            _gauge("cluster_nodes", "Nodes that hold a lease.", len(self._view.nodes)),
-            _gauge("cluster_partitions", "Partitions of all topics.", len(metas)),
-            _gauge("cluster_partitions_leaderless", "Partitions without a leader.", states[health.LEADERLESS]),
-            _gauge(
-                "cluster_partitions_under_replicated",
-                "Partitions that serve with fewer in-sync replicas than they have replicas.",
-                states[health.UNDER],
-            ),
-            _gauge(
-                "cluster_partitions_below_min_isr",
-                "Partitions that have a leader and acknowledge nothing, because in-sync replicas are missing.",
-                states[health.BELOW],
-            ),
-            _gauge(
-                "cluster_replicas_owed",
-                "Replicas that topics require and that have no node.",
-                self._owed(),
-            ),
-            _gauge(
-                "controller_rounds", "Partitions that wait for a leader.", len(term.machine.state.rounds) if term else 0
-            ),
-            _counter("controller_terms", "Times this process became controller.", counts.terms),
-            _counter("possible_losses", "Elections that may have lost messages.", counts.possible_losses),
-            _counter("controller_probes", "Times that a node was asked what it has.", counts.probes),
-            _counter("controller_probes_failed", "Times that a node gave no answer.", counts.probes_failed),
-            elections,
-            changes,
-            self._seconds(),
-        ]
-
-    def _owed(self) -> int:
-        nodes = able(self._view.nodes)
-        return sum(
-            health.owed(meta, topic.record.settings, nodes)
-            for name, topic in self._view.topics.items()
-            for meta in topic.record.partitions.values()
-            if not is_ephemeral(name)
-        )
-
-    def _seconds(self) -> Metric:
-        data = self._shell.counts.election_seconds.data()
-        buckets, total = [], 0
-        for bound, count in zip([*map(str, map(float, data.bounds)), "+Inf"], data.counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        text = "From the suspicion to the new leader's record."
-        return HistogramMetricFamily("nsqha_election_seconds", text, buckets=buckets, sum_value=data.sum)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"nsqha_{name}", text, value=value)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"nsqha_{name}", text, value=value)
-
-
-def _counters(name: str, text: str, label: str, counted: Mapping[Any, int]) -> Metric:
-    family = CounterMetricFamily(f"nsqha_{name}", text, labels=(label,))
-    for value, count in sorted(counted.items()):
-        family.add_metric([value], count)
-    return family

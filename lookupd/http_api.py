@@ -25,7 +25,7 @@ from the load. So is `consistent` of /lookup. The other settings, and the fork's
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from lookupd.cluster_api import ClusterApi, LookupCluster, number
@@ -36,7 +36,7 @@ from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
 from nsqha.election.model import NodeInfo
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral
-from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
+from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest
 
 
 class LookupdApi:
@@ -56,12 +56,15 @@ class LookupdApi:
         self._registry = registry
         self._clock = clock
         self._cluster = cluster
+        self._requests: Mapping[tuple[str, int], int] = {}
 
     def routes(self) -> HttpApi:
         api = HttpApi()
+        self._requests = api.requests
         api.add("GET", "/ping", _async(lambda _: "OK"), plain=True)
         api.add("GET", "/healthz", _async(lambda _: "OK"), plain=True, quiet=True)
         api.add("GET", "/readyz", _async(self.readyz), plain=True, quiet=True)
+        api.add("GET", "/metrics", self.metrics, plain=True, quiet=True)
         api.add("GET", "/info", _async(lambda _: {"version": NSQ_VERSION}))
         api.add("GET", "/topics", _async(self.topics))
         api.add("GET", "/channels", _async(self.channels))
@@ -80,6 +83,17 @@ class LookupdApi:
         return api
 
     # ---- questions
+
+    async def metrics(self, request: HttpRequest) -> HttpReply:
+        from lookupd.metrics import LookupFigures, render  # not needed before the first scrape
+
+        figures = LookupFigures(
+            topics=len(self._registry.topics()),
+            producers=len(self._registry.nodes(read(self._clock))),
+            requests=self._requests,
+            cluster=self._cluster.figures() if self._cluster is not None else None,
+        )
+        return HttpReply(*render(figures, request.headers.get("Accept", "")))
 
     def readyz(self, request: HttpRequest) -> object:
         """OK: it answers from memory, whether etcd can be reached or not."""

@@ -113,6 +113,13 @@ class HistogramData(NamedTuple):
     sum: float
 
 
+def summed(histograms: Iterable[HistogramData], nothing: HistogramData) -> HistogramData:
+    """All of them as one; they have the bounds of `nothing`."""
+    found = [nothing, *histograms]
+    counts = tuple(map(sum, zip(*(data.counts for data in found), strict=True)))
+    return HistogramData(nothing.bounds, counts, sum(data.sum for data in found))
+
+
 class Histogram:
     """Counts of observations by upper bound; a value equal to a bound belongs to it."""
 
@@ -135,8 +142,16 @@ class Histogram:
 SECONDS_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Bounds for disk and publish latencies: fine around an SSD's latencies, up to the time when publishes fail."""
 
+MESSAGE_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0)
+"""Bounds for what a message waits and takes: few, as each channel has them."""
+
+ATTEMPT_BOUNDS = (1, 2, 3, 5, 10)
+"""Bounds for the attempt at which a message is finished."""
+
 BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 """Bounds for messages per group commit."""
 
 EMPTY_SECONDS = Histogram(SECONDS_BOUNDS).data()
+EMPTY_MESSAGES = Histogram(MESSAGE_BOUNDS).data()
+EMPTY_ATTEMPTS = Histogram(ATTEMPT_BOUNDS).data()
 EMPTY_BATCHES = Histogram(BATCH_BOUNDS).data()

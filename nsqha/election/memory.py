@@ -379,6 +379,9 @@ class MemorySession:
     def fresh(self, now: float) -> bool:
         return not self._ended
 
+    def seconds_left(self, now: float) -> float:
+        return 0.0 if self._ended else self.ttl_s
+
     def register(self, node: NodeInfo) -> NodeInfo:
         self._check_open()
         if self._node is not None:

@@ -77,6 +77,9 @@ class ClusterSession(Protocol):
 
         `now` is the monotonic clock's."""
 
+    def seconds_left(self, now: float) -> float:
+        """How long the lease lasts if it is not renewed any more, counted likewise; 0: it is over."""
+
     def register(self, node: NodeInfo) -> NodeInfo:
         """Announce this node as alive, with a registration that no other process life had. Once per session.
 

@@ -555,6 +555,9 @@ class SimSession:
     def fresh(self, now: float) -> bool:
         return not self._told and now - self._renewed < 2 / 3 * self._ttl_s
 
+    def seconds_left(self, now: float) -> float:
+        return 0.0 if self._told else max(0.0, self._renewed + self._ttl_s - now)
+
     def register(self, node: NodeInfo) -> NodeInfo:
         handle, inner = self._handle, self._inner
         if inner._node is not None:

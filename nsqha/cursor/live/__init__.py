@@ -14,5 +14,6 @@ Downwards:
     unread        what lies in front of a channel's reader
     progress      live state becomes events: what changed since it was last written
     flight        who has what in flight, and until when
+    followed      what became of what was handed out: counts, and one message at a time for histograms
     waiting       what comes again and stays in memory
 """

@@ -33,6 +33,7 @@ from nsqha.cursor.deferred.dead import Reason
 from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.live.cursor import ChannelContext, ChannelCursor
 from nsqha.cursor.live.flight import NOT_IN_FLIGHT, Single
+from nsqha.cursor.live.followed import Answers
 from nsqha.cursor.live.requeue import ATTEMPTS_MAX, Requeues
 from nsqha.cursor.live.unread_share import UnreadShare
 from nsqha.hot import DEFERRED, FINISHED, WAITING
@@ -68,9 +69,7 @@ class Channel:
         self.committed = committed
         self.cursor = ChannelCursor(committed, context)
         self.paused = committed.silent  # for good, if it is a reader's
-        self.requeue_count = 0
-        self.timeout_count = 0
-        self._fin_count = 0
+        self.answers = Answers()
         self.turn_at = NOTHING_WAITS  # where the reader makes way for something else
         self._share = UnreadShare(context.limits)
         self._due_first = False  # the last of these waited in memory
@@ -85,7 +84,7 @@ class Channel:
     @property
     def finished_count(self) -> int:
         """Messages that consumers or an operator finished under this leader."""
-        return self._fin_count + self.cursor.passing.finished_by_operator
+        return self.answers.finished + self.cursor.passing.finished_by_operator
 
     # ---- first delivery
 
@@ -230,7 +229,7 @@ class Channel:
             pos += FIN_LINE
             total += 1
         if total:
-            self._fin_count += total
+            self.answers.finished += total
             self.cursor.mark_dirty()
         return pos, total
 
@@ -249,12 +248,14 @@ class Channel:
         why = self._refuse(offset, owner, answered=True)
         if why is None:
             self._finish(offset)
-            self._fin_count += 1
+            self.answers.finished += 1
             self.cursor.mark_dirty()
         return why
 
     def _finish(self, offset: int) -> None:
         single = self.cursor.flight.take_back(offset)
+        if single is not None and single.attempts > 1:
+            self.answers.finished_later.observe(single.attempts)
         if single is None or not single.deferred:
             self.cursor.ring.set(offset, FINISHED)
             return
@@ -265,7 +266,7 @@ class Channel:
         why = self._refuse(offset, owner, answered=True)
         if why is None:
             single = self.cursor.flight.take_back(offset)
-            self.requeue_count += 1
+            self.answers.requeued += 1
             self._requeues.add(offset, single, delay_ms / 1000, now, Reason.REQUEUED)
         return why
 
@@ -317,7 +318,7 @@ class Channel:
         for offset, single in singles:
             self._requeues.add(offset, single, 0.0, now, reason)
         count = len(offsets) + len(singles)
-        self.timeout_count += count
+        self.answers.timed_out += count
         return count
 
     def _see(self, now: Now) -> None:

@@ -60,6 +60,9 @@ class EtcdLease:
     def fresh(self, now: float) -> bool:
         return not self._gone and now - self._renewed < FRESH * self.ttl_s
 
+    def seconds_left(self, now: float) -> float:
+        return 0.0 if self._gone else max(0.0, self._renewed + self.ttl_s - now)
+
     @property
     def gone(self) -> bool:
         """Whether etcd has reported the lease as gone, or it was revoked."""

@@ -90,6 +90,9 @@ class EtcdSession:
     def fresh(self, now: float) -> bool:
         return self._lease.fresh(now)
 
+    def seconds_left(self, now: float) -> float:
+        return self._lease.seconds_left(now)
+
     def register(self, node: NodeInfo) -> NodeInfo:
         self._check_open()
         if self._node is not None:

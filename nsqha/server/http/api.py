@@ -20,7 +20,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -69,8 +69,10 @@ class NodeRoutes:
         self._broker = broker
         self._bounds: dict[str, SeriesBound] = {}  # by the topic that was asked for; the last one asked for is last
         self._scrape = asyncio.Lock()
+        self._requests: Mapping[tuple[str, int], int] = {}
 
     def add_to(self, api: HttpApi) -> None:
+        self._requests = api.requests
         api.add("GET", "/ping", self.ping, plain=True)
         api.add("GET", "/info", self.info)
         api.add("GET", "/stats", self.stats)
@@ -155,7 +157,7 @@ class NodeRoutes:
                 del self._bounds[next(name for name in self._bounds if name)]
             self._bounds[topic] = bound
             # In a thread: with ten thousand series this takes longer than a client should wait for its message.
-            body, content_type = await asyncio.to_thread(metrics.render, stats, accept, bound)
+            body, content_type = await asyncio.to_thread(metrics.render, stats, accept, bound, dict(self._requests))
         return HttpReply(body, content_type)
 
     # ---- options

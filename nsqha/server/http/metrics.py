@@ -7,8 +7,9 @@ channels and topics by rank; `nsqha_metrics_merged` says how many of each have n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from platform import python_version
+from types import MappingProxyType
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -21,9 +22,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from nsqha.cursor.deferred.dead import Reason
-from nsqha.quantile import HistogramData
+from nsqha.quantile import ATTEMPT_BOUNDS, MESSAGE_BOUNDS, HistogramData
 from nsqha.server.http.series import Rows, SeriesBound, Widths
-from nsqha.server.http.stats import BrokerStats
+from nsqha.server.http.stats import ISR_CHANGES, BrokerStats
 from nsqha.server.runtime.measures import collector, open_files, resident_bytes
 
 _TOPIC = ("topic",)
@@ -32,29 +33,43 @@ _PARTITION = ("topic", "partition")
 _FOLLOWER = ("follower",)
 _CURSOR = ("topic", "channel", "partition")
 
+Requests = Mapping[tuple[str, int], int]
+"""How many HTTP requests were answered, by route and status."""
+NO_REQUESTS: Requests = MappingProxyType({})
 
-def render(stats: BrokerStats, accept: str, bound: SeriesBound) -> tuple[bytes, str]:
+
+def render(stats: BrokerStats, accept: str, bound: SeriesBound, requests: Requests = NO_REQUESTS) -> tuple[bytes, str]:
     """The body, and its Content-Type; `bound` is that of the last scrape of the same topics."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeMetrics(stats, bound))
+    registry.register(NodeMetrics(stats, bound, requests))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
-class _NodeMetrics(Collector):
-    def __init__(self, stats: BrokerStats, bound: SeriesBound) -> None:
+class NodeMetrics(Collector):
+    """All families of one moment of a broker."""
+
+    def __init__(self, stats: BrokerStats, bound: SeriesBound, requests: Requests) -> None:
         self._stats = stats
         self._bound = bound
+        self._requests = requests
 
     def describe(self) -> Iterable[Metric]:
         return ()  # a registry looks for duplicate names with it; there is only this collector
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
-        of_node = [*_process(stats), *_storage(stats), *_segments(stats), *_publishing(stats), *_cluster(stats)]
+        of_node = [
+            *_process(stats),
+            http_requests(self._requests),
+            *_storage(stats),
+            *_segments(stats),
+            *_publishing(stats),
+            *_cluster(stats),
+        ]
         rows = self._bound.rows(stats, _widths(stats), sum(len(family.samples) for family in of_node))
         yield from of_node
-        yield from _topics(rows)
+        yield from _topics(rows, in_cluster=stats.node.cluster is not None)
         yield from _partitions(rows, in_cluster=stats.node.cluster is not None)
         yield from _channels(rows)
         yield from _cursors(rows)
@@ -85,12 +100,45 @@ def _counters(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tupl
 
 
 def _histogram(name: str, text: str, data: HistogramData) -> Metric:
+    return HistogramMetricFamily(f"nsqha_{name}", text, buckets=_buckets(data), sum_value=data.sum)
+
+
+def _histograms(
+    name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], HistogramData]]
+) -> Metric:
+    family = HistogramMetricFamily(f"nsqha_{name}", text, labels=labels)
+    for values, data in rows:
+        family.add_metric(values, _buckets(data), data.sum)
+    return family
+
+
+def _buckets(data: HistogramData) -> list[tuple[str, float]]:
     buckets = []
     total = 0
     for bound, count in zip([*map(str, map(float, data.bounds)), "+Inf"], data.counts, strict=True):
         total += count
         buckets.append((bound, float(total)))
-    return HistogramMetricFamily(f"nsqha_{name}", text, buckets=buckets, sum_value=data.sum)
+    return buckets
+
+
+def http_requests(requests: Requests) -> Metric:
+    """Of a broker, or of a lookup daemon."""
+    return _counters(
+        "http_requests",
+        "HTTP requests that were answered; what is no route counts as (none).",
+        ("route", "code"),
+        [((route, str(status)), count) for (route, status), count in sorted(requests.items())],
+    )
+
+
+def certificates(ends: Iterable[tuple[str, float]]) -> Metric:
+    """Of a broker, or of a lookup daemon."""
+    return _gauges(
+        "certificate_expiry_timestamp_seconds",
+        "When a certificate in use expires, Unix time.",
+        ("path",),
+        [((path,), end) for path, end in ends],
+    )
 
 
 def _process(stats: BrokerStats) -> Iterator[Metric]:
@@ -104,6 +152,7 @@ def _process(stats: BrokerStats) -> Iterator[Metric]:
     yield _counters("gc_runs", "Full garbage collections.", (), [((), collector.runs)])
     yield _counters("gc_pause_seconds", "Time spent in full garbage collections.", (), [((), collector.seconds_total)])
     yield _histogram("loop_lag_seconds", "How late the event loop ran a timer.", node.loop_lag_seconds)
+    yield certificates(node.certificates)
     yield _gauge("connections", "Open TCP connections of clients.", node.connections)
     yield _counters(
         "connections_accepted", "TCP connections accepted since the start.", (), [((), node.connections_total)]
@@ -133,6 +182,12 @@ def _storage(stats: BrokerStats) -> Iterator[Metric]:
         "Events of the log to look into: cuts at recovery, checksum errors, possible losses.",
         ("event",),
         [((event,), count) for event, count in node.log_events],
+    )
+    yield _counters(
+        "retention_removed_bytes",
+        "Bytes of the log that retention removed here.",
+        (),
+        [((), node.retention_removed_bytes)],
     )
     yield _counters("scrub_read_bytes", "Stored bytes that the scrub has checked.", (), [((), node.scrub.read_bytes)])
     yield _counters("scrub_rounds", "Rounds of the scrub over everything stored.", (), [((), node.scrub.rounds)])
@@ -211,6 +266,42 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
         [(labels, lag.bytes) for labels, lag in lags],
     )
     yield _gauges(
+        "push_lag_seconds",
+        "Since the oldest batch was sent that a follower node has not acknowledged; 0 if it has all.",
+        _FOLLOWER,
+        [(labels, lag.seconds) for labels, lag in lags],
+    )
+    yield _histograms(
+        "replication_seconds",
+        "From sending batches to a follower node to its acknowledgement.",
+        _FOLLOWER,
+        [(labels, lag.acknowledged_seconds) for labels, lag in lags],
+    )
+    yield _gauge(
+        "lease_remaining_seconds", "How long this node's lease lasts if it is not renewed.", cluster.lease_seconds
+    )
+    yield _histogram(
+        "metadata_request_seconds", "Calls to etcd, each with all its attempts.", cluster.metadata_seconds
+    )
+    yield _counters(
+        "metadata_requests_failed",
+        "Calls to etcd that failed, or whose outcome is not known.",
+        (),
+        [((), cluster.metadata_failures)],
+    )
+    yield _counters(
+        "forwarded_messages",
+        "Messages that were published at other nodes and sent here, to their leader.",
+        (),
+        [((), cluster.forwarded)],
+    )
+    yield _counters(
+        "relayed_messages",
+        "Messages of partitions led here that consumers at other nodes got.",
+        (),
+        [((), cluster.relayed)],
+    )
+    yield _gauges(
         "clock_offset_seconds",
         "What the wall clock of another node is ahead of the one here.",
         ("peer",),
@@ -231,6 +322,7 @@ _OF_TOPIC = (
     ("topic_paused", "1 if the topic is paused.", "paused"),
 )
 _TOPIC_COUNTERS = 2
+_TOPIC_CHANGES = 1 + len(ISR_CHANGES)  # series, in a cluster
 
 _OF_PARTITION = (
     ("partition_epoch", "Leader epoch.", "leader_epoch"),
@@ -276,6 +368,13 @@ _OF_CHANNEL = (
 )
 _CHANNEL_COUNTERS = 7
 
+_OF_TIMES = (
+    ("channel_delivery_seconds", "From publish to the first delivery; a sample, one message at a time.", "handed_out"),
+    ("channel_process_seconds", "From the first delivery to FIN; a sample, one message at a time.", "processed"),
+    ("channel_attempts", "At which attempt messages were finished; all of them.", "attempts"),
+)
+_TIMES_SERIES = 2 * (len(MESSAGE_BOUNDS) + 3) + len(ATTEMPT_BOUNDS) + 3  # +Inf, count and sum
+
 _OF_CURSOR = (
     ("channel_depth", "Messages waiting, without those in flight or deferred.", "depth"),
     ("channel_in_flight", "Messages delivered and not answered yet.", "in_flight_count"),
@@ -295,17 +394,31 @@ _CURSOR_SERIES = len(_OF_CURSOR) + 2  # the age and `stuck`
 def _widths(stats: BrokerStats) -> Widths:
     quantiles = (len(c.e2e_processing_latency.percentiles or ()) for t in stats.topics for c in t.channels)
     return Widths(
-        topic=len(_OF_TOPIC),
+        topic=len(_OF_TOPIC) + _TOPIC_CHANGES * (stats.node.cluster is not None),
         partition=len(_OF_PARTITION) + len(_OF_REPLICATED_PARTITION) * (stats.node.cluster is not None),
-        channel=len(_OF_CHANNEL) + len(Reason) + max(quantiles, default=0),
+        channel=len(_OF_CHANNEL) + len(Reason) + _TIMES_SERIES + max(quantiles, default=0),
         cursor=_CURSOR_SERIES,
     )
 
 
-def _topics(rows: Rows) -> Iterator[Metric]:
+def _topics(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
     for index, (name, text, field) in enumerate(_OF_TOPIC):
         make = _counters if index < _TOPIC_COUNTERS else _gauges
         yield make(name, text, _TOPIC, [(labels, getattr(t, field)) for labels, t in rows.topics])
+    if not in_cluster:
+        return
+    yield _counters(
+        "partition_leader_changes",
+        "Times that this node became leader of a partition of the topic.",
+        _TOPIC,
+        [(labels, t.leader_changes) for labels, t in rows.topics],
+    )
+    yield _counters(
+        "partition_isr_changes",
+        "Changes of in-sync replica sets that this node, as leader, asked for: shrink, expand, swap.",
+        (*_TOPIC, "kind"),
+        [((*labels, kind), n) for labels, t in rows.topics for kind, n in zip(ISR_CHANGES, t.isr_changes, strict=True)],
+    )
 
 
 def _partitions(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
@@ -344,6 +457,11 @@ def _channels(rows: Rows) -> Iterator[Metric]:
             for quantile, nanoseconds in channel.e2e_processing_latency.percentiles or ()
         ],
     )
+
+
+    for name, text, field in _OF_TIMES:
+        found = [(labels, getattr(channel.times, field)) for labels, channel in rows.channels]
+        yield _histograms(name, text, _CHANNEL, [(labels, data) for labels, data in found if any(data.counts)])
 
 
 def _cursors(rows: Rows) -> Iterator[Metric]:

@@ -12,11 +12,14 @@ counter never goes back: what a channel counted stays in it when the channel is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
-from nsqha.quantile import Result
+from nsqha.cursor.deferred.dead import Reason
+from nsqha.cursor.live.followed import NO_TIMES, ChannelTimes
+from nsqha.quantile import HistogramData, Result
 from nsqha.server.http.stats import BrokerStats, ChannelStats, CursorStats, PartitionStats, TopicStats
 
 SERIES_MAX = 10_000
@@ -54,10 +57,10 @@ class _Rest:
     """Sums of counters over members that come and go; they never go back."""
 
     def __init__(self) -> None:
-        self._last: Mapping[Hashable, Sequence[int]] = {}
-        self._gone: Sequence[int] = ()
+        self._last: Mapping[Any, Sequence[float]] = {}
+        self._gone: Sequence[float] = ()
 
-    def sums(self, members: Mapping[Hashable, Sequence[int]]) -> Sequence[int]:
+    def sums(self, members: Mapping[Any, Sequence[float]]) -> Sequence[float]:
         """`members` are all that are merged now; there is at least one."""
         for name, counts in self._last.items():
             now = members.get(name)
@@ -170,7 +173,8 @@ class SeriesBound:
             rows.cursors.append(((topic, name, ALL), merged_cursors(channel.cursors)))
 
     def _other_topic(self, topics: Sequence[TopicStats]) -> TopicStats:
-        counts = self._other_topics.sums({t.topic_name: (t.message_count, t.message_bytes) for t in topics})
+        members = {t.topic_name: (t.message_count, t.message_bytes, t.leader_changes, *t.isr_changes) for t in topics}
+        counts = tuple(map(int, self._other_topics.sums(members)))
         return TopicStats(
             topic_name=OTHER,
             # A channel's name has its topic's in front, so that equal ones of two topics are counted as two.
@@ -180,13 +184,15 @@ class SeriesBound:
             depth=sum(t.depth for t in topics),
             message_count=counts[0],
             message_bytes=counts[1],
+            leader_changes=counts[2],
+            isr_changes=counts[3:],
             paused=any(t.paused for t in topics),
             partitions=tuple(chain.from_iterable(t.partitions for t in topics)),
         )
 
     def _other_channel(self, topic: str, channels: Sequence[ChannelStats]) -> ChannelStats:
         rest = self._other_channels.setdefault(topic, _Rest())
-        counts = rest.sums(
+        sums = rest.sums(
             {
                 c.channel_name: (
                     c.message_count,
@@ -197,10 +203,12 @@ class SeriesBound:
                     c.dropped_count,
                     c.expired_count,
                     *c.died,
+                    *_numbers(c.times),
                 )
                 for c in channels
             }
         )
+        counts = tuple(map(int, sums[:_TIMES_AT]))
         return ChannelStats(
             channel_name=OTHER,
             message_count=counts[0],
@@ -210,12 +218,31 @@ class SeriesBound:
             skipped_count=counts[4],
             dropped_count=counts[5],
             expired_count=counts[6],
-            died=tuple(counts[7:]),
+            died=counts[7:],
+            times=_times(sums[_TIMES_AT:]),
             client_count=sum(c.client_count for c in channels),
             paused=any(c.paused for c in channels),
             e2e_processing_latency=_slowest([c.e2e_processing_latency for c in channels]),
             cursors=tuple(chain.from_iterable(c.cursors for c in channels)),
         )
+
+
+_TIMES_AT = 7 + len(Reason)  # where `_numbers` begin among the counts of a channel
+
+
+def _numbers(times: ChannelTimes) -> list[float]:
+    """All numbers of the histograms, which are summed like counters."""
+    return [number for data in times for number in (*data.counts, data.sum)]
+
+
+def _times(numbers: Sequence[float]) -> ChannelTimes:
+    """The histograms with these numbers."""
+    found, at = [], 0
+    for data in NO_TIMES:
+        end = at + len(data.counts)
+        found.append(HistogramData(data.bounds, tuple(map(int, numbers[at:end])), numbers[end]))
+        at = end + 1
+    return ChannelTimes(*found)
 
 
 def _series(topic: TopicStats, widths: Widths) -> int:
@@ -229,7 +256,7 @@ def _series_of_topic(topic: TopicStats, widths: Widths) -> int:
     return widths.topic + (widths.partition + modes if modes else 0)
 
 
-def _added(counts: Iterable[Sequence[int]]) -> Sequence[int]:
+def _added(counts: Iterable[Sequence[float]]) -> Sequence[float]:
     return [sum(column) for column in zip(*filter(None, counts), strict=True)]
 
 

@@ -41,6 +41,7 @@ import re
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -75,6 +76,8 @@ HANDSHAKE_S = 5.0
 HEADER_BYTES_MAX = 16 * 1024
 """The bound of the request line, and of each header field."""
 
+NO_ROUTE = "(none)"
+"""The name of what was asked for and is no route, or was refused before one was looked for."""
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 _NSQ = ("X-Nsq-Content-Type", "nsq; version=1.0")
@@ -248,6 +251,7 @@ Gate = Callable[[HttpRequest], None]
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    path: str
     handler: Handler
     plain: bool = False
     quiet: bool = False
@@ -258,11 +262,12 @@ class HttpApi:
 
     def __init__(self) -> None:
         self._routes: dict[str, dict[str, Route]] = {}
+        self.requests: Counter[tuple[str, int]] = Counter()  # answered ones, by route and status
 
     def add(self, method: str, path: str, handler: Handler, *, plain: bool = False, quiet: bool = False) -> None:
         methods = self._routes.setdefault(_key(path), {})
         assert method not in methods, f"{method} {path} is already added"
-        methods[method] = Route(handler, plain, quiet)
+        methods[method] = Route(path, handler, plain, quiet)
 
     def find(self, request: HttpRequest) -> Route | HttpReply:
         """The route, or the answer when there is none; sets `request.param`."""
@@ -353,7 +358,7 @@ class HttpServer:
     async def _answer(self, inner: web.BaseRequest) -> web.Response:
         started = time.perf_counter_ns()
         request = HttpRequest(inner, self._room)
-        quiet = False
+        quiet, name = False, NO_ROUTE
         try:
             if why := browsers.refusal(inner.method, inner.headers, self._names):
                 raise ApiError(403, "CROSS_SITE", detail=why)
@@ -363,7 +368,7 @@ class HttpServer:
             if isinstance(found, HttpReply):
                 response = _response(found)
             else:
-                quiet = found.quiet
+                quiet, name = found.quiet, found.path
                 response = await self._run(found, request)
         except ApiError as refusal:
             response = _refusal(refusal, plain=False)
@@ -374,6 +379,7 @@ class HttpServer:
             response.force_close()
         if request.broken_body:
             response.force_close()
+        self._api.requests[name, response.status] += 1
         if not quiet:
             took = format_duration(time.perf_counter_ns() - started)
             where = f"{inner.method} {inner.raw_path}"

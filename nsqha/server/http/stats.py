@@ -17,8 +17,12 @@ from typing import Any
 
 from nsqha import NSQ_VERSION
 from nsqha.cursor.deferred.dead import Reason
+from nsqha.cursor.live.followed import NO_TIMES, ChannelTimes
 from nsqha.quantile import EMPTY_BATCHES, EMPTY_SECONDS, NOTHING, HistogramData, Result
 from nsqha.server.runtime.measures import MemoryStats
+
+ISR_CHANGES = ("shrink", "expand", "swap")
+"""What a leader may ask of the in-sync replica set (`nsqha.replication.isr`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ class ChannelStats:
     reader: bool = False  # a reader channel: it delivers nothing; `depth` is how far its reader is behind
     e2e_processing_latency: Result = NOTHING
     cursors: tuple[CursorStats, ...] = ()
+    times: ChannelTimes = NO_TIMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +153,8 @@ class TopicStats:
     paused: bool = False
     e2e_processing_latency: Result = NOTHING
     partitions: tuple[PartitionStats, ...] = ()
+    leader_changes: int = 0  # epochs that began here, of all partitions
+    isr_changes: tuple[int, ...] = (0, 0, 0)  # proposed here: ISR_CHANGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +187,8 @@ class PushLag:
     partitions: int = 0
     entries: int = 0  # of the commitlog, so batches
     bytes: int = 0
+    seconds: float = 0.0  # since the oldest of these was sent
+    acknowledged_seconds: HistogramData = EMPTY_SECONDS  # from a push to its acknowledgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +214,11 @@ class ClusterStats:
     below_min_isr: int = 0  # partitions led here that acknowledge nothing
     push_lag: tuple[PushLag, ...] = ()
     clock_offsets: tuple[ClockOffset, ...] = ()
+    lease_seconds: float = 0.0  # until the lease ends, if it is not renewed
+    metadata_seconds: HistogramData = EMPTY_SECONDS  # of calls to the metadata store, with all their attempts
+    metadata_failures: int = 0  # calls that failed, or whose outcome is unknown
+    forwarded: int = 0  # messages that clients published at other nodes and this one was sent
+    relayed: int = 0  # messages that consumers at other nodes got from here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +254,8 @@ class NodeStats:
     loop_lag_seconds: HistogramData = EMPTY_SECONDS
     publish_errors: tuple[tuple[str, int], ...] = ()  # by error code
     log_events: tuple[tuple[str, int], ...] = ()  # recovery cuts, checksum errors, possible losses: event -> count
+    retention_removed_bytes: int = 0
+    certificates: tuple[tuple[str, float], ...] = ()  # path, Unix time when it expires
     ephemeral_bytes: int = 0  # memory of #ephemeral topics
     ephemeral_dropped: int = 0  # messages of theirs that were not kept, to stay within their bounds
     scrub: ScrubStats = ScrubStats()

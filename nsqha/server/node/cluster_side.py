@@ -75,6 +75,9 @@ class ClusterSide(Protocol):
         """The fields of `PartitionStats` about the replicas of a partition that is led here, where its defaults, which
         are those of a single node, do not say it."""
 
+    def changes(self, topic: Topic) -> dict[str, Any]:
+        """The fields of `TopicStats` about changes of leaders and in-sync replicas, likewise."""
+
     async def leave(self, seconds: float) -> None:
         """Before a stop: hand over what this node leads, within `seconds`."""
 
@@ -149,6 +152,9 @@ class NoCluster:
         return None
 
     def replication(self, topic: Topic, number: int) -> dict[str, Any]:
+        return {}
+
+    def changes(self, topic: Topic) -> dict[str, Any]:
         return {}
 
     async def leave(self, seconds: float) -> None:

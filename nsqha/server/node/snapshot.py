@@ -12,6 +12,7 @@ import nsqha
 from nsqha import hot
 from nsqha.clock import Now
 from nsqha.cursor.deferred.dead import DEAD_FROM, Reason, death_of
+from nsqha.cursor.live.followed import ChannelTimes
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
 from nsqha.server.clients.figures import client_stats
@@ -28,6 +29,7 @@ from nsqha.server.http.stats import (
     TopicStats,
 )
 from nsqha.server.partition.holding import live_holds
+from nsqha.server.runtime.measures import certificates_end
 
 if TYPE_CHECKING:
     from nsqha.cursor.deferred.overlay import DeferredOverlay
@@ -102,6 +104,8 @@ def node_stats(node: NodeFigures) -> NodeStats:
         loop_lag_seconds=measures.loop_lag_seconds.data(),
         publish_errors=tuple(sorted(measures.publish_errors.items())),
         log_events=tuple(sorted(measures.log_events.items())),
+        retention_removed_bytes=measures.retention_removed_bytes,
+        certificates=tuple(sorted(certificates_end.items())),
         ephemeral_bytes=node.parts.opener.folders.ephemeral.used,
         ephemeral_dropped=node.parts.opener.folders.ephemeral.dropped,
         scrub=scrub_stats(node.scrub.scrubber),
@@ -140,6 +144,7 @@ def topic_stats(topic: Topic, now: Now, clients: bool, side: ClusterSide) -> Top
         paused=topic.record.channels.paused,
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         partitions=tuple(partition_stats(p, topic, side) for p in topic.led),
+        **side.changes(topic),
     )
 
 
@@ -165,6 +170,7 @@ def partition_stats(partition: Partition, topic: Topic, side: ClusterSide) -> Pa
 def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelStats:
     cursors = []
     windows = []
+    times = [topic.ended.times(name)]
     paused = False
     for partition in topic.led:
         delivery = partition.deliveries.get(name)
@@ -174,6 +180,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         paused = channel.committed.paused if channel.committed.reader else channel.paused
         if delivery.latency is not None:
             windows.append(delivery.latency)
+        times.append(channel.answers.times())
         cursors.append(
             CursorStats(
                 partition=partition.number,
@@ -188,8 +195,8 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 stuck=delivery.stuck or "",
                 leader_epoch=partition.leader.epoch,
                 message_count=cursor.message_count,
-                requeue_count=channel.requeue_count,
-                timeout_count=channel.timeout_count,
+                requeue_count=channel.answers.requeued,
+                timeout_count=channel.answers.timed_out,
                 finish_count=channel.finished_count,
                 skipped_count=cursor.passing.skipped,
                 dropped_count=cursor.passing.dropped,
@@ -225,6 +232,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         reader=bool(topic.is_reader(name)),
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         cursors=tuple(cursors),
+        times=ChannelTimes.sum(times),
     )
 
 

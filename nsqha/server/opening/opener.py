@@ -283,7 +283,7 @@ class PartitionOpener:
         partition = Partition(
             self._runtime,
             LedLog(number, id_base, log, cursors, leader),
-            retention=RetentionRunner(self.retention_of(record), abandoned_of(record)),
+            retention=RetentionRunner(self.retention_of(record), abandoned_of(record), self.measures.retention_removed),
             sync=sync,
             memory=self.folders.ephemeral.log(storage, len(record.partitions))
             if isinstance(storage, MemStorage)

@@ -302,6 +302,7 @@ class Delivery:
             if subscription is not None:
                 subscription.consumer.in_flight -= count
         self._batch = None
+        self.channel.answers.followed.forget()
         self.wake()
 
     # ---- time
@@ -328,6 +329,8 @@ class Delivery:
         channel = self.channel
         if not self._order or channel.paused or self.stuck is not None or not self.partition.life.delivers:
             return
+        if (followed := channel.answers.followed).offset >= 0:
+            followed.look(channel.cursor.ring, now.mono)
         try:
             if channel.cursor.next_read >= self.partition.cursors.state.pump and channel.redelivery(now) is None:
                 return
@@ -438,10 +441,20 @@ class Delivery:
                 consumer.in_flight += count
                 consumer.message_count += count
                 consumer.wire.send_messages(memoryview(batch.data)[position:position_end])
+                if channel.answers.followed.offset < 0:
+                    self._follow(first + count // 2, now)
             self._offset = first = first + count
             self._position = position_end
             if first >= end or first >= channel.turn_at:
                 return
+
+    def _follow(self, offset: int, now: Now) -> None:
+        try:
+            entry = self.partition.log.entry_for_offset(offset)
+        except (LogCorrupt, OSError):
+            return  # a figure is not worth a delivery
+        if entry is not None:
+            self.channel.answers.followed.begin(offset, (now.wall_ns - entry.timestamp_ns) / 1e9, now.mono)
 
     def _not_due(self, first: int, stop: int, now: Now) -> int:
         """Where a run has to end because of a message whose deliver-at time is not over; that one, if first, waits.

@@ -70,8 +70,10 @@ class RetainedLog(Protocol):
 class RetentionRunner:
     """Moves one partition's log start."""
 
-    def __init__(self, retention: Retention, abandoned: AbandonedPolicy) -> None:
+    def __init__(self, retention: Retention, abandoned: AbandonedPolicy, removed: Callable[[int], object]) -> None:
+        """`removed`: so many bytes of files go."""
         self.retention = retention
+        self._removed = removed
         self.abandoned = abandoned
         self._ages = PairAges()
         self._by_age = True  # clocks are trusted
@@ -178,6 +180,7 @@ class RetentionRunner:
             return
         if partition.log.local_durable > cursors.retention.needed_durable:
             logger.info("unlinked", "%s: files below offset %d go", partition.log.directory, up_to.offset)
+            self._removed(up_to.position - pairs[0].first.position)
             partition.files.drop(up_to)
         else:
             partition.files.sync()  # with sync=none nothing else does, and a full disk would stay full

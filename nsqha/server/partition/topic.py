@@ -20,6 +20,7 @@ from nsqha import ids
 from nsqha.clock import Now
 from nsqha.cursor.committed.state import Created, Deleted, Effect, EpochStarted
 from nsqha.cursor.live.channel import Channel
+from nsqha.cursor.live.followed import NO_TIMES, ChannelTimes
 from nsqha.cursor.partition import Forgotten
 from nsqha.election.model import TopicRecord, Versioned
 from nsqha.nsqlog import Logger
@@ -81,10 +82,15 @@ class EndedCounts:
     def __init__(self) -> None:
         self.topic = Counter[str]()
         self._channels: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._times: dict[str, ChannelTimes] = {}
 
     def channel(self, name: str) -> Counter[str]:
         """Those of one channel; empty if nothing was counted."""
         return self._channels.get(name, Counter[str]())
+
+    def times(self, channel: str) -> ChannelTimes:
+        """What messages of the channel took."""
+        return self._times.get(channel, NO_TIMES)
 
     def keep(self, partition: Partition) -> None:
         """The partition is not led here any more."""
@@ -94,18 +100,20 @@ class EndedCounts:
             channel = delivery.channel
             self._channels[name].update(
                 message_count=channel.cursor.message_count,
-                requeue_count=channel.requeue_count,
-                timeout_count=channel.timeout_count,
+                requeue_count=channel.answers.requeued,
+                timeout_count=channel.answers.timed_out,
                 finish_count=channel.finished_count,
                 skipped_count=channel.cursor.passing.skipped,
                 dropped_count=channel.cursor.passing.dropped,
                 expired_count=channel.cursor.passing.expired,
                 **{reason.label: count for reason, count in channel.cursor.dead.died.items()},
             )
+            self._times[name] = ChannelTimes.sum((self.times(name), channel.answers.times()))
 
     def forget(self, channel: str) -> None:
         """The channel was deleted: another one of its name begins at nothing."""
         self._channels.pop(channel, None)
+        self._times.pop(channel, None)
 
 
 class Topic:

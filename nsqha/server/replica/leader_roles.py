@@ -71,6 +71,7 @@ class LeaderRoles:
             runtime.spawn,
             self._stepping_down,
             table.ticking,
+            runtime.opener.measures,
             limits,
         )
 
@@ -174,6 +175,7 @@ class LeaderRoles:
             self._lent, partition, meta, key=key, topic=name, log_uid=opened.log_uid, records=records
         )
         self._table.leading[key] = leadership
+        self._runtime.opener.measures.leader_changes[name] += 1
         self._table.declined.pop(key, None)
         self._table.saw(key, fresh)
         end = opened.log.end.log_id

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from nsqha.replication.followers import IsrLimits
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.leading.sender import FollowerStreams
+    from nsqha.server.runtime.measures import Measures
 
 logger = Logger("replicas")
 
@@ -84,7 +85,7 @@ class Replicas:
         self.table = table = ReplicaTable()
         self.leading, self.followers = table.leading, table.followers
         self._runtime = runtime
-        self._links = links
+        self.links = links
         self._topic_of = topic_of
         self._again: dict[PartitionKey, asyncio.TimerHandle] = {}  # roles that could not be taken
         self.integrity = integrity = LogIntegrity(
@@ -140,6 +141,11 @@ class Replicas:
     def registration(self) -> int:
         """This process life; 0: not registered yet."""
         return self.table.registration
+
+    @property
+    def measures(self) -> Measures:
+        """What the node counts."""
+        return self._runtime.opener.measures
 
     # ---- start and end
 
@@ -257,7 +263,7 @@ class Replicas:
         nodes = self._runtime.nodes()
         for node in {*meta.replicas, *meta.isr} - {self._runtime.node, meta.leader}:
             if node in nodes and nodes[node].peer_address:
-                self._links.prepare(node, nodes[node].peer_address)
+                self.links.prepare(node, nodes[node].peer_address)
 
     def retire(self) -> None:
         """The node shuts down soon: others are to lead what it leads."""
@@ -303,7 +309,7 @@ class Replicas:
         """A node came, went or moved."""
         for node, info in self._runtime.nodes().items():
             if info.peer_address:
-                self._links.moved(node, info.peer_address)
+                self.links.moved(node, info.peer_address)
         self._leader_roles.each(Leadership.nodes_changed)
         self.integrity.corrupt.nodes_changed()
         for key in self.followers:

@@ -109,6 +109,7 @@ class ForwardStream:
         end, count = hot.walk(frames, 0, size, size)
         if not count or end != size:
             raise ValueError(f"publish {sequence} to {publish.topic} is not a run of message frames")
+        self._service.forwarded += count
         key = (publish.key.topic_uid, publish.key.partition)
         partition = self._service.partition(*key, publish.topic)
         if key in self._parked or (partition is None and self._service.elected(*key, publish.topic)):
@@ -213,6 +214,7 @@ class ForwardService:
         self.loop = loop
         self.budget = budget
         self.refusal = refusal
+        self.forwarded = 0  # messages that came from other nodes
         self.streams: dict[ForwardStream, None] = {}  # in the order in which they came
         self._topics = topics
         leaders.when_changed(self._leaders_changed)

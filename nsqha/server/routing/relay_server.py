@@ -227,6 +227,7 @@ class RelayStream:
             consumer.wire.closed = True
             consumer.wire.writable = False
             self.service.detach(consumer)
+            self.service.ended_count += consumer.message_count
 
     def close_subscription(self, number: int, *, gone: bool, why: str) -> None:
         """End it from here."""
@@ -325,7 +326,14 @@ class RelayService:
         self._topics = topics
         self._channels = channels
         self._spawn = spawn
+        self.ended_count = 0  # messages that consumers got which are gone
         self._figures = loop.call_later(FIGURES_SECONDS, self._tell_figures)
+
+    @property
+    def relayed(self) -> int:
+        """Messages that consumers at other nodes got from here."""
+        here = (consumer.message_count for stream in self.streams for consumer in stream.consumers.values())
+        return self.ended_count + sum(here)
 
     def register(self, server: PeerServer) -> None:
         server.on_stream("Relay", self._accept)

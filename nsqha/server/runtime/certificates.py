@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from nsqha.errors import ConfigError
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
+from nsqha.server.runtime.measures import certificates_end
 from nsqha.server.runtime.tls import ClusterTls, load_cluster_tls, server_context
 
 LOOK_SECONDS = 2.0
@@ -52,6 +53,7 @@ class Renewed(ABC, Generic[T]):
         self._bad: _Stamps | None = None  # files that could not be used, seen once
         self._said: _Stamps | None = None
         self._set = (1, self._load())
+        self._note_ends()
 
     @abstractmethod
     def _load(self) -> T:
@@ -81,8 +83,12 @@ class Renewed(ABC, Generic[T]):
             return False
         self._stamps, self._bad, self._said = stamps, None, None
         self._set = (self.generation + 1, found)
+        self._note_ends()
         logger.info("certificates_renewed", "%s were read again", ", ".join(self._paths))
         return True
+
+    def _note_ends(self) -> None:
+        certificates_end.update({path: end for path in self._paths if (end := expiry(path)) is not None})
 
     def _stat(self) -> _Stamps:
         return tuple(_stamp(path) for path in self._paths)
@@ -123,6 +129,16 @@ class ClientCertificate(Renewed[ssl.SSLContext]):
 
     def _choose(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         handshake.context = self.newest
+
+
+def expiry(path: str) -> float | None:
+    """When the first certificate of a PEM file expires, Unix time; None: it has none, as a key's file."""
+    try:
+        # The one decoder of the standard library; `SSLContext` shows certificate authorities only.
+        found = ssl._ssl._test_decode_cert(path)  # type: ignore[attr-defined]
+        return float(ssl.cert_time_to_seconds(found["notAfter"]))
+    except (OSError, ssl.SSLError, KeyError, ValueError):
+        return None
 
 
 async def watch(files: Sequence[Renewed[Any]]) -> None:

@@ -32,6 +32,12 @@ class Measures:
         self.loop_lag_seconds = Histogram(SECONDS_BOUNDS)
         self.publish_errors: Counter[str] = Counter()
         self.log_events: Counter[str] = Counter()
+        self.retention_removed_bytes = 0
+        self.leader_changes: Counter[str] = Counter()  # epochs begun here, by topic
+        self.isr_changes: Counter[tuple[str, str]] = Counter()  # by topic and kind
+
+    def retention_removed(self, size: int) -> None:
+        self.retention_removed_bytes += size
 
 
 class Space(NamedTuple):
@@ -89,6 +95,9 @@ class CollectorWatch:
         pauses = sorted(self._usec)
         return pauses[min(int(quantile * len(pauses)), len(pauses) - 1)] if pauses else 0
 
+
+certificates_end: dict[str, float] = {}
+"""When the certificates of this process expire (Unix time), by their path; `server.runtime.certificates` writes it."""
 
 collector = CollectorWatch()
 """The process has one collector; the start of a node starts the watch."""

@@ -20,7 +20,7 @@ def test_fin_in_order_moves_the_floor_and_progress_commits_it():
     leader.flush()
     assert channel.committed.floor == 10
     assert channel.in_flight == 0
-    assert channel.finished_count == 10
+    assert channel.answers.finished == 10
 
 
 def test_out_of_order_fin_waits_for_the_hole():
@@ -71,7 +71,7 @@ def test_req_and_timeout_and_attempts():
     assert leader.redeliver(channel) == [Redelivery(0, 2)]
     leader.clock.advance(61)
     assert sorted(channel.expire(leader.now)) == [(1, 1), (1, 1)]
-    assert channel.timeout_count == 2
+    assert channel.answers.timed_out == 2
     assert sorted(leader.redeliver(channel)) == [Redelivery(0, 3), Redelivery(1, 2)]
     assert leader.fin(channel, 0, 1) == [None, None]
     assert channel.cursor.floor == 2

@@ -126,7 +126,7 @@ def test_many_that_time_out_at_once_are_taken_back_some_at_a_time(retry_ms: int 
         assert channel.next_deadline() < leader.now.mono  # type: ignore[operator]
         turns.append(sum(count for _, count in channel.expire(leader.now)))
     assert turns == ([40] if retry_ms is None else [10, 10, 10, 10])
-    assert channel.timeout_count == 40
+    assert channel.answers.timed_out == 40
 
 
 def test_many_of_one_consumer_are_taken_back_some_at_a_time_too():
@@ -143,5 +143,5 @@ def test_many_of_one_consumer_are_taken_back_some_at_a_time_too():
     while channel.in_flight:
         turns.append(sum(count for _, count in channel.expire(leader.now)))
     assert max(turns) <= 10 + 9, "a piece may go beyond what is left"
-    assert (sum(turns), channel.timeout_count) == (34, 34)
+    assert (sum(turns), channel.answers.timed_out) == (34, 34)
     assert channel.next_deadline() == leader.now.mono + 1, "the delay; nothing times out any more"

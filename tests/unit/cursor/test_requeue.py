@@ -114,7 +114,7 @@ def test_a_lost_consumer_gives_back_at_once_and_it_counts_as_time_outs():
     leader.deliver(channel, 2, owner=2)
     channel.touch(0, 1, leader.now, 60.0)
     assert channel.detach(1, leader.now) == 2
-    assert (channel.timeout_count, channel.in_flight, channel.cursor.depth(4)) == (2, 2, 2)
+    assert (channel.answers.timed_out, channel.in_flight, channel.cursor.depth(4)) == (2, 2, 2)
     assert sorted(leader.redeliver(channel, owner=2)) == [Redelivery(0, 2), Redelivery(1, 2)]
 
 

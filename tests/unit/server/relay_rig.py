@@ -207,7 +207,9 @@ class RelayNode:
                     end=log.end.log_id, durable=log.local_durable,
                 ),
             ),
-            retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            retention=RetentionRunner(
+                Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy(), Measures().retention_removed
+            ),
             sync="none",
             memory=None,
         )  # fmt: skip

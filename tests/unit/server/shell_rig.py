@@ -140,7 +140,9 @@ class PartitionRig:
         self.partition = Partition(
             self.runtime,
             LedLog(0, ids.id_base(0, 3), self.log, self.cursors, leader),
-            retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            retention=RetentionRunner(
+                Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy(), self.runtime.measures.retention_removed
+            ),
             sync=self._sync,
             memory=self.memory,
         )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsqha.election.health import below_min_isr, under_replicated
-from nsqha.server.http.stats import ClockOffset, ClusterStats, PushLag
+from nsqha.quantile import EMPTY_SECONDS
+from nsqha.server.http.stats import ISR_CHANGES, ClockOffset, ClusterStats, PushLag
 
 if TYPE_CHECKING:
+    from nsqha.election.model import NodeInfo
     from nsqha.replication.clocks import BoundedClock
     from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.leading.leadership import Leadership
+    from nsqha.server.replica.leading.sender import FollowerStream
 
 
 def cluster_stats(cluster: Membership, clock: BoundedClock) -> ClusterStats:
@@ -33,20 +37,41 @@ def cluster_stats(cluster: Membership, clock: BoundedClock) -> ClusterStats:
         under_replicated=under,
         below_min_isr=below,
         push_lag=tuple(
-            PushLag(
-                node=node,
-                name=nodes[node].name if node in nodes else "",
-                partitions=len(found),
-                entries=sum(entries for entries, _ in found),
-                bytes=sum(size for _, size in found),
-            )
-            for node, found in sorted(lags.items())
+            _push_lag(node, nodes, found, replicas.links.link(node)) for node, found in sorted(lags.items())
         ),
         clock_offsets=tuple(
             ClockOffset(node=node, name=nodes[node].name if node in nodes else "", seconds=offset / 1e9)
             for node, offset in sorted(clock.offsets().items())
         ),
+        lease_seconds=cluster.registration.lease_seconds,
+        metadata_seconds=cluster.registration.request_seconds.data(),
+        metadata_failures=cluster.registration.requests_failed,
+        forwarded=cluster.routing.forward_service.forwarded,
+        relayed=cluster.routing.relay_service.relayed,
     )
+
+
+def _push_lag(
+    node: int, nodes: Mapping[int, NodeInfo], lags: Sequence[tuple[int, int]], link: FollowerStream | None
+) -> PushLag:
+    return PushLag(
+        node=node,
+        name=nodes[node].name if node in nodes else "",
+        partitions=len(lags),
+        entries=sum(entries for entries, _ in lags),
+        bytes=sum(size for _, size in lags),
+        seconds=link.lag_seconds() if link is not None else 0.0,
+        acknowledged_seconds=link.times.seconds.data() if link is not None else EMPTY_SECONDS,
+    )
+
+
+def changes(cluster: Membership, topic: Topic) -> dict[str, Any]:
+    """Fields of `TopicStats` about what changed in a cluster."""
+    measures = cluster.replicas.measures
+    return {
+        "leader_changes": measures.leader_changes[topic.name],
+        "isr_changes": tuple(measures.isr_changes[topic.name, kind] for kind in ISR_CHANGES),
+    }
 
 
 def _wanted(cluster: Membership, leadership: Leadership) -> int | None:

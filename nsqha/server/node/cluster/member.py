@@ -17,7 +17,7 @@ from nsqha.replication.followers import IsrLimits
 from nsqha.server.http.broker_api import Check
 from nsqha.server.node.cluster.clock_watch import ClockWatch
 from nsqha.server.node.cluster.disk_watch import DiskWatch
-from nsqha.server.node.cluster.figures import cluster_stats, replication
+from nsqha.server.node.cluster.figures import changes, cluster_stats, replication
 from nsqha.server.node.cluster.logs import ClusterLogs
 from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.node.cluster.routing import Routing
@@ -149,6 +149,9 @@ class ClusterMember:
 
     def replication(self, topic: Topic, number: int) -> dict[str, Any]:
         return replication(self._cluster, topic, number)
+
+    def changes(self, topic: Topic) -> dict[str, Any]:
+        return changes(self._cluster, topic)
 
     async def leave(self, seconds: float) -> None:
         await self._cluster.leave(seconds)

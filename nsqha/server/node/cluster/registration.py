@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqha.election.model import NodeInfo
-from nsqha.errors import ConfigError, Unavailable
+from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.nsqlog import Logger
+from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
@@ -75,10 +76,21 @@ class NodeRegistration:
         self._life: object = None  # which session counts
         self._registering = False
         self._closed = False
+        self.request_seconds = Histogram(SECONDS_BOUNDS)  # of calls to the store, with all their attempts
+        self.requests_failed = 0
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Carry out a blocking call to the store."""
-        return self._loop.run_in_executor(self._pool, call)
+        began = self._clock.monotonic()
+        done = self._loop.run_in_executor(self._pool, call)
+        done.add_done_callback(lambda done: self._measure(done, began))
+        return done
+
+    def _measure(self, done: asyncio.Future[Any], began: float) -> None:
+        self.request_seconds.observe(self._clock.monotonic() - began)
+        # A Conflict and the like are answers.
+        if not done.cancelled() and isinstance(done.exception(), (Unavailable, OutcomeUnknown, StaleMetadata)):
+            self.requests_failed += 1
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
         """On any of the store's threads: call this on the loop."""
@@ -96,6 +108,11 @@ class NodeRegistration:
     def has_lease(self) -> bool:
         """Whether the others count on this node being there."""
         return self._session is not None and self._session.fresh(self._clock.monotonic())
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long the lease lasts if it is not renewed any more."""
+        return 0.0 if self._session is None else self._session.seconds_left(self._clock.monotonic())
 
     async def register(self) -> None:
         """Announce this node. ConfigError: another process is this node."""

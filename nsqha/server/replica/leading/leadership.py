@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nsqha.server.partition.partition import Partition
     from nsqha.server.replica.leading.records import RecordStore
     from nsqha.server.replica.leading.sender import FollowerProgress, FollowerStreams, PushPiece
+    from nsqha.server.runtime.measures import Measures
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
 
@@ -52,6 +53,7 @@ class LeadershipRuntime:
     spawn: Callable[[Coroutine[Any, Any, None]], object]  # begins a task that nothing waits for
     step_down: Callable[[Leadership, str], None]  # ends a leadership, and why
     ticking: dict[Leadership, None]  # those that wait for something get ticks
+    measures: Measures
     limits: IsrLimits | None = None
 
 
@@ -354,6 +356,7 @@ class Leadership:
                     named = _NODE.sub(lambda found: f"node {int(found[1]):016x}", why)  # as everything else names them
                     event = change if change == "transfer_given_up" else f"isr_{change}"
                     logger.info(event, "%s/%d: %s; proposed: %s", self.topic, self.key[1], named, members)
+                    self._runtime.measures.isr_changes[self.topic, change] += 1
                     self._requests.propose(meta, registered)
                 case Fence(version):
                     self._requests.fence(version)

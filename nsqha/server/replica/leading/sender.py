@@ -26,6 +26,7 @@ from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.quantile import SECONDS_BOUNDS, Histogram
 from nsqha.replication.acceptance import same_past
 from nsqha.server.peers.api import PeerStream
 from nsqha.server.runtime.backoff import Backoff
@@ -123,7 +124,7 @@ class FollowerProgress:
         self.next = 0  # log id to send next
         self.committed_sent = 0
         self.retry: asyncio.TimerHandle | None = None
-        self._sent: deque[tuple[int, int]] = deque()  # (end, bytes) of what is not acknowledged
+        self._sent: deque[tuple[int, int, float]] = deque()  # (end, bytes, when) of what is not acknowledged
         self._window = 0
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._can_not_write = False  # the follower has refused what was sent, and has acknowledged nothing since
@@ -194,7 +195,9 @@ class FollowerProgress:
             self._backoff.reset()
         leader, sent, end = self.leader, self._sent, ack.end
         while sent and sent[0][0] <= end:
-            self._window -= sent.popleft()[1]
+            _, size, at = sent.popleft()
+            self._window -= size
+            self.link.times.acknowledged(at)
         leader.heard(
             self.link.node,
             registration=registration,
@@ -226,7 +229,7 @@ class FollowerProgress:
             if piece.end == end:
                 leader.piece = piece
         self.committed_sent = committed
-        self._sent.append((piece.end, piece.size))
+        self._sent.append((piece.end, piece.size, self.link.times.now()))
         self._window += piece.size
         self.next = piece.end
         return piece
@@ -282,6 +285,22 @@ class FollowerProgress:
     def next_retry(self) -> float:
         return self._backoff.next_pause()
 
+    @property
+    def oldest_sent(self) -> float | None:
+        """When the oldest was sent of what is not acknowledged."""
+        return self._sent[0][2] if self._sent else None
+
+
+class PushTimes:
+    """How long a follower node takes to acknowledge."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.seconds = Histogram(SECONDS_BOUNDS)  # from sending batches to their acknowledgement
+
+    def acknowledged(self, sent_at: float) -> None:
+        self.seconds.observe(self.now() - sent_at)
+
 
 class FollowerStream:
     """The stream to one follower node."""
@@ -291,16 +310,15 @@ class FollowerStream:
         loop: asyncio.AbstractEventLoop,
         peers: Peers,
         *,
-        node: int,
         address: str,
         hello: pb.PushHello,
     ) -> None:
         """`hello` is what this node says of itself; `address` may change later."""
-        self.node = node
         self.hello = hello
         self.address = address
         self.registration = 0  # of the follower's process life; 0: it is not registered yet, or there is no stream
         self.wanted = False  # also without partitions, until the stream ends
+        self.times = PushTimes(loop.time)
         self._greeted = False  # it has said who it is
         self._loop = loop
         self._peers = peers
@@ -311,6 +329,16 @@ class FollowerStream:
         self._reconnect: asyncio.TimerHandle | None = None
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._closed = False
+
+    def lag_seconds(self) -> float:
+        """Since the oldest was sent of what is not acknowledged."""
+        oldest = [at for progress in self._followers.values() if (at := progress.oldest_sent) is not None]
+        return max(0.0, self.times.now() - min(oldest)) if oldest else 0.0
+
+    @property
+    def node(self) -> int:
+        """The uid of the follower node."""
+        return self.hello.target_uid
 
     # ---- partitions
 
@@ -511,8 +539,12 @@ class FollowerStreams:
             hello = pb.PushHello()
             hello.CopyFrom(self._hello)
             hello.target_uid = node
-            link = self._links[node] = FollowerStream(self._loop, self._peers, node=node, address=address, hello=hello)
+            link = self._links[node] = FollowerStream(self._loop, self._peers, address=address, hello=hello)
         return link
+
+    def link(self, node: int) -> FollowerStream | None:
+        """The stream to a node, if anything was pushed there."""
+        return self._links.get(node)
 
     def committed(self, leader: LeadingPartition) -> None:
         """Its committed point moved: send it soon, where no append does."""

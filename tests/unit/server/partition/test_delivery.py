@@ -374,3 +374,36 @@ def test_in_flight_counts_never_drift(seed: int):
         assert sum(c.in_flight for c in consumers) == channel.in_flight
         assert all(c.in_flight >= 0 for c in consumers)
         assert delivery.stuck is None and not rig.partition.closed
+
+
+# ---- figures
+
+
+def test_one_message_at_a_time_is_followed_to_its_fin() -> None:
+    rig = PartitionRig()
+    stored(rig, *[b"m"] * 5)
+    rig.pass_time(2)
+    consumer = rig.consume(10)
+    followed = rig.partition.deliveries["c"].channel.answers.followed
+    assert followed.offset == 2, "the one in the middle"
+    assert followed.handed_out.data().sum == pytest.approx(2, abs=0.1)
+    rig.finish(consumer)
+    rig.finish(consumer, 1)
+    rig.pass_time(3)
+    rig.finish(consumer, 2)
+    rig.turn()
+    data = followed.processed.data()
+    assert sum(data.counts) == 1 and data.sum == pytest.approx(3, abs=0.1)
+    stored(rig, b"next")
+    assert followed.offset == 5
+
+
+def test_attempts_are_counted_at_fin() -> None:
+    rig = PartitionRig()
+    stored(rig, b"one", b"two")
+    consumer = rig.consume(10)
+    assert req(rig, consumer, consumer.wire.messages[0][0], 0) is None
+    rig.finish(consumer, 1)
+    rig.finish(consumer, 2)
+    attempts = rig.partition.deliveries["c"].channel.answers.times().attempts
+    assert attempts.counts[:3] == (1, 1, 0) and attempts.sum == 3

@@ -248,3 +248,13 @@ def test_nothing_goes_because_of_its_age_while_clocks_are_not_trusted() -> None:
     rig.clock.trusted = True
     keep_house(rig, 8)
     assert rig.log.start.log_id > 1, "the channel is abandoned, and what it had not read is old"
+
+
+def test_what_retention_removes_is_counted_in_bytes() -> None:
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300))
+    fill(rig)
+    begin = rig.log.start.position
+    skip_to_end(rig)
+    keep_house(rig, 8)
+    assert rig.log.start.position > begin
+    assert rig.runtime.measures.retention_removed_bytes == rig.log.start.position - begin

@@ -15,6 +15,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.errors import Conflict, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.replica.leading.leadership import HOLD_SECONDS_MAX, Leadership, LeadershipRuntime, PublishHold
+from nsqha.server.runtime.measures import Measures
 from tests.unit.server.replica_rig import A, B, FakeLinks
 from tests.unit.server.shell_rig import NODE, PartitionRig
 
@@ -85,6 +86,7 @@ class Leading:
             spawn=lambda work: cast(Any, self.rig.loop.create_task(work)),
             step_down=lambda leadership, why: self.ended.append(why),
             ticking=self.ticking,
+            measures=Measures(),
         )
         self.leadership = Leadership(
             lent, self.partition, meta, key=(1, 0), topic="t", log_uid=70, records=self.records

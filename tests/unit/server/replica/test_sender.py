@@ -529,3 +529,18 @@ def test_the_leader_hears_who_could_lead() -> None:
     ):
         rig.link.on_message(reply)
     assert leader.fit == [False, False, True, False, True]
+
+
+def test_how_long_acknowledgements_take_and_how_long_one_is_waited_for() -> None:
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1))
+    pushed = rig.pushing(leader)
+    assert rig.link.lag_seconds() == 0
+    add(leader.log, 1, b"a")
+    pushed.wake()
+    rig.turn()
+    rig.pass_time(2)
+    assert rig.link.lag_seconds() == pytest.approx(2, abs=0.1)
+    rig.acked(leader, leader.log.end.log_id)
+    assert rig.link.lag_seconds() == 0
+    data = rig.link.times.seconds.data()
+    assert sum(data.counts) == 1 and data.sum == pytest.approx(2, abs=0.1)

@@ -362,7 +362,7 @@ def test_counters_do_not_go_back_when_a_partition_moves():
 
     async def story(nodes: Any) -> None:
         def counted(node: int) -> tuple[int, int, int, int]:
-            alone: Any = SimpleNamespace(replication=lambda topic, number: {})
+            alone: Any = SimpleNamespace(replication=lambda topic, number: {}, changes=lambda topic: {})
             stats = topic_stats(nodes[node].topic, nodes[node].now(), False, alone)
             (channel,) = [c for c in stats.channels if c.channel_name == "c"]
             return stats.message_count, stats.message_bytes, channel.message_count, channel.finish_count
@@ -424,7 +424,8 @@ def test_a_consumer_of_another_node_stands_by_for_those_of_its_partition_alone()
 
 
 def shown(node: Any, clients: bool = True) -> Any:
-    (channel,) = topic_stats(node.topic, node.now(), clients, SimpleNamespace(replication=lambda *_: {})).channels
+    alone = SimpleNamespace(replication=lambda *_: {}, changes=lambda _: {})
+    (channel,) = topic_stats(node.topic, node.now(), clients, alone).channels
     return channel
 
 

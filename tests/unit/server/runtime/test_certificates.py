@@ -20,7 +20,8 @@ from nsqha.server.peers.listener import PeerListener
 from nsqha.server.peers.renewing import RenewingPeers
 from nsqha.server.peers.renewing import listen as grpc_listen
 from nsqha.server.runtime import listen
-from nsqha.server.runtime.certificates import CertificateFiles, ClientCertificate
+from nsqha.server.runtime.certificates import CertificateFiles, ClientCertificate, expiry
+from nsqha.server.runtime.measures import certificates_end
 from tests.certificates import Certificates
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder
 
@@ -323,3 +324,16 @@ def test_clients_show_certificates_of_the_authority_that_is_trusted_now(
         server.close()
 
     uvloop.run(story())
+
+
+def test_the_end_of_a_certificate_is_known_and_that_of_a_key_is_not(certificates: Certificates) -> None:
+    end = expiry(certificates.cert("first"))
+    assert end is not None and end > 1_700_000_000
+    assert expiry(certificates.key("first")) is None
+    assert expiry("/does/not/exist") is None
+
+
+def test_a_renewed_certificate_has_its_own_end(rotated: Rotated, tmp_path: Path) -> None:
+    rotated.open()
+    path = str(tmp_path / "node.crt")
+    assert certificates_end[path] == expiry(path)

@@ -1,0 +1,172 @@
+"""/metrics of a lookup daemon for Prometheus: what it holds, and in a cluster how its partitions are.
+
+Every lookup daemon of a cluster shows the same state of the cluster, from its own copy of the metadata: a rule takes
+the maximum over them. Elections and probes are those of this process, made while it was the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from lookupd.controller import ControllerCounts
+from nsqha import NSQ_VERSION, __version__
+from nsqha.election import health
+from nsqha.election.model import NodeInfo
+from nsqha.election.placement import able
+from nsqha.election.session import View
+from nsqha.ids import is_ephemeral
+from nsqha.server.http.metrics import Requests, certificates, http_requests
+from nsqha.server.runtime.measures import certificates_end
+
+
+@dataclass(frozen=True)
+class ClusterFigures:
+    """The cluster at one moment, as one of its lookup daemons knows it."""
+
+    view: View
+    counts: ControllerCounts = field(default_factory=ControllerCounts)
+    is_controller: bool = False
+    rounds: int = 0  # partitions that wait for a leader
+
+
+@dataclass(frozen=True)
+class LookupFigures:
+    """A lookup daemon at one moment."""
+
+    topics: int = 0
+    producers: int = 0
+    requests: Requests = field(default_factory=dict)
+    cluster: ClusterFigures | None = None
+
+
+def render(figures: LookupFigures, accept: str) -> tuple[bytes, str]:
+    """The body, and its Content-Type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(LookupMetrics(figures))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class LookupMetrics(Collector):
+    """All families of one moment of a lookup daemon."""
+
+    def __init__(self, figures: LookupFigures) -> None:
+        self._figures = figures
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # a registry looks for duplicate names with it; there is only this collector
+
+    def collect(self) -> Iterable[Metric]:
+        figures = self._figures
+        yield InfoMetricFamily(
+            "nsqha_lookupd_build", "What is running.", value={"version": __version__, "nsq_version": NSQ_VERSION}
+        )
+        yield _gauge("lookupd_topics", "Topics that nsqds have registered here.", figures.topics)
+        yield _gauge("lookupd_producers", "Nsqds that are registered here.", figures.producers)
+        yield http_requests(figures.requests)
+        yield certificates(sorted(certificates_end.items()))
+        if figures.cluster is not None:
+            yield from _state(figures.cluster.view)
+            yield from _controller(figures.cluster)
+
+
+def _state(view: View) -> Iterable[Metric]:
+    metas = [meta for topic in view.topics.values() for meta in topic.record.partitions.values()]
+    states = health.counts(metas, view.nodes)
+    away = {node for meta in metas for node in meta.replicas if node not in view.nodes}
+    yield _gauge("cluster_nodes", "Nodes that hold a lease.", len(view.nodes))
+    yield _gauge("cluster_nodes_away", "Nodes without a lease that have replicas.", len(away))
+    yield _gauges(
+        "cluster_node_refuses_to_lead",
+        "1 for a node that is not to lead: its disk or clock (declines), its stop (leaving), a failed disk (poisoned).",
+        ("node", "why"),
+        [((node.name, why), 1.0) for node in view.nodes.values() for why in _refusals(node)],
+    )
+    yield _gauge("cluster_topics", "Topics.", len(view.topics))
+    yield _gauge("cluster_partitions", "Partitions of all topics.", len(metas))
+    yield _gauge("cluster_partitions_leaderless", "Partitions without a leader.", states[health.LEADERLESS])
+    yield _gauge(
+        "cluster_partitions_under_replicated",
+        "Partitions that serve with fewer in-sync replicas than they have replicas.",
+        states[health.UNDER],
+    )
+    yield _gauge(
+        "cluster_partitions_below_min_isr",
+        "Partitions that have a leader and acknowledge nothing, because in-sync replicas are missing.",
+        states[health.BELOW],
+    )
+    yield _gauge("cluster_replicas_owed", "Replicas that topics require and that have no node.", _owed(view))
+
+
+def _refusals(node: NodeInfo) -> list[str]:
+    signs = {"declines": node.declines, "poisoned": node.poisoned, "leaving": node.leaving}
+    return [why for why, there in signs.items() if there]
+
+
+def _controller(cluster: ClusterFigures) -> Iterable[Metric]:
+    counts = cluster.counts
+    yield _gauge("controller", "1 if this process is the controller.", float(cluster.is_controller))
+    yield _gauge("controller_rounds", "Partitions that wait for a leader.", cluster.rounds)
+    yield _counter("controller_terms", "Times this process became controller.", counts.terms)
+    yield _counter("possible_losses", "Elections that may have lost messages.", counts.possible_losses)
+    yield _counter("controller_probes", "Times that a node was asked what it has.", counts.probes)
+    yield _counter("controller_probes_failed", "Times that a node gave no answer.", counts.probes_failed)
+    yield _counters("elections", "Leaders elected by this process.", "why", counts.elections)
+    yield _counters(
+        "controller_changes", "Compare-and-sets of partition records, by outcome.", "outcome", counts.changes
+    )
+    yield _seconds(counts)
+
+
+def _owed(view: View) -> int:
+    nodes = able(view.nodes)
+    return sum(
+        health.owed(meta, topic.record.settings, nodes)
+        for name, topic in view.topics.items()
+        for meta in topic.record.partitions.values()
+        if not is_ephemeral(name)
+    )
+
+
+def _seconds(counts: ControllerCounts) -> Metric:
+    data = counts.election_seconds.data()
+    buckets, total = [], 0
+    for bound, count in zip([*map(str, map(float, data.bounds)), "+Inf"], data.counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    text = "From the suspicion to the new leader's record."
+    return HistogramMetricFamily("nsqha_election_seconds", text, buckets=buckets, sum_value=data.sum)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"nsqha_{name}", text, value=value)
+
+
+def _gauges(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(f"nsqha_{name}", text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"nsqha_{name}", text, value=value)
+
+
+def _counters(name: str, text: str, label: str, counted: Mapping[Any, int]) -> Metric:
+    family = CounterMetricFamily(f"nsqha_{name}", text, labels=(label,))
+    for value, count in sorted(counted.items()):
+        family.add_metric([value], count)
+    return family
