@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nsqha.cursor.committed.checkpoint import digest
 from nsqha.errors import LogCorrupt
 from tests.sim.invariants import Violation
+from tests.sim.policies import died_unseen
 
 if TYPE_CHECKING:
     from tests.sim.cluster import SimCluster
@@ -55,7 +56,8 @@ class Comparison:
         for topic, mine in keys.items():
             for channel in cluster.channels_of(topic):
                 for stored in cluster.oracle.ledger.missing(cluster.history, topic, channel, mine):
-                    if (stored.key, stored.log_id) not in cluster.lost:
+                    lost = (stored.key, stored.log_id) in cluster.lost
+                    if not lost and not died_unseen(cluster, topic, channel, stored):
                         yield topic, channel, stored
 
     def drained(self) -> bool:

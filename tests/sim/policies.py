@@ -174,6 +174,22 @@ def _odd(cluster: SimCluster, topic: str, channel: str, stored: Stored, state: M
     return "" if drops or ledger.excused(stored, topic, channel) else "it is finished, and nobody finished it"
 
 
+def died_unseen(cluster: SimCluster, topic: str, channel: str, stored: Stored) -> bool:
+    """Whether it was given up, perhaps before its only consumer had it from the connection that was lost."""
+    ledger = cluster.oracle.ledger
+    mine = [c for c in ledger.policies if (c.topic, c.channel) == (topic, channel)]
+    if not any(change.fields["max_attempts"] for change in mine):
+        return False
+    if stored.body in ledger.moved or any(change.fields["dead_letter"] == "drop" for change in mine):
+        return True
+    for node in cluster.nodes:
+        led = node.replicas.leading.get(stored.key) if node.replicas is not None else None
+        if led is not None and (live := led.partition.cursors.channels.get(channel)) is not None:
+            found = held(live.cursor, stored.offset)
+            return found is not None and found.state is MessageState.DEAD
+    return False
+
+
 def repeats(cluster: SimCluster) -> bool:
     """Whether something may have befallen it after which a dead letter is moved once more."""
     raised = any(operation.kind in ("kill", "finish") for operation in cluster.oracle.ledger.operations)
