@@ -10,7 +10,7 @@ HOT := $(wildcard nsqha/hot/*.pyx nsqha/hot/*.pxd nsqha/hot/*.h)
 # would compile all modules for itself.
 COMPILE := $(BIN)/python -m compileall -q nsqha lookupd tests
 
-.PHONY: dev install install-spark test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen mutants sim sim-matrix sim-mutants spec clean
+.PHONY: dev install install-spark test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen mutants sim sim-matrix sim-mutants spec clean dist dist-test deploy-test
 
 # A cluster needs an etcd beside it.
 dev: install $(if $(findstring --nodes,$(ARGS)),$(VENV)/.etcd)  ## broker and lookup in one process, nothing to configure
@@ -31,7 +31,7 @@ $(VENV)/.pip:
 	@$(PIP) install --upgrade pip setuptools wheel
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.pip pyproject.toml $(HOT)
+$(VENV)/.runtime: $(VENV)/.pip pyproject.toml setup.py $(HOT)
 	@echo "installing nsqha into $(VENV)" >&2
 	@$(PIP) install --editable .
 	@$(COMPILE)
@@ -50,7 +50,7 @@ $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 # and these take longest.
 test: $(VENV)/.dev  ## everything that must pass; about ten minutes
 	@$(COMPILE)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/spark $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/spark --ignore tests/dist $(ARGS)
 
 # Whole Spark jobs, standalone clusters, kills: minutes each. Needs Java 17.
 test-spark: $(VENV)/.dev  ## the slow tests of the Spark side; VERSION=4.1 for another PySpark
@@ -105,8 +105,15 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, tests of the tree: layers, shape, do
 fmt: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
 
+dist: $(VENV)/.dev  ## sdist, a wheel for each CPython on this machine and one for all others, into dist/
+	@$(BIN)/python release/build.py
+
+# Minutes: environments are made for each of them, with all that it needs.
+dist-test: dist  ## what is in dist/, installed and used where nothing else of ours is
+	@$(BIN)/python -m pytest tests/dist $(ARGS)
+
 clean:
-	rm -rf $(VENV) build *.egg-info nsqha/hot/*.so nsqha/hot/_*.c
+	rm -rf $(VENV) build dist *.egg-info nsqha/hot/*.so nsqha/hot/_*.c
 
 proto: $(VENV)/.dev  ## regenerate nsqha/pb
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python proto/generate.py

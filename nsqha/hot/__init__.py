@@ -19,7 +19,7 @@ and control frames of the log have the same outer shape: `[size u32 = 4 + len(pa
 
 `_hot.pyx` and `_hot_py.py`, `_publishing.pyx` and `_publishing_py.py` behave identically, one test suite runs over
 both. ACTIVE says which one serves; it is shown at start and in /stats because it is worth a factor of five in CPU.
-NSQHA_NO_EXT=1 forces the twin. A machine without a compiler installs all the same (they are optional in pyproject.toml)
+NSQHA_NO_EXT=1 forces the twin. A machine without a compiler installs all the same (they are optional in setup.py)
 and runs the twin.
 
 Downwards:
