@@ -13,6 +13,8 @@ Downwards:
     log           log files, offline
     peek          stored messages, without a channel
     seek          move a channel, and undo that
+    generate      man pages, completion, and the files of deploy/, from the tables in the code
+    check         node, cluster or channel, with the exit statuses of monitoring
     config        settings of a daemon
     explain       what names in logs and answers mean
     completion    scripts for shells
@@ -38,6 +40,9 @@ import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
+
+if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it; somebody may run a checkout, or force it
+    sys.exit("nsqha needs Python 3.11 or newer; this is {}.{} ({})".format(*sys.version_info[:2], sys.executable))
 
 if TYPE_CHECKING:
     from nsqha.cli.terminal.parser import Parser

@@ -21,12 +21,14 @@ VERBS = {
     "spark": "jobs that read the log in parallel: archive, backfill, verify and compact a lake, replay, lag",
     "import": "take over topics, channels and queued messages of an nsqd",
     "log": "dump and verify log files, offline; let channels continue behind damage",
+    "check": "check a node, the cluster or a channel, with the exit statuses of monitoring",
     "config": "show the settings of a daemon, and where each comes from",
     "explain": "say what a log event or the code of a refusal means, and what to do",
+    "generate": "write man pages, completion and deployment files",
     "completion": "print a script that completes words in a shell",
 }
 
-_PACKAGES = ("dev", "explain", "cluster", "channel", "message", "spark")
+_PACKAGES = ("dev", "explain", "cluster", "channel", "message", "spark", "generate", "check")
 _ELSEWHERE = {"import": "imports.command", "dead": "message.dead"}
 
 

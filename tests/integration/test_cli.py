@@ -34,7 +34,8 @@ def verbs(parser: Parser) -> Iterator[Parser]:
 
 
 VERBS = {verb.prog: verb for verb in verbs(build_parser())}
-ELSEWHERE = ("nsqha dev", "nsqha broker", "nsqha lookupd", "nsqha cluster")  # test_dev.py, test_dev_cluster.py
+ELSEWHERE = ("nsqha dev", "nsqha broker", "nsqha lookupd", "nsqha cluster", "nsqha check cluster")
+"""Of test_dev.py, test_dev_cluster.py and test_check.py."""
 EXAMPLES = [
     (verb, example) for verb in VERBS.values() for example in verb.examples if not example.startswith(ELSEWHERE)
 ]
@@ -117,7 +118,7 @@ def test_every_example_runs(node: DevNode, verb: Parser, example: str) -> None:
             admin.call_segments("Snapshot", topics=["orders"], hold_ms=60_000, hold_id="00c0ffee00c0ffee")
     if verb.prog.startswith(("nsqha message", "nsqha dead")):
         example = example.replace("0000000000000002", held_message(node, dead=verb.prog.startswith("nsqha dead")))
-    environment = node.environment | {"HOME": str(node.folder)}
+    environment = node.environment | {"HOME": str(node.folder), "NSQHA_ADDRESS": node.http}
     example = example.replace("/var/lib/nsqd", str(node.folder / "nsqd")).replace("127.0.0.1:4151", node.http)
     if ends_by_itself(example):
         done = subprocess.run(

@@ -6,6 +6,7 @@ Downwards:
     accept         makes an etcd that was restored to an older state follow the nodes
     change         move, decommission, forget, balance, elect
     import_topics  a single node's topics become topics of a cluster
+    looking        the cluster as etcd has it, or as a lookup daemon last knew it
     show           what status, nodes and topics show
     access         how the verbs reach etcd and the nodes
 """

@@ -25,9 +25,7 @@ from nsqha.cli.terminal.parser import (
 )
 from nsqha.cli.terminal.parser import name as topic_name
 from nsqha.cli.verbs import VERBS
-from nsqha.errors import Unavailable
 
-LOOKUPD_SECONDS = 20.0  # for a lookup daemon to answer that waits for etcd itself
 USUAL = (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
 MOVE = '{"topic", "partition", "replicas", "wanted", "joining"}'
 DECOMMISSION = '{"node", "replicas", "leaderships", "moving", "stuck": {"topic/partition": why}}'
@@ -268,30 +266,17 @@ def _finish(verb: Parser, *, wait: bool = False) -> None:
 
 
 def _shown(args: argparse.Namespace, what: str) -> int:
-    from nsqha.cli.cluster import show
-    from nsqha.cli.cluster.access import look, opened
+    from nsqha.cli.cluster import looking, show
     from nsqha.cli.terminal.screen import print_json
 
-    try:
-        with opened(args) as store:
-            picture = look(store, args, forgiving=True)
-            doubt = store.why_not() if what == "status" else ""
-    except Unavailable as error:
-        if what != "status" or (known := _known_by_lookupd(args)) is None:
-            raise
-        found = show.remembered(args.cluster_name, known, f"{error}; this is what the lookup daemon last knew")
-        if args.json:
-            print_json(found)
-        else:
-            show.print_status(found, "away")
-        return exits.FAILED
     if what == "status":
-        shown = show.status(picture, doubt)
+        shown, etcd = looking.status_page(args)
         if args.json:
             print_json(shown)
         else:
-            show.print_status(shown, picture.etcd)
+            show.print_status(shown, etcd)
         return exits.OK if shown["healthy"] else exits.FAILED
+    picture = looking.picture(args)
     if what == "nodes":
         rows = show.nodes(picture)
     else:
@@ -306,17 +291,6 @@ def _shown(args: argparse.Namespace, what: str) -> int:
     else:
         show.print_partitions(rows)
     return exits.OK
-
-
-def _known_by_lookupd(args: argparse.Namespace) -> dict[str, Any] | None:
-    """What a lookup daemon knows of the cluster; None if there is none at --address."""
-    from nsqha.cli.brokers.discovery import LookupDaemon, discover
-
-    try:
-        found = discover(args.address, LOOKUPD_SECONDS)
-        return found.cluster(LOOKUPD_SECONDS) if isinstance(found, LookupDaemon) else None
-    except exits.Exit:
-        return None
 
 
 def _change(args: argparse.Namespace, verb: str) -> int:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from nsqha.cli.terminal import exits
@@ -33,6 +33,7 @@ class Parser(argparse.ArgumentParser):
     shape: str = ""
     times: bool = False
     """Whether a separate word such as -2h is a time and not a flag."""
+    usage_status = exits.USAGE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -45,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         if self.times:
             message = message.replace("@-", "-")
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
-        sys.exit(exits.USAGE)
+        sys.exit(self.usage_status)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.times and args is not None:
@@ -128,17 +129,18 @@ def add_verb(
     description: str = "",
     examples: Sequence[str] = (),
     shape: str = "",
-    statuses: Sequence[int] = (),
+    statuses: Sequence[int] | Mapping[int, str] = (),
     times: bool = False,
 ) -> Parser:
-    """Add a verb and its help. `shape` is one line of its --json output."""
+    """Add a verb and its help. `shape` is one line of its --json output; `statuses` may have meanings of their own."""
     parts = []
     if examples:
         parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
     if shape:
         parts.append("--json prints:\n" + _wrapped(shape, "  "))
     if statuses:
-        words = [f"{status} {exits.MEANING[status]}".replace(" ", "\N{NO-BREAK SPACE}") for status in sorted(statuses)]
+        meaning = statuses if isinstance(statuses, Mapping) else exits.MEANING
+        words = [f"{status} {meaning[status]}".replace(" ", "\N{NO-BREAK SPACE}") for status in sorted(statuses)]
         parts.append(_wrapped(f"exit status: 0 ok, {', '.join(words)}").replace("\N{NO-BREAK SPACE}", " "))
     text = _wrapped(description or help[0].upper() + help[1:] + ".")
     parser: Parser = commands.add_parser(name, help=help, description=text, epilog="\n\n".join(parts))

@@ -1,0 +1,108 @@
+"""What is a warning and what is critical.
+
+Critical is what clients notice now, or what only an operator repairs: no answer, a closed data directory, publishes
+that are refused, partitions without a leader. A warning is what heals by itself or may wait: a replica that catches
+up, an etcd that is away, a node that is leaving.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from nsqha.cli.check.verdict import CheckResult, Observation, Severity
+from nsqha.cli.terminal.screen import some
+from nsqha.cli.terminal.times import show_duration
+
+OK, WARNING, CRITICAL = Severity.OK, Severity.WARNING, Severity.CRITICAL
+HEALS = ("not_exiting", "replicas")
+"""Checks of /readyz that end without an operator."""
+_LINE = re.compile(r"\[([+-])\] (\w+)(?:: (.*))?")
+
+
+def of_node(alive: str, checks: str | None) -> CheckResult:
+    """`alive`: the answer of /healthz, `checks`: of /readyz?verbose, None if it was not asked."""
+    if alive != "OK":
+        return CheckResult("NODE", _reasons(alive) or [Observation(CRITICAL, f"/healthz answers: {alive[:200]}")])
+    if checks is None:
+        return CheckResult("NODE", [Observation(OK, "alive")])
+    reasons = _reasons(checks)
+    ready = checks.partition("\n")[0] == "OK"
+    if not ready and not any(reason.severity for reason in reasons):
+        reasons.append(Observation(CRITICAL, f"/readyz answers: {checks[:200]}"))
+    return CheckResult("NODE", [*reasons, Observation(OK, "alive and ready")] if ready else reasons)
+
+
+def _reasons(answer: str) -> list[Observation]:
+    """From the lines `[+] name: detail` and `[-] name: detail`."""
+    reasons = []
+    for line in answer.split("\n")[1:]:
+        found = _LINE.fullmatch(line)
+        if found is None:
+            continue
+        sign, name, detail = found[1], found[2], found[3] or ""
+        if sign == "-":
+            reasons.append(Observation(WARNING if name in HEALS else CRITICAL, f"{name}: {detail or 'failed'}"))
+        elif name == "metadata":  # of a lookup daemon
+            reasons.append(Observation(WARNING if detail.endswith("controller none") else OK, f"{name}: {detail}"))
+        elif detail:  # it passes, and yet has something to say: etcd is away
+            reasons.append(Observation(WARNING, f"{name}: {detail}"))
+    return reasons
+
+
+def of_cluster(shown: Mapping[str, Any]) -> CheckResult:
+    """From the page of `nsqha cluster status`."""
+    reasons = [
+        Observation(severity, f"{len(shown[key]):,} partitions {what}: {some(shown[key])}")
+        for key, what, severity in (
+            ("leaderless", "without a leader", CRITICAL),
+            ("below_min_isr", "below min_isr, which acknowledge nothing", CRITICAL),
+            ("under_replicated", "under-replicated", WARNING),
+        )
+        if shown[key]
+    ]
+    if shown["doubt"]:
+        reasons.append(Observation(WARNING if shown["away"] is None else CRITICAL, f"metadata: {shown['doubt']}"))
+    if shown["controller"] is None:
+        reasons.append(Observation(CRITICAL, "there is no controller: start nsqha lookupd"))
+    if shown["unreadable"]:
+        reasons.append(Observation(CRITICAL, f"records that cannot be read: {some(shown['unreadable'])}"))
+    if shown["away"]:
+        reasons.append(Observation(WARNING, f"away: {', '.join(shown['away'])}"))
+    if shown["owed"]:
+        reasons.append(Observation(WARNING, f"replicas that have no node, of {some(list(shown['owed']))}"))
+    if not reasons:
+        reasons.append(Observation(OK, f"{len(shown['nodes'])} nodes, {shown['partitions']:,} partitions, all in sync"))
+    figures = {key: float(len(shown[key])) for key in ("nodes", "leaderless", "below_min_isr", "under_replicated")}
+    return CheckResult("CLUSTER", reasons, {"partitions": float(shown["partitions"]), **figures})
+
+
+def of_channel(channel: Any, *, oldest_ns: int | None, oldest_warning_ns: int | None) -> CheckResult:
+    """`channel`: as DescribeChannel answers; the limits are of the age of its oldest unfinished message."""
+    age = channel.oldest_unfinished_seconds
+    reasons = [Observation(CRITICAL, f"partition {p.partition}: {p.error}") for p in channel.partitions if p.error]
+    stuck = [str(p.partition) for p in channel.partitions if p.stuck]
+    if stuck:
+        reasons.append(Observation(CRITICAL, f"stopped by damage in partition {', '.join(stuck)}: nsqha log skip"))
+    if oldest_ns is not None and age > oldest_ns / 1e9:
+        reasons.append(Observation(CRITICAL, _older(age, oldest_ns)))
+    elif oldest_warning_ns is not None and age > oldest_warning_ns / 1e9:
+        reasons.append(Observation(WARNING, _older(age, oldest_warning_ns)))
+    if channel.paused:
+        reasons.append(Observation(WARNING, "it is paused"))
+    elif not channel.consumers and channel.depth and not channel.reader:
+        reasons.append(Observation(WARNING, "it has no consumers"))
+    reasons.append(Observation(OK, f"{channel.depth:,} messages, the oldest {show_duration(age) if age else 'none'}"))
+    figures = {
+        "depth": channel.depth,
+        "in_flight": channel.in_flight,
+        "deferred": channel.deferred,
+        "consumers": channel.consumers,
+        "oldest_unfinished_seconds": round(age, 3),
+    }
+    return CheckResult("CHANNEL", reasons, figures)
+
+
+def _older(age: float, limit_ns: int) -> str:
+    return f"its oldest message is {show_duration(age)} old, above {show_duration(limit_ns / 1e9)}"

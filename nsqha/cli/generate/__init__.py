@@ -1,0 +1,12 @@
+"""`nsqha generate`: files that say what the code says, so that neither drifts from the other.
+
+Each generator is a module with `files`, which returns `path -> text`; paths are relative to the folder of --to. What
+begins with deploy/ or docs/ is committed, and a test compares it with what the generator writes now.
+
+Downwards:
+
+    command     the verb, and the table of generators
+    man         man pages, from the parsers
+    completions completion for shells, from the parsers
+    writing     what is there already: differences, and --force
+"""

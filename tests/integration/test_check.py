@@ -1,0 +1,161 @@
+"""`nsqha check` and the probes that it asks, against a node that starts, is ready, falls behind, has lost etcd, has no
+room, and whose disk is dead; and against clusters and channels that are not well."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from nsqha.cli import build_parser
+from nsqha.cli.brokers.v2client import V2Publisher
+from nsqha.cli.check.verdict import Severity
+from nsqha.errors import NsqhaError
+from tests.integration.cluster import Cluster, Member, freeze, thaw
+from tests.integration.servers import BIN, Host, Node, wait_until
+
+OK, WARNING, CRITICAL, UNKNOWN = Severity
+CLUSTER = {"nodes": 3, "lookupds": 1, "flags": ["--lease-ttl=12s"]}
+DYING_DISK = """
+import os
+sync = os.fdatasync
+def fdatasync(fd):
+    if os.path.exists({dead!r}):
+        raise OSError(5, "Input/output error")
+    return sync(fd)
+os.fdatasync = fdatasync
+"""
+"""For a daemon to import at its start: no write reaches the disk from the moment on when that file is there."""
+
+
+def check(*words: str, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(BIN / "nsqha"), "check", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={name: value for name, value in os.environ.items() if not name.startswith("NSQHA_")} | environment,
+    )
+    assert not done.stderr, done
+    return done.returncode, done.stdout
+
+
+def node_is(node: Node, *words: str) -> tuple[int, str]:
+    return check("node", "--address", node.http, *words)
+
+
+# ---- a node alone
+
+
+def test_a_node_from_its_start_to_its_dead_disk(tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    (tmp_path / "sitecustomize.py").write_text(DYING_DISK.format(dead=str(dead)))
+    node = Node(tmp_path / "node", host=Host(prefix=("env", f"PYTHONPATH={tmp_path}")))
+    assert node_is(node)[0] == CRITICAL, "nobody is there"
+    with node:
+        assert node_is(node) == (OK, "NODE OK\n  ok       alive and ready\n")
+        assert node_is(node, "--live")[0] == OK
+        freeze(node)
+        assert node_is(node, "--timeout", "500ms", "--live")[0] == CRITICAL, "it hangs"
+        thaw(node)
+        dead.touch()  # the data directory is closed, and the process ends
+        with pytest.raises(NsqhaError):
+            V2Publisher(node.tcp, 20).publish("orders", [b"lost"])
+        status, said = wait_until(lambda: (seen := node_is(node))[0] and seen, "it is not well any more")
+        assert status == CRITICAL and ("data_directory" in said or "cannot reach" in said)
+        assert node.wait() == 1
+
+
+def test_a_node_without_room_is_critical_and_alive(tmp_path: Path) -> None:
+    with Node(tmp_path, flags=["--disk-low-bytes=9223372036854775807"]) as node:
+        status, said = wait_until(lambda: (found := node_is(node))[0] and found, "it has noticed")
+        assert status == CRITICAL and "disk_space: disk low" in said
+        assert node_is(node, "--live")[0] == OK, "a restart would not make room"
+
+
+def test_a_channel_that_nobody_works_off(tmp_path: Path) -> None:
+    with Node(tmp_path, flags=["--grpc-address=127.0.0.1:0"]) as node:
+        node.request("/topic/create?topic=orders", b"")
+        node.request("/channel/create?topic=orders&channel=billing", b"")
+        at = ("--address", node.http)
+        assert check("channel", "orders", "billing", *at, "--oldest", "5m")[0] == OK
+        V2Publisher(node.tcp, 20).publish("orders", [b"waits"])
+        assert check("channel", "orders", "billing", *at)[0] == WARNING, "it has no consumers"
+        status, said = check("channel", "orders", "billing", *at, "--oldest", "0s", "--format", "nagios")
+        assert status == CRITICAL and said.startswith("NSQHA CHANNEL CRITICAL - its oldest message is ")
+        assert " | depth=1 in_flight=0 deferred=0 consumers=0 oldest_unfinished_seconds=" in said
+        status, said = check("channel", "orders", "biling", *at)
+        assert status == UNKNOWN and "did you mean billing" in said
+        found = json.loads(check("channel", "orders", "billing", *at, "--format", "json")[1])
+        assert (found["what"], found["status"], found["figures"]["depth"]) == ("channel", "warning", 1)
+
+
+# ---- in a cluster
+
+
+def cluster_is(cluster: Cluster) -> tuple[int, str]:
+    lookupd = cluster.lookupds[0].http
+    return check("cluster", "--address", lookupd, "--etcd-endpoint", ",".join(cluster.etcds.endpoints))
+
+
+def test_the_examples_of_the_help_of_check_cluster_run(cluster: Cluster, topic: str) -> None:
+    where = {"NSQHA_ETCD_ENDPOINT": cluster.etcds.endpoints[0]}
+    for example in build_parser("check").verbs()["check"].verbs()["cluster"].examples:
+        wait_until(lambda e=example: check(*shlex.split(e)[2:], **where)[0] == OK, "the cluster is well")  # type: ignore[misc]
+
+
+def test_a_node_that_is_behind_is_a_warning_and_alive(cluster: Cluster, topic: str) -> None:
+    """It comes back, and its leader says nothing; that one has not lost its lease yet."""
+    follower, leader = cluster.followers(topic)[0], cluster.leader(topic)
+    wait_until(lambda: node_is(follower)[0] == OK, "it is ready")
+    follower.kill()
+    freeze(leader)
+    try:
+        follower.start()
+        status, said = wait_until(lambda: (seen := node_is(follower))[0] and seen, "it is not ready")
+        assert status == WARNING and f"{topic}/0 is not followed yet" in said
+        assert node_is(follower, "--live")[0] == OK
+        assert follower.request("/healthz") == b"OK"
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            follower.request("/readyz")
+    finally:
+        thaw(leader)
+    wait_until(lambda: node_is(follower)[0] == OK, "it has caught up", 60)
+
+
+def test_who_lost_etcd_is_a_warning_and_alive(cluster: Cluster, topic: str) -> None:
+    node = cluster.nodes[0]
+    wait_until(lambda: cluster_is(cluster)[0] == OK, "the cluster is well", 60)
+    cluster.etcd.kill()
+    try:
+        found = wait_until(lambda: (seen := node_is(node))[0] == WARNING and seen, "it has lost its lease", 60)
+        assert "registered: this node has no lease" in found[1]
+        assert node_is(node, "--live")[0] == OK
+        assert node.request("/healthz") == b"OK", "liveness knows nothing of etcd"
+        status, said = cluster_is(cluster)
+        assert status in (WARNING, CRITICAL) and "this is what the lookup daemon last knew" in said
+        assert check("node", "--address", cluster.lookupds[0].http)[0] in (OK, WARNING)
+    finally:
+        cluster.etcd.start()
+    wait_until(lambda: node_is(node)[0] == OK and cluster_is(cluster)[0] == OK, "all is well again", 60)
+
+
+def test_a_node_that_cannot_register_yet_is_not_ready(cluster: Cluster, topic: str) -> None:
+    """It starts while etcd is silent: its ports are there, and nobody answers, as while it reads its log."""
+    node: Member = cluster.followers(topic)[0]
+    assert node.stop() == 0
+    cluster.etcd.freeze()
+    try:
+        node.spawn()
+        assert node_is(node, "--timeout", "1s")[0] == CRITICAL
+    finally:
+        cluster.etcd.thaw()
+    if node._process is not None and node._process.poll() is not None:  # it gave up, as it says: it is started again
+        node.wait()
+        node.start()
+    wait_until(lambda: node_is(node)[0] == OK, "it is ready", 60)

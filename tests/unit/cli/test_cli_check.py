@@ -1,0 +1,147 @@
+"""What is a warning and what is critical; exit statuses and lines as monitoring has them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsqha.cli import build_parser
+from nsqha.cli.check import command
+from nsqha.cli.check.judging import of_channel, of_cluster, of_node
+from nsqha.cli.check.verdict import CheckResult, Observation, Severity
+
+OK, WARNING, CRITICAL, UNKNOWN = Severity
+
+READY = "OK\n[+] data_directory\n[+] not_exiting\n[+] partitions\n[+] disk_space\n[+] registered\n[+] replicas"
+WITHOUT_ETCD = READY.replace("[+] registered", "[+] registered: this node has no lease; every in-sync replica answers")
+BEHIND = READY.replace("OK\n", "NOK\n").replace("[+] replicas", "[-] replicas: orders/0 catches up")
+CUT_OFF = READY.replace("OK\n", "NOK\n").replace("[+] registered", "[-] registered: this node has no lease")
+FULL = READY.replace("OK\n", "NOK\n").replace("[+] disk_space", "[-] disk_space: disk low: 1 bytes free")
+
+
+@pytest.mark.parametrize(
+    ("checks", "severity", "text"),
+    [
+        (READY, OK, "alive and ready"),
+        (WITHOUT_ETCD, WARNING, "registered: this node has no lease; every in-sync replica answers"),
+        (BEHIND, WARNING, "replicas: orders/0 catches up"),
+        (CUT_OFF, CRITICAL, "registered: this node has no lease"),
+        (FULL, CRITICAL, "disk_space: disk low: 1 bytes free"),
+        ("OK\n[+] metadata: revision 7, 3 nodes, controller lookupd-1:4161", OK, "metadata: revision 7, 3 nodes"),
+        ("OK\n[+] metadata: revision 7, 3 nodes, controller none", WARNING, "controller none"),
+        ("<html>", CRITICAL, "/readyz answers: <html>"),
+        ("OK", OK, "alive and ready"),
+    ],
+)
+def test_a_node_by_what_it_says_of_itself(checks: str, severity: Severity, text: str) -> None:
+    verdict = of_node("OK", checks)
+    assert verdict.severity == severity
+    assert text in verdict.text()
+
+
+def test_a_node_whose_disk_failed_is_critical_whatever_else_it_says() -> None:
+    failed = "NOK\n[-] data_directory: fdatasync: Input/output error"
+    assert of_node(failed, None).severity == CRITICAL
+    assert "Input/output error" in of_node(failed, READY).nagios()
+    assert of_node("teapot", None).severity == CRITICAL
+
+
+def test_only_alive_asks_for_nothing_else() -> None:
+    assert of_node("OK", None).severity == OK
+
+
+WELL: dict[str, Any] = {
+    "leaderless": [], "below_min_isr": [], "under_replicated": [], "doubt": "", "controller": {"name": "a", "epoch": 1},
+    "unreadable": [], "away": [], "owed": {}, "nodes": ["a", "b", "c"], "partitions": 12,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "severity"),
+    [
+        ({}, OK),
+        ({"leaderless": ["orders/0"]}, CRITICAL),
+        ({"below_min_isr": ["orders/0"]}, CRITICAL),
+        ({"under_replicated": ["orders/0"]}, WARNING),
+        ({"controller": None}, CRITICAL),
+        ({"unreadable": ["intents/x: no JSON"]}, CRITICAL),
+        ({"away": ["n3"]}, WARNING),
+        ({"owed": {"orders/0": 1}}, WARNING),
+        ({"doubt": "etcd was restored"}, CRITICAL),
+        ({"doubt": "etcd is away", "away": None, "owed": None}, WARNING),
+        ({"doubt": "etcd is away", "away": None, "owed": None, "leaderless": ["orders/0"]}, CRITICAL),
+    ],
+)
+def test_a_cluster_by_the_page_of_its_status(change: dict[str, Any], severity: Severity) -> None:
+    verdict = of_cluster(WELL | change)
+    assert verdict.severity == severity
+    assert verdict.figures["partitions"] == 12
+
+
+def channel(**changes: Any) -> Any:
+    usual = {
+        "oldest_unfinished_seconds": 90.0, "depth": 3, "in_flight": 1, "deferred": 0, "consumers": 1, "paused": False,
+        "reader": False, "partitions": [],
+    }  # fmt: skip
+    return SimpleNamespace(**usual | changes)
+
+
+def partition(**changes: Any) -> Any:
+    return SimpleNamespace(**{"partition": 2, "error": "", "stuck": False} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({}, OK),
+        ({"oldest_unfinished_seconds": 301.0}, CRITICAL),
+        ({"oldest_unfinished_seconds": 121.0}, WARNING),
+        ({"paused": True}, WARNING),
+        ({"consumers": 0}, WARNING),
+        ({"consumers": 0, "depth": 0}, OK),
+        ({"consumers": 0, "reader": True}, OK),
+        ({"partitions": [partition(error="no leader")]}, CRITICAL),
+        ({"partitions": [partition(stuck=True)]}, CRITICAL),
+    ],
+)
+def test_a_channel_by_its_age_and_its_consumers(changes: dict[str, Any], severity: Severity) -> None:
+    verdict = of_channel(channel(**changes), oldest_ns=300 * 10**9, oldest_warning_ns=120 * 10**9)
+    assert verdict.severity == severity
+
+
+def test_without_a_limit_no_age_is_too_old() -> None:
+    assert of_channel(channel(oldest_unfinished_seconds=1e9), oldest_ns=None, oldest_warning_ns=None).severity == OK
+
+
+def test_what_is_critical_is_not_hidden_by_what_is_unknown() -> None:
+    reasons = [Observation(UNKNOWN, "a"), Observation(CRITICAL, "b"), Observation(WARNING, "c")]
+    assert CheckResult("NODE", reasons).severity == CRITICAL
+    assert CheckResult("NODE", reasons[:1] + reasons[2:]).severity == UNKNOWN
+
+
+def test_nagios_gets_one_line_and_its_figures_after_one_bar() -> None:
+    seen = [Observation(OK, "fine"), Observation(WARNING, "a|b\nc")]
+    verdict = CheckResult("CHANNEL", seen, {"depth": 3, "oldest_seconds": 1.5})
+    assert verdict.nagios() == "NSQHA CHANNEL WARNING - a/b c | depth=3 oldest_seconds=1.5s"
+
+
+@pytest.mark.parametrize(
+    "line", ["node --formt json", "node --format xml", "channel orders", "knot", "channel a/b c", "node --timeout 0"]
+)
+def test_a_wrong_flag_is_unknown_and_not_critical(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        build_parser("check").parse_args(["check", *line.split()])
+    assert raised.value.code == UNKNOWN
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_error_of_ours_is_unknown_and_not_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(_: object) -> CheckResult:
+        raise ZeroDivisionError("oops")
+
+    args = build_parser("check").parse_args(["check", "node"])
+    args.judge = broken
+    assert command._run(args) == UNKNOWN
+    assert "ZeroDivisionError: oops" in capsys.readouterr().out
