@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import socket
@@ -37,6 +38,7 @@ from nsqha.options import SECOND, LoadedOptions, LookupdOptions, host_name, vers
 from nsqha.server.http.server import HttpServer
 from nsqha.server.peers.api import Peers
 from nsqha.server.runtime.listen import bound_address, bound_port, listen, raise_open_files_limit
+from nsqha.server.runtime.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from nsqha.election.etcd.store import EtcdStore
@@ -157,13 +159,18 @@ async def _until_signal(options: LookupdOptions) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signalled.set)
+    manager = ServiceManager.of(os.environ)
+    manager.starting(loop, "opens the metadata")
     async with contextlib.AsyncExitStack() as stack:
         clock = SystemClock()
         store, peers = await _join(options, clock, stack) if options.etcd_endpoints else (None, None)
         lookupd = Lookupd(options, clock=clock, store=store, peers=peers, gate=store)
         await lookupd.start()
+        manager.ready(f"answers at {lookupd.http_address}")
         await signalled.wait()
+        manager.stopping()
         await lookupd.stop()
+    manager.close()
 
 
 async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncExitStack) -> tuple[EtcdStore, Peers]:

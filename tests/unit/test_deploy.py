@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import configparser
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from nsqha.options import SECOND, LoadedOptions, LookupdOptions, Options, load_nsqd, load_nsqlookupd
+from nsqha.cli.generate.systemd import SANDBOX
+from nsqha.goflags import load
+from nsqha.options import SECOND, LoadedOptions, LookupdOptions, Options, flags_of, load_nsqd, load_nsqlookupd
 from nsqha.server.node.start import LEAVE_SECONDS_MAX
+from nsqha.server.runtime.service_manager import EXTEND_SECONDS, TICKS_PER_PERIOD
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 DAEMONS = ["broker", "lookupd"]
 
 
 def unit(daemon: str) -> configparser.ConfigParser:
-    parsed = configparser.ConfigParser(interpolation=None)
+    parsed = configparser.ConfigParser(interpolation=None, strict=False)  # of a key that comes twice the last one
     parsed.optionxform = str  # type: ignore[assignment,method-assign]
     parsed.read(FOLDER / f"nsqha-{daemon}.service")
     return parsed
@@ -56,6 +61,59 @@ def test_a_broker_keeps_its_data_where_systemd_makes_a_folder_for_it() -> None:
     assert options.grpc_address.startswith("0.0.0.0:"), "other hosts have to reach it"
     assert options.peer_address.startswith("0.0.0.0:"), "and this"
     assert options.host and options.topology_zone
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_every_setting_is_in_its_file_with_the_default_that_it_has(daemon: str) -> None:
+    """What is commented out there may be commented in: it changes nothing."""
+    text = (FOLDER / f"{daemon}.toml").read_text().partition("# Every other setting")[2]
+    plain = tomllib.loads("\n".join(line[2:] for line in text.splitlines() if " = " in line))
+    table = Options if daemon == "broker" else LookupdOptions
+    keys = {flag.key for flag in flags_of(table) if flag.key and not flag.inert} - {"config"}
+    assert set(plain) | set(settings(daemon)) | {"cluster_secret_file"} == keys
+    read = load(flags_of(table), ["--config=x"], environ={}, env_prefix="X_", read_toml=lambda _: plain)
+    assert read.values == {flag.name: flag.default for flag in flags_of(table)} | {"config": "x"}
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_a_unit_is_told_when_the_daemon_is_ready_and_that_it_runs(daemon: str) -> None:
+    service = unit(daemon)["Service"]
+    assert (service["Type"], service["NotifyAccess"]) == ("notify", "main")
+    assert float(service["WatchdogSec"].removesuffix("s")) >= 30, "a machine that swaps is slow, and not dead"
+    assert float(service["TimeoutStartSec"].removesuffix("s")) > EXTEND_SECONDS / TICKS_PER_PERIOD
+
+
+def analyze(*words: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd-analyze")
+    return subprocess.run(["systemd-analyze", *words], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_the_sandbox_is_tight(daemon: str) -> None:
+    path = FOLDER / f"nsqha-{daemon}.service"
+    done = analyze("security", "--offline=true", "--threshold=25", str(path))
+    assert done.returncode == 0, done.stdout[-500:]
+
+
+def test_a_unit_without_its_sandbox_would_be_noticed(tmp_path: Path) -> None:
+    text = (FOLDER / "nsqha-broker.service").read_text()
+    (tmp_path / "nsqha-broker.service").write_text(text.replace(SANDBOX, ""))
+    assert analyze("security", "--offline=true", "--threshold=25", str(tmp_path / "nsqha-broker.service")).returncode
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_systemd_understands_every_line(daemon: str, tmp_path: Path) -> None:
+    text = (FOLDER / f"nsqha-{daemon}.service").read_text()
+    there = tmp_path / f"nsqha-{daemon}.service"
+    # What it starts has to be there, and the manual page is not installed.
+    there.write_text(text.replace("/opt/nsqha/bin/nsqha", "/bin/true").replace("Documentation=", "# "))
+    done = analyze("verify", "--man=no", str(there))
+    ours = [line for line in done.stderr.splitlines() if there.name in line]
+    assert not ours, ours
+    there.write_text(there.read_text().replace("WatchdogSec", "WatchdogSeconds").replace("Type=notify", "Type=tell"))
+    said = analyze("verify", "--man=no", str(there)).stderr
+    assert "WatchdogSeconds" in said and "service type" in said, "a spoilt unit is refused"
 
 
 @pytest.mark.parametrize("daemon", DAEMONS)

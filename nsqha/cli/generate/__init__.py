@@ -8,5 +8,9 @@ Downwards:
     command     the verb, and the table of generators
     man         man pages, from the parsers
     completions completion for shells, from the parsers
+    systemd     units and settings for systemd
+    compose     the container image, and Compose files
+    k8s         manifests for Kubernetes
+    topology    ports, probes and times that deployments have in common
     writing     what is there already: differences, and --force
 """

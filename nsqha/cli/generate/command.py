@@ -11,7 +11,7 @@ from typing import Any
 
 from nsqha.cli import broker, lookupd
 from nsqha.cli.daemon_flags import add_daemon_flags
-from nsqha.cli.generate import completions, man
+from nsqha.cli.generate import completions, compose, k8s, man, systemd
 from nsqha.cli.generate.writing import Files, differences, write
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_verb
@@ -36,6 +36,9 @@ class Generator:
 GENERATORS = {
     "man": Generator("man pages of all commands and daemons: share/man", lambda nsqha: man.files(nsqha, *daemons())),
     "completion": Generator("completion for bash, zsh and fish: share/", lambda _: completions.files(*daemons())),
+    "systemd": Generator("units and settings: deploy/systemd", lambda _: systemd.files()),
+    "compose": Generator("image and Compose files: deploy/Dockerfile, deploy/compose", lambda _: compose.files()),
+    "k8s": Generator("manifests for Kubernetes: deploy/k8s", lambda _: k8s.files()),
 }
 
 

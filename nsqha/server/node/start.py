@@ -41,6 +41,7 @@ from nsqha.server.runtime.allocator import FreedMemory, keep_large_blocks
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import collector
 from nsqha.server.runtime.page_cache import boot_id, page_cache_of
+from nsqha.server.runtime.service_manager import ServiceManager
 from nsqha.server.runtime.tasks import TaskGroup, first_done
 from nsqha.server.safe_mode.rebuilding import records
 from nsqha.wire.limits import ProtocolLimits
@@ -503,18 +504,24 @@ def serve_until_signal(options: Options, open_grpc: OpenGrpc) -> int:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
+        manager = ServiceManager.of(os.environ)
+        manager.starting(loop, "reads its log")
         while True:
             node = Node(options, open_grpc, stop)
             try:
                 await node.start()
             except GivenUp:
                 return 0
+            manager.ready(f"serves at {node.addresses.tcp}")
             assert node.failed is not None
             await first_done(stop.wait(), node.begins_again.wait(), node.failed)
             failed = node.failed.done()
             again = not stop.is_set() and not failed
+            if not again:
+                manager.stopping()
             await node.stop(hand_over=not again)
             if not again:
+                manager.close()
                 return 1 if failed else 0
 
     return uvloop.run(main())

@@ -11,6 +11,7 @@ Downwards:
     backoff       how long an owner waits before it tries again
     certificates  certificate files, read again when they change
     tls           TLS from nsqd's flags
+    service_manager  what systemd is told: recovery goes on, it is ready, the loop runs, it stops
     listen        listening sockets with nsqd's syntax of addresses
     page_cache    which page cache this process writes into
     rare_warnings warnings that others may cause as often as they like
