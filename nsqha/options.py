@@ -16,6 +16,7 @@ command line says so, in a flag or by --config: `nsqha broker` is for the rest.
 
 from __future__ import annotations
 
+import difflib
 import enum
 import ipaddress
 import os
@@ -54,6 +55,8 @@ MIB = 1 << 20
 
 DELAY_NS_MAX = 8760 * HOUR
 """The largest --max-req-timeout: a year."""
+MISSPELT_CHARACTERS_MAX = 80
+"""A longer variable is compared with nothing."""
 BODY_BYTES_LIMIT = 112 * MIB
 """The largest --max-body-size: as frames of messages of one byte that is one batch of 2 GB, the largest that can be
 replicated."""
@@ -564,7 +567,34 @@ def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str,
     settings = load(flags_of(kind), argv, environ=environ, env_prefix=prefix, read_toml=_read_toml)
     names = {item.name: item.metadata["name"] or _flag_name(item.name) for item in fields(kind)}
     options = kind(**{attribute: settings.values[name] for attribute, name in names.items()})
-    return LoadedOptions(options, settings.sources, tuple(settings.notices))
+    known = [prefix + flag.name.upper().replace("-", "_") for flag in flags_of(kind) if flag.key]
+    return LoadedOptions(options, settings.sources, (*settings.notices, *misspelt(environ, known, prefix)))
+
+
+TOOL_VARIABLES = frozenset(
+    "NSQHA_" + name
+    for name in (
+        "ADDRESS", "AUTH_SECRET", "CLUSTER_NAME", "CLUSTER_SECRET_FILE", "CLUSTER_TLS_CA", "CLUSTER_TLS_CERT",
+        "CLUSTER_TLS_KEY", "ETCD_CA", "ETCD_CERT", "ETCD_ENDPOINT", "ETCD_KEY", "ETCD_PASSWORD_FILE", "ETCD_USER",
+        "GRPC_ADDRESS", "NO_EXT", "TCP_ADDRESS", "TLS_CERT", "TLS_KEY", "TLS_ROOT_CA_FILE",
+    )
+)  # fmt: skip
+"""What the command line tools and the extensions read: a daemon may find them in its environment."""
+
+
+def misspelt(environ: Mapping[str, str], known: Sequence[str], prefix: str) -> list[str]:
+    """A line for each variable that looks like one of a daemon's and is none. They are not refused: an orchestrator
+    puts in NSQD_PORT and the like where a service has that name, and they are near to nothing."""
+    ours = {prefix, "NSQHA_"}
+    found = []
+    for variable in sorted(environ):
+        head = next((start for start in ours if variable.startswith(start)), "")
+        if not head or variable in known or variable in TOOL_VARIABLES or len(variable) > MISSPELT_CHARACTERS_MAX:
+            continue
+        close = difflib.get_close_matches(prefix + variable[len(head) :], known, 1, 0.88)
+        if close:
+            found.append(f"{variable} in the environment has no effect: did you mean {close[0]}?")
+    return found
 
 
 def _read_toml(path: str) -> Mapping[str, Any]:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from nsqha.cli import build_parser
 from nsqha.errors import ConfigError
 from nsqha.goflags import BOOL, DURATION, INT
 from nsqha.options import (
     HOUR,
     MINUTE,
     SECOND,
+    TOOL_VARIABLES,
     LookupdOptions,
     Options,
     TlsRequired,
@@ -29,6 +31,8 @@ from nsqha.options import (
     nsqlookupd_command_line,
     version_line,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 UPSTREAM = """version config verbose worker-id log-level log-prefix node-id tcp-address http-address https-address
     broadcast-address broadcast-tcp-port broadcast-http-port lookupd-tcp-address auth-http-address
@@ -255,6 +259,36 @@ def test_where_the_command_line_tools_connect_is_nothing_to_a_daemon() -> None:
     }
     assert nsqd(env=env) == nsqd()
     assert load_nsqlookupd([], env) == load_nsqlookupd([], {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("NSQHA_DATAPATH", "NSQD_DATA_PATH"),
+        ("NSQHA_DATA_PATH", "NSQD_DATA_PATH"),
+        ("NSQD_DATAPATH", "NSQD_DATA_PATH"),
+        ("NSQD_ETCD_ENDPOINTS", "NSQD_ETCD_ENDPOINT"),
+        ("NSQD_BROADCAST_ADRESS", "NSQD_BROADCAST_ADDRESS"),
+    ],
+)
+def test_a_misspelt_variable_is_said_with_the_nearest_name(variable: str, meant: str) -> None:
+    (notice,) = load_nsqd([], {variable: "x"}).notices
+    assert notice == f"{variable} in the environment has no effect: did you mean {meant}?"
+
+
+def test_what_others_put_into_the_environment_is_not_talked_about() -> None:
+    others = ("NSQD_PORT", "NSQD_SERVICE_HOST", "NSQD_PORT_4150_TCP_ADDR", "NSQLOOKUPD_PORT", "NSQD_" + "X" * 99)
+    environ = dict.fromkeys((*others, *TOOL_VARIABLES), "x")
+    assert not load_nsqd([], environ).notices
+
+
+def test_the_variables_of_the_tools_are_those_that_they_read() -> None:
+    """Those that are put together (`NSQHA_TLS_{..}`) are found in the help."""
+    sources = "".join(path.read_text() for path in (ROOT / "nsqha" / "cli").rglob("*.py"))
+    parser = build_parser()
+    helps = "".join(below.format_help() for verb in parser.verbs().values() for below in [verb, *verb.verbs().values()])
+    named = set(re.findall(r"\bNSQHA_[A-Z_]*[A-Z]\b", sources + helps))
+    assert named - {"NSQHA_CLUSTER_TLS", "NSQHA_TLS"} <= TOOL_VARIABLES | {"NSQHA_EXTENSIONS", "NSQHA_IMAGE"}
 
 
 def test_nsqd_joins_no_cluster_by_its_environment_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
