@@ -112,6 +112,12 @@ dist: $(VENV)/.dev  ## sdist, a wheel for each CPython on this machine and one f
 dist-test: dist  ## what is in dist/, installed and used where nothing else of ours is
 	@$(BIN)/python -m pytest tests/dist $(ARGS)
 
+# All of it but the image is in `make test`, too.
+deploy-test: $(VENV)/.dev  ## what is in deploy/: fresh, valid, and run out of its files as plain processes; a roll under load
+	@$(BIN)/python -m pytest tests/tidy/test_deploy_fresh.py tests/unit/test_deploy.py tests/unit/test_deploy_validators.py \
+		tests/integration/test_service_manager.py tests/integration/test_check.py tests/integration/test_topologies.py \
+		tests/dist/test_image.py $(ARGS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info nsqha/hot/*.so nsqha/hot/_*.c
 

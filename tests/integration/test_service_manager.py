@@ -22,7 +22,7 @@ def test_a_service_manager_hears_of_a_whole_life(kind: type[Daemon], tmp_path: P
         daemon = kind(tmp_path / "daemon", host=Host(prefix=prefix))
 
         def until(word: str) -> list[str]:
-            heard = []
+            heard: list[str] = []
             while not heard or word not in heard[-1].split("\n"):
                 heard.append(manager.recv(4096).decode())
             return heard

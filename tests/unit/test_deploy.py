@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,7 +11,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+from nsqha.cli import build_parser
 from nsqha.cli.generate.systemd import SANDBOX
 from nsqha.goflags import load
 from nsqha.options import SECOND, LoadedOptions, LookupdOptions, Options, flags_of, load_nsqd, load_nsqlookupd
@@ -145,3 +148,32 @@ def test_a_broker_with_a_certificate_for_clients_has_a_port_for_each_listener() 
         options.segments_address,
     ]
     assert len({address.rpartition(":")[2] for address in addresses}) == len(addresses)
+
+
+# ---- docs/operate.md
+
+
+def commands() -> list[list[str]]:
+    """Every command of ours on the pages, with what is around it in a shell taken off."""
+    text = "".join((FOLDER.parents[1] / page).read_text() for page in ("docs/operate.md", "deploy/README.md"))
+    found = re.findall(r"(?:^    |`|exec broker1 |until )(nsqha(?: [\w./|-]+)+)", text, re.MULTILINE)
+    return [shlex.split(command.partition(" |")[0]) for command in found]
+
+
+def test_every_command_on_the_pages_is_one() -> None:
+    assert len(commands()) >= 9
+    parser = build_parser()
+    for words in commands():
+        for alternative in words[-1].split("|"):
+            parser.parse_args([*words[1:-1], alternative])  # SystemExit if there is no such verb or flag
+
+
+def test_what_the_pages_name_is_in_the_files() -> None:
+    text = (FOLDER.parents[1] / "docs/operate.md").read_text()
+    services = yaml.safe_load((FOLDER.parent / "compose/cluster.yaml").read_text())["services"]
+    assert set(re.findall(r"(?:restart|exec) (broker\w*)", text)) <= set(services)
+    broker = yaml.safe_load((FOLDER.parent / "k8s/broker.yaml").read_text())
+    name = broker["metadata"]["name"]
+    assert set(re.findall(r"statefulset ([\w-]+)", text)) == {name}
+    claim = broker["spec"]["volumeClaimTemplates"][0]["metadata"]["name"]
+    assert re.findall(r"delete pvc ([\w-]+)", text) == [f"{claim}-{name}-{broker['spec']['replicas'] - 1}"]
