@@ -568,8 +568,8 @@ def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str,
     names = {item.name: item.metadata["name"] or _flag_name(item.name) for item in fields(kind)}
     options = kind(**{attribute: settings.values[name] for attribute, name in names.items()})
     known = [prefix + flag.name.upper().replace("-", "_") for flag in flags_of(kind) if flag.key]
-    notices = [*settings.notices, *misspelt(environ, known, prefix)]
-    return LoadedOptions(options, settings.sources, tuple(notices))
+    notices = tuple(settings.notices) + tuple(misspelt(environ, known, prefix))
+    return LoadedOptions(options, settings.sources, notices)
 
 
 TOOL_VARIABLES = frozenset(
