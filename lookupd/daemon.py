@@ -35,10 +35,14 @@ from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.options import SECOND, LoadedOptions, LookupdOptions, host_name, version_line
-from nsqha.server.http.server import HttpServer
+from nsqha.server.authorization.audit import Audit
+from nsqha.server.authorization.exposure import warn_if_open
+from nsqha.server.authorization.guard import Guard
+from nsqha.server.http.server import HttpDoors, HttpServer
 from nsqha.server.peers.api import Peers
 from nsqha.server.runtime.listen import bound_address, bound_port, listen, raise_open_files_limit
 from nsqha.server.runtime.service_manager import ServiceManager
+from nsqha.server.runtime.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from nsqha.election.etcd.store import EtcdStore
@@ -55,11 +59,12 @@ class Lookupd:
         store: MetadataStore | None = None,
         peers: Peers | None = None,
         gate: MetadataGate | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """With the metadata store of a cluster, and a way to reach its nodes, this is also a controller of it.
 
         No other may use the store (it opens a session). The caller closes both, after `stop`. `gate` says when the
-        metadata are not trusted."""
+        metadata are not trusted; `guard`: who may do what, everybody without one."""
         clock = clock or SystemClock()
         inactive_s = options.inactive_producer_timeout_ns / SECOND
         self._options = options
@@ -85,6 +90,7 @@ class Lookupd:
             LookupdApi(self.registry, clock, self._cluster, describe=self._described).routes(),
             self._logger,
             names=(host_name(), options.broadcast_address),
+            doors=HttpDoors("lookupd http", guard, Audit()),
         )
         self.tcp_address = ""
         self.http_address = ""
@@ -164,7 +170,14 @@ async def _until_signal(options: LookupdOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         clock = SystemClock()
         store, peers = await _join(options, clock, stack) if options.etcd_endpoints else (None, None)
-        lookupd = Lookupd(options, clock=clock, store=store, peers=peers, gate=store)
+        guard = Guard.of(options.access_file, clock)
+        if guard is not None:
+            watching = TaskGroup()
+            watching.spawn(guard.file.watch())
+            stack.callback(watching.cancel)
+        else:
+            warn_if_open({"HTTP": options.http_address})
+        lookupd = Lookupd(options, clock=clock, store=store, peers=peers, gate=store, guard=guard)
         await lookupd.start()
         manager.ready(f"answers at {lookupd.http_address}")
         await signalled.wait()
@@ -180,7 +193,6 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
     from nsqha.pb.v1 import replication_pb2, routing_pb2
     from nsqha.server.peers import renewing
     from nsqha.server.runtime import certificates
-    from nsqha.server.runtime.tasks import TaskGroup
 
     files = certificates.CertificateFiles.of(options)
     if files is not None:

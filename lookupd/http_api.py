@@ -33,6 +33,7 @@ from lookupd.directory import meta_info, producer
 from lookupd.fork_api import ForkApi, settings_of
 from lookupd.registry import Peer, Registry
 from nsqha import NSQ_VERSION
+from nsqha.access.surfaces import LOOKUPD_HTTP
 from nsqha.clock import Clock, read
 from nsqha.election.model import NodeInfo
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral
@@ -59,7 +60,7 @@ class LookupdApi:
         self._requests: Mapping[tuple[str, int], int] = {}
 
     def routes(self) -> HttpApi:
-        api = HttpApi()
+        api = HttpApi(LOOKUPD_HTTP)
         self._requests = api.requests
         api.add("GET", "/ping", _async(lambda _: "OK"), plain=True)
         api.add("GET", "/healthz", _async(lambda _: "OK"), plain=True, quiet=True)

@@ -12,6 +12,7 @@ Downwards:
     cursor       channels as cursors over the log
     commitlog    segments, commitlog, recovery, the node journal
     wire         the NSQ V2 protocol
+    access       who may do what: roles, tables of all surfaces, tokens
     options      every flag of nsqd and nsqlookupd
     goflags      flags, config file and environment as Go programs read them
     nsqlog       log lines

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import nsqha.grpc_env  # noqa: F401
@@ -32,14 +32,20 @@ def credentials(*, ca: bytes | None, key: bytes | None, certificate: bytes | Non
 
 
 def channel(
-    address: str, options: ChannelOptions, tls: grpc.ChannelCredentials | None, secret: ClusterSecret | None = None
+    address: str,
+    options: ChannelOptions,
+    tls: grpc.ChannelCredentials | None,
+    secret: ClusterSecret | None = None,
+    token: str = "",
 ) -> grpc.Channel:
     """For threads; `tls` None: in clear. It connects when it is first used. With a secret a call raises Unavailable if
-    the server and we do not share it."""
+    the server and we do not share it. `token`: of the access file there."""
     if tls is None:
         made = grpc.insecure_channel(address, options=options)
     else:
         made = grpc.secure_channel(address, tls, options=options)
+    if token:
+        made = grpc.intercept_channel(made, _ShowingToken(token))
     return made if secret is None else grpc.intercept_channel(made, _Proving(made, address, secret))
 
 
@@ -83,13 +89,26 @@ def _with(details: Any, metadata: tuple[tuple[str, str], ...]) -> Any:
 class _Details(grpc.ClientCallDetails):  # type: ignore[misc]  # untyped
     """A call as an interceptor hands it on."""
 
-    def __init__(self, details: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, details: Any, metadata: Iterable[tuple[str, str]]) -> None:
         self.method = details.method
         self.timeout = details.timeout
         self.metadata = [*(details.metadata or ()), *metadata]
         self.credentials = details.credentials
         self.wait_for_ready = details.wait_for_ready
         self.compression = details.compression
+
+
+class _ShowingToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]  # untyped
+    """Adds a token to the calls of one channel."""
+
+    def __init__(self, token: str) -> None:
+        self._metadata = (("authorization", f"Bearer {token}"),)
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return continuation(_Details(details, self._metadata), request)
+
+    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return continuation(_Details(details, self._metadata), request)
 
 
 class _Proving(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]  # untyped

@@ -301,6 +301,13 @@ class Options:
         DURATION, 30 * SECOND, "a written publish without outcome after this time fails", least=1
     )
 
+    access_file: str = _flag(
+        STRING,
+        "",
+        "path to a file that says who may do what (`nsqha access token` makes its lines); empty: everybody",
+    )
+    metrics_address: str = _flag(STRING, "", "<addr>:<port> for /metrics and health alone (default: --http-address)")
+
     @property
     def segment_bytes_or_default(self) -> int:
         return self.segment_bytes or self.max_bytes_per_file
@@ -347,6 +354,11 @@ class LookupdOptions:
     )
     cluster_secret_file: str = _flag(
         STRING, "", "path to a file with a secret that all processes of the cluster have; without it calls are refused"
+    )
+    access_file: str = _flag(
+        STRING,
+        "",
+        "path to a file that says who may do what (`nsqha access token` makes its lines); empty: everybody",
     )
 
 
@@ -453,7 +465,14 @@ def is_loopback(host: str) -> bool:
 def _check_strangers(options: Options) -> None:
     """Whoever reaches the ports of a cluster that asks for nothing reads every message and forges what followers store.
     Readers of segments prove no secret, so their port needs certificates."""
-    if not options.etcd_endpoints or options.cluster_tls_cert or options.insecure_cluster:
+    if not options.etcd_endpoints or options.cluster_tls_cert:
+        return
+    if options.access_file and not options.cluster_secret_file:
+        raise ConfigError(
+            "--access-file: in a cluster it needs --cluster-secret-file or --cluster-tls-cert: without them nodes can "
+            "not be told from strangers, who would read and change everything as one of them"
+        )
+    if options.insecure_cluster or options.access_file:  # with which readers of segments show a token
         return
     names = ["segments"] if options.cluster_secret_file else ["grpc", "peer", "segments"]
     for name in names:

@@ -1,27 +1,43 @@
-"""Checks before a call is carried out: the caller has permission (`nsqha.server.peers.identity`), and the request can
-be read.
+"""Checks before a call is carried out: the caller may do this (`nsqha.access`), and the request can be read; and the
+record of what was changed.
 
-Health and reflection are open to every client that can connect. Methods between nodes check their callers themselves
-(`nsqha.server.peers.calls`).
+Who a caller is, first come, first served:
 
-The caller is checked when the request has arrived. So no method of these services takes a stream of requests.
+    a token in `authorization`     what the access file says of it
+    a proof of the cluster's       a process of the cluster: everything. Without an access file every caller has one
+    secret, a node's certificate   where there is a secret, see `nsqha.server.peers.calls`
+    another certificate            the roles of its URIs (`nsqha.access.certificates`)
+    nothing                        `anonymous` of the access file; without one everything, where there is no TLS
+
+Methods between nodes check their callers themselves (`nsqha.server.peers.calls`). What a node asks another one on
+behalf of its caller (`here`) was judged and is recorded where it came in.
+
+The caller of a single request is checked when the request has arrived, as what it needs may depend on it. So no method
+of our own services takes a stream of requests; of others (reflection) the stream is checked as it begins.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from nsqha.access.certificates import certified
+from nsqha.access.roles import Grant, Need, Role, granted
+from nsqha.access.surfaces import BODIES_TOO, GRPC, INSPECT, need_of
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, segments_pb2
+from nsqha.server.authorization.audit import AdminAction, Audit
+from nsqha.server.authorization.guard import FORBIDDEN, TOO_MANY, UNAUTHORIZED, UNKNOWN, Denied, Guard, bearer
 from nsqha.server.peers import calls as peer_grpc
-from nsqha.server.peers.api import ADMINISTRATOR_URI, READER_URI, PeerIdentity
-from nsqha.server.peers.identity import may_administrate, may_read
+from nsqha.server.peers.api import ADMINISTRATOR_URI, PeerIdentity
+from nsqha.server.peers.identity import is_member
 from nsqha.server.runtime.rare_warnings import RareWarnings
 
 if TYPE_CHECKING:
@@ -31,26 +47,30 @@ if TYPE_CHECKING:
 
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
 _SEGMENTS = segments_pb2.DESCRIPTOR.services_by_name["Segments"]
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+JUDGED = (_ADMIN.full_name, _SEGMENTS.full_name, REFLECTION)
+"""The services whose callers this gate looks at."""
+_LIST_MESSAGES = f"/{_ADMIN.full_name}/ListMessages"
+_STATUS = {
+    UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    TOO_MANY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+_REFUSED = frozenset(code.name for code in _STATUS.values())
+_UNKNOWN = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "CANCELLED"))
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+TARGETS = ("topic", "channel", "partition")
+"""The fields of requests that the audit shows."""
+SHOWN_BYTES_MAX = 64 * 1024
+
+ANYBODY = granted("anonymous", (Role.NODE,))
+"""A caller where nobody is asked who it is."""
+PROCESS = granted("cluster secret", (Role.NODE,))
+"""A process of the cluster, or somebody who has its secret."""
 
 logger = Logger("admin")
 
 Context = Any  # grpc.aio.ServicerContext, which has no usable types
-
-
-class Rule(NamedTuple):
-    """Who may call the methods of one service."""
-
-    prefix: str
-    may: Callable[[View, PeerIdentity], bool]
-    who: str  # for the one who is refused
-
-
-def _rules() -> list[Rule]:
-    administrator, reader = f"no administrator's ({ADMINISTRATOR_URI})", f"no reader's ({READER_URI})"
-    return [
-        Rule(f"/{_ADMIN.full_name}/", may_administrate, administrator),
-        Rule(f"/{_SEGMENTS.full_name}/", may_read, f"{reader}, {administrator}"),
-    ]
 
 
 def only_single_requests(service: ServiceDescriptor) -> None:
@@ -60,63 +80,222 @@ def only_single_requests(service: ServiceDescriptor) -> None:
             raise TypeError(f"{service.full_name}/{method.name}: the caller would not be checked")
 
 
-class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
-    """Ends calls of the Admin and Segments services with PERMISSION_DENIED unless the certificate is a member's or an
-    administrator's, for Segments also a reader's. A request that cannot be parsed ends any call with INVALID_ARGUMENT.
-    """
+class CallFacts(NamedTuple):
+    """What is known of a call before its request arrives."""
 
-    def __init__(self, view: Callable[[], View]) -> None:
-        """`view` returns the cluster's view; that of a node without a cluster is empty."""
+    method: str
+    need: Need
+    details: Any
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return peer_grpc.metadata_of(self.details)
+
+
+class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
+    """Ends calls of callers that may not do this with UNAUTHENTICATED or PERMISSION_DENIED. A request that cannot be
+    parsed ends any call with INVALID_ARGUMENT."""
+
+    def __init__(
+        self,
+        view: Callable[[], View],
+        guard: Guard | None = None,
+        audit: Audit | None = None,
+        *,
+        proofs: bool = False,
+    ) -> None:
+        """`view` returns the cluster's view; that of a node without a cluster is empty. `proofs`: there is a gate in
+        front that passes on only those proofs of the cluster's secret that are right."""
         for service in (_ADMIN, _SEGMENTS):
             only_single_requests(service)
         self._view = view
-        self._rules = _rules()
+        self._guard = guard
+        self._audit = audit
+        self._proofs = proofs
         self._refused = RareWarnings(logger, "stranger_refused")
+
+    @staticmethod
+    def check_table(services: Iterable[ServiceDescriptor]) -> None:
+        """ConfigError: it is not said what one of their methods needs."""
+        for service in services:
+            for method in service.methods:
+                need_of(GRPC, f"{service.full_name}/{method.name}")
 
     async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         handler = await continuation(details)
         method: str = details.method
-        rule = next((rule for rule in self._rules if method.startswith(rule.prefix)), None)
         if handler is None:
             return None
+        judged = method.startswith(tuple(f"/{service}/" for service in JUDGED))
+        call = CallFacts(method, GRPC.get(method[1:], INSPECT), details) if judged else None
         if handler.request_streaming or handler.request_deserializer is None:
-            if rule is not None:
-                raise TypeError(f"{method}: the caller would not be checked")
-            return handler
-
-        async def read(data: bytes, context: Context) -> Any:
-            if rule is not None:
-                await self._check(rule, self._view(), context, method)
-            try:
-                return handler.request_deserializer(data)
-            except DecodeError:
-                why = f"{len(data)} bytes that are no request of {method}"
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-
+            return handler if call is None else self._streaming(call, handler)
         if handler.unary_unary is not None:
 
             async def answer(data: bytes, context: Context) -> Any:
-                return await handler.unary_unary(await read(data, context), context)
+                return await self._answer(call, method, handler, data, context)
 
             return grpc.unary_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
 
         if inspect.iscoroutinefunction(handler.unary_stream):
 
             async def writes(data: bytes, context: Context) -> None:
-                await handler.unary_stream(await read(data, context), context)
+                await handler.unary_stream(await self._read(call, method, handler, data, context), context)
 
             return grpc.unary_stream_rpc_method_handler(writes, response_serializer=handler.response_serializer)
 
         async def answers(data: bytes, context: Context) -> AsyncIterator[Any]:
-            async for message in handler.unary_stream(await read(data, context), context):
+            async for message in handler.unary_stream(await self._read(call, method, handler, data, context), context):
                 yield message
 
         return grpc.unary_stream_rpc_method_handler(answers, response_serializer=handler.response_serializer)
 
-    async def _check(self, rule: Rule, view: View, context: Context, method: str) -> None:
+    def _streaming(self, call: CallFacts, handler: Any) -> Any:
+        if not call.method.startswith(f"/{REFLECTION}/") or handler.stream_stream is None:
+            raise TypeError(f"{call.method}: the caller would not be checked")
+
+        async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
+            if self._guard is not None:  # else whoever can connect may ask, as ever
+                await self._admitted(call, context)
+            async for message in handler.stream_stream(requests, context):
+                yield message
+
+        return grpc.stream_stream_rpc_method_handler(
+            answers, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+        )
+
+    async def _read(self, call: CallFacts | None, method: str, handler: Any, data: bytes, context: Context) -> Any:
+        """The request of a caller that may ask this; `call` None: everybody may."""
+        if call is None:
+            return await _parsed(handler, data, context, method)
+        grant = await self._admitted(call, context)
+        request = await _parsed(handler, data, context, method)
+        if call.method == _LIST_MESSAGES and request.bodies:
+            await self._check(BODIES_TOO, grant, context)
+        return request
+
+    async def _answer(self, call: CallFacts | None, method: str, handler: Any, data: bytes, context: Context) -> Any:
+        if call is None or not call.need.change or self._audit is None:
+            return await handler.unary_unary(await self._read(call, method, handler, data, context), context)
+        attempt = Attempt(call)
+        try:
+            await self._admitted(call, context, attempt)
+            request = attempt.request = await _parsed(handler, data, context, method)
+            answer = await handler.unary_unary(request, context)
+            attempt.outcome = "done"
+            return answer
+        finally:
+            if not attempt.passed_on:
+                self._audit.record(attempt.action(context, handler, data))
+
+    # ---- who it is
+
+    async def _admitted(self, call: CallFacts, context: Context, attempt: Attempt | None = None) -> Grant:
+        """What the caller was granted; ends the call if that does not do."""
         peer = peer_grpc.identity_of(context.auth_context(), peer_grpc.address_of(context))
-        if rule.may(view, peer):
+        guard, token = self._guard, call.metadata.get("authorization")
+        if guard is not None and token is not None:
+            try:
+                grant = guard.token(bearer(token), peer.address).grant
+            except Denied as denied:
+                if attempt is not None:
+                    attempt.who = denied.who
+                await _abort(context, denied)
+                raise
+        else:
+            grant = self._without_token(call, peer)
+        if attempt is not None:
+            attempt.who, attempt.by_node = grant.who, Role.NODE in grant.roles
+        await self._check(call.need, grant, context)
+        return grant
+
+    def _without_token(self, call: CallFacts, peer: PeerIdentity) -> Grant:
+        guard = self._guard
+        if peer.verified:
+            if is_member(self._view(), peer):
+                return granted(str(peer), (Role.NODE,))
+            of_certificate = certified(peer.name, peer.uris)
+            if of_certificate.roles or guard is None:
+                return of_certificate
+        if self._proofs and peer_grpc.has_proof(call.metadata):
+            return PROCESS
+        return ANYBODY if guard is None else guard.table.anonymous
+
+    async def _check(self, need: Need, grant: Grant, context: Context) -> None:
+        if grant.may(need):
             return
-        self._refused.warning("%s from %s: %s, and no node's of this cluster", method, peer, rule.who)
-        why = f"the certificate of {peer} is {rule.who}, and no node's of this cluster"
+        address = peer_grpc.address_of(context)
+        if self._guard is not None:
+            try:
+                self._guard.check(need, grant, address)
+            except Denied as denied:
+                await _abort(context, denied)
+        self._refused.warning("%s from %s may not do this: it needs the role %s", grant.who, address, need)
+        why = (
+            f"{grant.who} at {address} is no administrator's ({ADMINISTRATOR_URI}), gives the role {need} in no other "
+            "way, and is no node's of this cluster"
+        )
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+
+class Attempt:
+    """One change that is asked for, for the audit."""
+
+    __slots__ = ("_began", "_call", "by_node", "outcome", "request", "who")
+
+    def __init__(self, call: CallFacts) -> None:
+        self.who = UNKNOWN
+        self.by_node = False
+        self.request: Any = None
+        self.outcome = ""
+        self._call = call
+        self._began = time.perf_counter()
+
+    @property
+    def passed_on(self) -> bool:
+        """Whether a node asks on behalf of its caller."""
+        request = self.request
+        if request is None or "here" not in request.DESCRIPTOR.fields_by_name:
+            return False
+        return self.by_node and bool(request.HasField("here"))
+
+    def action(self, context: Context, handler: Any, data: bytes) -> AdminAction:
+        request = self.request
+        if request is None and len(data) <= SHOWN_BYTES_MAX:  # it was refused before it was read
+            with suppress(DecodeError):
+                request = handler.request_deserializer(data)
+        return AdminAction(
+            who=self.who,
+            role=str(self._call.need),
+            address=peer_grpc.address_of(context),
+            surface="grpc",
+            method=self._call.method[1:],
+            target="" if request is None else target_of(request),
+            plan=bool(getattr(request, "plan_only", False)),
+            outcome=self.outcome or _outcome(context.code()),
+            took=time.perf_counter() - self._began,
+        )
+
+
+def target_of(request: Any) -> str:
+    """What a change is about: the names in its request."""
+    fields = request.DESCRIPTOR.fields_by_name
+    shown = [name for name in TARGETS if name in fields and (name != "partition" or request.HasField(name))]
+    return " ".join(f"{name}={value}" for name in shown if (value := getattr(request, name)) or value == 0)
+
+
+def _outcome(code: Any) -> str:
+    code = getattr(code, "name", None) or str(_CODES.get(code, "UNKNOWN"))
+    kind = "refused" if code in _REFUSED else "unknown" if code in _UNKNOWN else "failed"
+    return f"{kind}: {code}"
+
+
+async def _abort(context: Context, denied: Denied) -> None:
+    await context.abort(_STATUS[denied.status], denied.why)
+
+
+async def _parsed(handler: Any, data: bytes, context: Context, method: str) -> Any:
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(data)} bytes that are no request of {method}")

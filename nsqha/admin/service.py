@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import nsqha.grpc_env
 
 # isort: split
+from google.protobuf import descriptor_pool
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -22,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 import nsqha
 from nsqha import hot, ids
 from nsqha.admin import messages, peeking, policies, replay
-from nsqha.admin.access import AdminGate
+from nsqha.admin.access import JUDGED, AdminGate
 from nsqha.admin.answers import Context, answers, refuse
 from nsqha.admin.describe import SYNC, Describer
 from nsqha.admin.fan_out import FanOut
@@ -43,6 +44,8 @@ from nsqha.server.peers import renewing
 from nsqha.server.topics.channel_list import check_there
 
 if TYPE_CHECKING:
+    from nsqha.server.authorization.audit import Audit
+    from nsqha.server.authorization.guard import Guard
     from nsqha.server.node.broker import Broker
     from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.segments.renewals import HoldRenewals
@@ -268,6 +271,12 @@ def _alone() -> View:
     return View()
 
 
+def _described(names: Sequence[str]) -> list[Any]:
+    """The descriptors of these services."""
+    pool = descriptor_pool.Default()
+    return [pool.FindServiceByName(name) for name in names]
+
+
 class AdminServer:
     """The gRPC listener of one node: administration, and `peers`, the services for other nodes.
 
@@ -282,8 +291,12 @@ class AdminServer:
         *,
         tls: CertificateFiles | None = None,
         secret: ClusterSecret | None = None,
+        guard: Guard | None = None,
+        audit: Audit | None = None,
     ) -> None:
-        """With `secret` every call has to prove it."""
+        """With `secret` every call has to prove it; with `guard` a call may show a token instead."""
+        self._guard = guard
+        self._audit = audit
         self._secret = secret
         self._broker = broker
         self._wanted = address
@@ -298,11 +311,12 @@ class AdminServer:
     async def start(self) -> None:
         """Listen. Raises Unavailable or ConfigError if the address cannot be bound."""
         cluster = self._broker.cluster
-        gate = AdminGate(_alone if cluster is None else cluster.leaders.members.view)
+        guard = self._guard
+        view = _alone if cluster is None else cluster.leaders.members.view
+        gate = AdminGate(view, guard, self._audit, proofs=self._secret is not None)
         alone = 0 if self._peers else ALONE_BYTES_MAX
-        server = aio.server(
-            interceptors=[*peer_grpc.gates(self._secret), gate], options=peer_grpc.server_options(alone)
-        )
+        gates = [*peer_grpc.gates(self._secret, JUDGED if guard is not None else ()), gate]
+        server = aio.server(interceptors=gates, options=peer_grpc.server_options(alone))
         if cluster is not None:
             self._others = GrpcOthers(tls=self._tls, secret=self._secret)
         service = AdminService(self._broker, self._others)
@@ -318,6 +332,7 @@ class AdminServer:
             segments_pb2.DESCRIPTOR.services_by_name["Segments"].full_name,
         ]
         names += self._peers.service_names if self._peers is not None else ()
+        gate.check_table(_described((*names, health.SERVICE_NAME, reflection.SERVICE_NAME)))
         checks = _Health(("", *names))
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         for name in checks.names:

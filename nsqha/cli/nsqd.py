@@ -55,7 +55,8 @@ def open_grpc(broker: Broker, address: str, peers: GrpcPeerServer | None, tls: C
     """The gRPC listener of a node, with all its services (`OpenGrpc`)."""
     from nsqha.admin.service import AdminServer
 
-    return AdminServer(broker, address, peers, tls=tls, secret=read_secret(broker.options.cluster_secret_file))
+    secret, at = read_secret(broker.options.cluster_secret_file), broker.endpoints
+    return AdminServer(broker, address, peers, tls=tls, secret=secret, guard=at.guard, audit=at.audit)
 
 
 def _of_a_full_disk(error: BaseException | None) -> bool:

@@ -13,5 +13,6 @@ they say. Rooms, downwards: an import goes only to a room further down.
     partition  one partition that is led here: group commit, delivery, retention
     http       nsqd's HTTP API, statistics, metrics
     peers      how nodes talk to each other: gRPC calls and streams
+    authorization  the access file, who calls, and the audit of changes
     runtime    disk, journal, cache, budget, tasks, TLS, listening sockets
 """

@@ -182,7 +182,7 @@ def _reply(agreed: Agreed, limits: ProtocolLimits) -> dict[str, object]:
         "max_deflate_level": limits.deflate_level_max,
         "snappy": agreed.snappy,
         "sample_rate": agreed.sample_rate,
-        "auth_required": limits.auth_required,
+        "auth_required": limits.asks_auth() if limits.asks_auth else limits.auth_required,
         "output_buffer_size": agreed.output_buffer_bytes,
         "output_buffer_timeout": agreed.output_buffer_timeout_ms,
         "topology_region": limits.topology_region,

@@ -32,6 +32,8 @@ class ProtocolLimits:
     deflate: bool = True
     deflate_level_max: int = 6
     auth_required: bool = False
+    asks_auth: Callable[[], bool] | None = None
+    """Whether AUTH is required at the moment, where that may change; `auth_required` is then not looked at."""
     topology_region: str = ""
     topology_zone: str = ""
     version: str = NSQ_VERSION

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The longest prefix that matches decides.
 LAYERS = {
     "nsqha": 0,
+    "nsqha.access": 1,
     "nsqha.wire": 1,
     "nsqha.cursor": 1,
     "nsqha.replication": 1,

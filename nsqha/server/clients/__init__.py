@@ -14,5 +14,6 @@ Downwards:
     subscribe         consumers find their place at a topic's channel, and leave it
     publish           where a publish goes; publishes by HTTP and gRPC
     heartbeat         whether a client is still there
-    auth              what the auth server says of a secret, and what one connection may do
+    auth              what the access file or the auth server says of a secret, and what one connection may do
+    token_auth        tokens of the access file as secrets of AUTH
 """

@@ -1,4 +1,5 @@
-"""AUTH: what a secret may do is said by an HTTP server of the operator's.
+"""AUTH: what a secret may do is said by the access file (`token_auth`), or by an HTTP server of the operator's. The
+file decides of the tokens that it has; any other secret is for the server, where there is one.
 
     GET http://HOST/auth?common_name=&remote_ip=10.0.0.7&secret=S&tls=false
     POST the same as JSON, each value a list of one string     (--auth-http-request-method=post)
@@ -31,6 +32,8 @@ import msgspec
 
 from nsqha.clock import Clock
 from nsqha.nsqlog import Logger
+from nsqha.server.authorization.guard import Denied
+from nsqha.server.clients.token_auth import TokenAuth, TokenState
 from nsqha.server.runtime.tls import common_name
 
 if TYPE_CHECKING:
@@ -90,7 +93,7 @@ class AuthState:
         )
 
 
-def denial(state: AuthState | None, command: str, topic: str, channel: str = "") -> bytes | None:
+def denial(state: AuthState | TokenState | None, command: str, topic: str, channel: str = "") -> bytes | None:
     """The text of the fatal error for `command`, or None if it is allowed. `state` must not be expired."""
     if state is None:
         return f"E_AUTH_FIRST AUTH required before {command}".encode()
@@ -274,21 +277,29 @@ class AskingClient(Protocol):
 
 
 class Permissions:
-    """What one connection may do: its secret, and what the auth server said of it last."""
+    """What one connection may do: its secret, and what the access file or the auth server said of it last."""
 
-    __slots__ = ("_auth", "_client", "_clock", "secret", "state")
+    __slots__ = ("_auth", "_client", "_clock", "_tokens", "secret", "state")
 
-    def __init__(self, auth: AuthClient | None, clock: Clock, client: AskingClient) -> None:
-        """Without `auth` everything is allowed."""
+    def __init__(
+        self, auth: AuthClient | None, clock: Clock, client: AskingClient, tokens: TokenAuth | None = None
+    ) -> None:
+        """Without `auth` and `tokens` everything is allowed."""
         self.secret = b""
-        self.state: AuthState | None = None  # None: no AUTH yet
+        self.state: AuthState | TokenState | None = None  # None: no AUTH yet
         self._auth = auth
         self._clock = clock
         self._client = client
+        self._tokens = tokens
 
     @property
     def needed(self) -> bool:
         """Whether this node asks for AUTH at all."""
+        return self._auth is not None or self._tokens is not None
+
+    @property
+    def asked_again(self) -> bool:
+        """Whether each command has to look whether an answer still holds. The access file tells when it changes."""
         return self._auth is not None
 
     @property
@@ -297,7 +308,16 @@ class Permissions:
         return self.state is not None and self.state.expired(self._clock.monotonic())
 
     async def ask(self) -> bool:
-        """Ask the auth server what the secret may do; False if no answer came, and the last one stays."""
+        """Ask what the secret may do: the access file, and then the auth server, if that does not have it. False if no
+        answer came, and the last one stays."""
+        if self._tokens is not None:
+            try:
+                known = self._tokens.state(self.secret, self._client.remote_address, elsewhere=self._auth is not None)
+            except Denied:
+                return False
+            if known is not None:
+                self.state = known
+                return True
         assert self._auth is not None
         tls = self._client.tls
         host = self._client.remote_address.rpartition(":")[0].strip("[]")
@@ -307,6 +327,18 @@ class Permissions:
             return False
         return True
 
+    def judge_again(self) -> bool:
+        """The access file has changed; False: the token that this client has shown is not worth anything any more."""
+        if self._tokens is None or not isinstance(self.state, TokenState):
+            return True
+        known = self._tokens.still(self.secret)
+        if known is not None:
+            self.state = known
+        return known is not None
+
     def denial(self, command: str, topic: str, channel: str = "") -> bytes | None:
         """The error with which the command is refused; None if it is allowed."""
+        anonymous = None if self._tokens is None else self._tokens.anonymous
+        if self.state is None and anonymous is not None and anonymous.allows(topic, channel):
+            return None
         return denial(self.state, command, topic, channel)

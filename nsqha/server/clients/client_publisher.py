@@ -149,7 +149,7 @@ class ClientPublisher:
     ) -> hot.Publisher | None:
         """What takes the PUBs of a client that has passed every check, and sends nothing else."""
         queue = target.queue
-        if queue is None or self._transport.codec is not None or self._permissions.needed:
+        if queue is None or self._transport.codec is not None or self._permissions.asked_again:
             return None
         line = b"PUB %b\n" % (topic if partition is None else f"{topic} {partition}").encode()
         size_max = self._context.limits.msg_bytes_max

@@ -81,6 +81,11 @@ class Connections:
         for connection in self._open:
             connection.publisher.forget_targets()
 
+    def judge_again(self) -> None:
+        """The access file has changed: whoever may not do any more what it does is dropped."""
+        for connection in self:
+            connection.judge_again()
+
     def stop_reading(self) -> None:
         """The node stops: run no further command; what was run is still answered."""
         for connection in self:
@@ -107,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._heartbeat = Heartbeat(context.loop, self)
         self._replies = hot.Replies(self, _nowhere)
         self._flow = flow = CommandFlow(self, self.transport, self._replies, context.loop, context.reading)
-        permissions = Permissions(context.auth, context.clock, self.transport)
+        permissions = Permissions(context.auth, context.clock, self.transport, context.tokens)
         self.publisher = ClientPublisher(connections.next_number(), context, flow, self.transport, permissions)
         self.negotiation = Negotiation(self, context, flow, self.transport, permissions, self._heartbeat)
         self.consuming = ClientConsuming(self, context, flow, permissions, lambda: self.negotiation.agreed)
@@ -220,6 +225,19 @@ class Connection(asyncio.Protocol):
             self._flow.unfinished.release()
             self._heartbeat.cancel()
             self.transport.close()
+
+    def judge_again(self) -> None:
+        """The access file has changed."""
+        self.publisher.forget_targets()  # the next publish is checked again
+        permissions, consumer = self.negotiation.permissions, self.consuming.consumer
+        if self.closed:
+            return
+        if not permissions.judge_again():
+            self._flow.refuse(errors.AUTH_FAILED)
+        elif consumer is not None:
+            denial = permissions.denial("SUB", consumer.topic, consumer.channel)
+            if denial is not None:
+                self._flow.refuse(encoder.error(denial))
 
     # ---- what leaves
 

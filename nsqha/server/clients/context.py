@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nsqha.server.clients.auth import AuthClient
     from nsqha.server.clients.publish import Publishing
     from nsqha.server.clients.subscribe import Subscriptions
+    from nsqha.server.clients.token_auth import TokenAuth
     from nsqha.server.clients.unfinished import ReadingBudget
     from nsqha.server.runtime.budget import PublishBudget
     from nsqha.server.runtime.measures import Measures
@@ -38,3 +39,4 @@ class ClientContext:
     topics: Topics
     publishing: Publishing
     subscriptions: Subscriptions
+    tokens: TokenAuth | None = None  # of the access file

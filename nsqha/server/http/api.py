@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nsqha import NSQ_VERSION
+from nsqha.access.roles import Need
+from nsqha.access.surfaces import BROKER_HTTP
 from nsqha.nsqlog import Logger
 from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name, networks
 from nsqha.server.http import debug as http_debug
@@ -35,7 +37,7 @@ from nsqha.server.http.administration import AdministrationRoutes
 from nsqha.server.http.broker_api import announced_ports
 from nsqha.server.http.publishing import HttpPublishRoutes
 from nsqha.server.http.series import SeriesBound
-from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest, Route
+from nsqha.server.http.server import ApiError, HttpApi, HttpDoors, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
 from nsqha.server.runtime.budget import PublishBudget
@@ -43,6 +45,8 @@ from nsqha.server.runtime.listen import is_tcp
 from nsqha.server.runtime.measures import memory_stats
 
 if TYPE_CHECKING:
+    from nsqha.server.authorization.audit import Audit
+    from nsqha.server.authorization.guard import Guard
     from nsqha.server.http.broker_api import BrokerApi
 
 FILTERS_MAX = 20
@@ -53,12 +57,21 @@ TOPICS_AT_ONCE = 100
 
 
 def routes(broker: BrokerApi) -> HttpApi:
-    """All routes of one broker."""
-    api = HttpApi()
+    """All routes of one broker. ConfigError: it is not said what one of them needs."""
+    api = HttpApi(BROKER_HTTP)
     HttpPublishRoutes(broker).add_to(api)
     AdministrationRoutes(broker).add_to(api)
-    NodeRoutes(broker).add_to(api)
+    node = NodeRoutes(broker)
+    node.add_to(api)
+    node.add_observed_to(api)
     http_debug.add_to(api)
+    return api
+
+
+def observed_routes(broker: BrokerApi) -> HttpApi:
+    """What is served at --metrics-address: metrics and health."""
+    api = HttpApi(BROKER_HTTP)
+    NodeRoutes(broker).add_observed_to(api)
     return api
 
 
@@ -73,11 +86,14 @@ class NodeRoutes:
 
     def add_to(self, api: HttpApi) -> None:
         self._requests = api.requests
-        api.add("GET", "/ping", self.ping, plain=True)
         api.add("GET", "/info", self.info)
         api.add("GET", "/stats", self.stats)
         api.add("GET", "/config/:opt", self.read_option)
         api.add("PUT", "/config/:opt", self.write_option)
+
+    def add_observed_to(self, api: HttpApi) -> None:
+        """What monitors read."""
+        api.add("GET", "/ping", self.ping, plain=True)
         api.add("GET", "/healthz", self.healthz, plain=True, quiet=True)
         api.add("GET", "/startupz", self.startupz, plain=True, quiet=True)
         api.add("GET", "/readyz", self.readyz, plain=True, quiet=True)
@@ -202,14 +218,20 @@ class NodeRoutes:
 class _TlsOnly(HttpApi):
     """Answers every path over plain HTTP with 403 TLS_REQUIRED."""
 
-    def __init__(self, https_port: int) -> None:
+    def __init__(self, https_port: int, behind: HttpApi) -> None:
+        """`behind`: what is served over HTTPS."""
         super().__init__()
+        self._behind = behind
         body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'.encode()
         headers = {"X-Nsq-Content-Type": "nsq; version=1.0"}
         self._refusal = HttpReply(body, http_envelope.JSON, 403, headers)
 
     def find(self, request: HttpRequest) -> Route | HttpReply:
+        request.refusal = "TLS_REQUIRED"
         return self._refusal
+
+    def need(self, method: str, path: str) -> Need | None:
+        return self._behind.need(method, path)
 
 
 class BrokerHttp:
@@ -221,6 +243,10 @@ class BrokerHttp:
         http: socket.socket | None,
         https: socket.socket | None,
         tls: ssl.SSLContext | None = None,
+        *,
+        metrics: socket.socket | None = None,
+        guard: Guard | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self._logger = Logger("http")
         api = routes(broker)
@@ -229,13 +255,19 @@ class BrokerHttp:
         names = (host_name(), broker.options.broadcast_address)
         self._listeners: list[tuple[str, http_envelope.HttpServer, socket.socket, ssl.SSLContext | None]] = []
         if http is not None:
-            served = _TlsOnly(broker.ports.https) if refuse else api
-            plain = http_envelope.HttpServer(served, self._logger, room=room, names=names)
+            served = _TlsOnly(broker.ports.https, api) if refuse else api
+            doors = HttpDoors("http", guard, audit)
+            plain = http_envelope.HttpServer(served, self._logger, room=room, names=names, doors=doors)
             self._listeners.append(("HTTP", plain, http, None))
         if https is not None:
             assert tls is not None, "an HTTPS listener needs a certificate"
-            secure = http_envelope.HttpServer(api, self._logger, room=room, names=names)
+            doors = HttpDoors("https", guard, audit)
+            secure = http_envelope.HttpServer(api, self._logger, room=room, names=names, doors=doors)
             self._listeners.append(("HTTPS", secure, https, tls))
+        if metrics is not None:
+            doors = HttpDoors("metrics", guard, audit)
+            observed = http_envelope.HttpServer(observed_routes(broker), self._logger, names=names, doors=doors)
+            self._listeners.append(("METRICS", observed, metrics, None))
 
     async def start(self) -> None:
         for name, server, sock, tls in self._listeners:

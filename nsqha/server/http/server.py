@@ -1,6 +1,6 @@
 """NSQ's HTTP conventions, shared by nsqd's API and the lookup daemon's; aiohttp's server is used only here.
 
-    api = HttpApi()
+    api = HttpApi(surfaces.BROKER_HTTP)                  # what each route needs; one that is not in it stops the start
     api.add("GET", "/ping", ping, plain=True)            # no X-Nsq-Content-Type; errors as plain text
     api.add("POST", "/pub", publish, quiet=True)         # not logged
     api.add("GET", "/config/:opt", read_option)          # request.param is the value of :opt
@@ -25,7 +25,9 @@ traceback for an unexpected exception, `HTTP/1.1 400 Bad Request` and a close fo
 line `200 GET /stats (127.0.0.1:5) 1.2ms`.
 
 A request other than GET, HEAD and OPTIONS that a page of another site makes a browser send gets 403 CROSS_SITE
-(`browsers`).
+(`browsers`). With an access file a caller without a token that is needed, or with a wrong one, gets 401 UNAUTHORIZED,
+one that may not do what it asks for 403 FORBIDDEN, and an address that guesses 429 TOO_MANY_WRONG_TOKENS. Each change,
+done or refused, is one record of the audit (`server.authorization`).
 
 Only the query has parameters; a form in a POST body is a message like any other. The first value wins.
 `Content-Encoding` of a request is not decoded: the bytes are the message. Nothing is read before its size was checked.
@@ -52,10 +54,16 @@ from aiohttp import StreamReader, web
 from aiohttp.http import HttpVersion11
 from aiohttp.http_parser import RawRequestMessage
 
+from nsqha.access.certificates import grant_of
+from nsqha.access.roles import BY_TOPIC, Grant, Need
+from nsqha.access.surfaces import INSPECT, need_of
+from nsqha.access.tokens import ANONYMOUS
 from nsqha.errors import Unavailable
 from nsqha.goflags import format_duration
 from nsqha.ids import valid_name
 from nsqha.nsqlog import Logger
+from nsqha.server.authorization.audit import AdminAction, Audit
+from nsqha.server.authorization.guard import CODES, Denied, Guard
 from nsqha.server.http import browsers
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.listen import BACKLOG, address_text, bound_address, too_many_files
@@ -78,6 +86,12 @@ HEADER_BYTES_MAX = 16 * 1024
 
 NO_ROUTE = "(none)"
 """The name of what was asked for and is no route, or was refused before one was looked for."""
+AUDITED = (
+    "topic", "channel", "partition", "replicas", "node", "remove_node", "move_from", "move_to", "move_leader", "limit",
+    "paused", "partition_num", "replicator", "syncdisk", "retention", "orderedmulti",
+)  # fmt: skip
+"""The parameters that the audit shows."""
+
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 _NSQ = ("X-Nsq-Content-Type", "nsq; version=1.0")
@@ -148,7 +162,9 @@ class Query:
 class HttpRequest:
     """What a handler sees of a request."""
 
-    __slots__ = ("_continued", "_inner", "_query", "_room", "_taken", "method", "param", "path", "query_text")
+    __slots__ = (
+        "_continued", "_inner", "_query", "_room", "_taken", "method", "param", "path", "query_text", "refusal", "who",
+    )  # fmt: skip
 
     def __init__(self, inner: web.BaseRequest, room: PublishBudget | None = None) -> None:
         target = inner.raw_path
@@ -163,6 +179,8 @@ class HttpRequest:
         self.method = inner.method
         self.path = _decode(path) if "%" in path else path
         self.param = ""
+        self.who = ANONYMOUS
+        self.refusal = ""  # the code with which it was refused or failed
 
     @property
     def query(self) -> Query:
@@ -180,6 +198,13 @@ class HttpRequest:
         """`ip:port` of the peer."""
         transport = self._inner.transport
         return address_text(transport.get_extra_info("peername") if transport else None)
+
+    @property
+    def certified(self) -> Grant | None:
+        """What the client's verified certificate grants; None: there is none."""
+        transport = self._inner.transport
+        found = transport.get_extra_info("peercert") if transport else None
+        return grant_of(found) if found else None
 
     @property
     def content_length(self) -> int | None:
@@ -255,19 +280,38 @@ class Route:
     handler: Handler
     plain: bool = False
     quiet: bool = False
+    need: Need = INSPECT
 
 
 class HttpApi:
     """Maps methods and paths to handlers. The last segment of a path may be a parameter (`/config/:opt`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, needs: Mapping[str, Need] | None = None) -> None:
+        """`needs`: what each route needs, by method and path. Without it each is for administrators."""
         self._routes: dict[str, dict[str, Route]] = {}
         self.requests: Counter[tuple[str, int]] = Counter()  # answered ones, by route and status
+        self._needs = needs
 
     def add(self, method: str, path: str, handler: Handler, *, plain: bool = False, quiet: bool = False) -> None:
+        """ConfigError: it is not said what the route needs."""
         methods = self._routes.setdefault(_key(path), {})
         assert method not in methods, f"{method} {path} is already added"
-        methods[method] = Route(path, handler, plain, quiet)
+        need = INSPECT if self._needs is None else need_of(self._needs, f"{method} {path}")
+        methods[method] = Route(path, handler, plain, quiet, need)
+
+    @property
+    def names(self) -> list[str]:
+        """`METHOD path` of each route."""
+        return [
+            f"{method} {f'{path}opt' if path.endswith(':') else path}"
+            for path, methods in self._routes.items()
+            for method in methods
+        ]
+
+    def need(self, method: str, path: str) -> Need | None:
+        """What the route needs; None: there is no such route."""
+        route = self._methods(path)[0].get(method)
+        return None if route is None else route.need
 
     def find(self, request: HttpRequest) -> Route | HttpReply:
         """The route, or the answer when there is none; sets `request.param`."""
@@ -313,6 +357,62 @@ class HttpApi:
         return HttpReply(b"", "", 308, location)
 
 
+class HttpDoors:
+    """Who may do what on one surface, and the record of what changed."""
+
+    def __init__(self, surface: str = "http", guard: Guard | None = None, audit: Audit | None = None) -> None:
+        """Without `guard` everybody may do everything."""
+        self.surface = surface
+        self._guard = guard
+        self._audit = audit
+
+    def check(self, need: Need, request: HttpRequest) -> None:
+        """ApiError: this caller may not do that."""
+        guard = self._guard
+        if guard is None or not need.roles:
+            return
+        topic = request.query.get("topic") if need.roles & BY_TOPIC else None
+        authorization = request.headers.get("Authorization")
+        certified = request.certified if authorization is None else None
+        try:
+            request.who = guard.allow(need, request.remote, authorization, topic, certified=certified).who
+        except Denied as denied:
+            request.who = denied.who
+            raise ApiError(denied.status, denied.code, detail=denied.why) from None
+
+    def record(self, need: Need, request: HttpRequest, took: float) -> None:
+        """A change was carried out, or refused."""
+        if self._audit is None:
+            return
+        code = request.refusal
+        kind = "refused" if code in REFUSALS else "unknown" if code == "OUTCOME_UNKNOWN" else "failed"
+        self._audit.record(
+            AdminAction(
+                who=request.who,
+                role=str(need),
+                address=request.remote,
+                surface=self.surface,
+                method=f"{request.method} {request.path}",
+                target=_target(request),
+                plan=False,
+                outcome=f"{kind}: {code}" if code else "done",
+                took=took,
+            )
+        )
+
+
+REFUSALS = frozenset(("CROSS_SITE", "TLS_REQUIRED", *CODES))
+
+
+def _target(request: HttpRequest) -> str:
+    """What a change is about: the parameters that are names and numbers."""
+    try:
+        query = request.query
+    except ApiError:
+        return ""
+    return " ".join(f"{name}={value}" for name in AUDITED if (value := query.get(name)) is not None)
+
+
 class HttpServer:
     """Serves an HttpApi on any number of listeners; `gate` may refuse a request before it is routed."""
 
@@ -324,9 +424,12 @@ class HttpServer:
         gate: Gate | None = None,
         room: PublishBudget | None = None,
         names: Iterable[str] = (),
+        doors: HttpDoors | None = None,
     ) -> None:
-        """`names`: the host names of this node, beside localhost and addresses; empty ones are left out."""
+        """`names`: the host names of this node, beside localhost and addresses; empty ones are left out. `doors`: who
+        may do what, and where changes are recorded."""
         self._api = api
+        self._doors = doors or HttpDoors()
         self._names = frozenset(name.lower() for name in names if name)
         self._logger = logger
         self._gate = gate
@@ -371,9 +474,13 @@ class HttpServer:
                 quiet, name = found.quiet, found.path
                 response = await self._run(found, request)
         except ApiError as refusal:
-            response = _refusal(refusal, plain=False)
+            response = _refusal(refusal, request, plain=False)
         finally:
             request.give_room()
+        if inner.method not in browsers.SAFE_METHODS:
+            need = self._api.need(request.method, request.path)
+            if need is not None and need.change:
+                self._doors.record(need, request, (time.perf_counter_ns() - started) / 1e9)
         if request.unsent_body:
             inner.content.feed_eof()  # the body was not requested and will not arrive
             response.force_close()
@@ -388,14 +495,15 @@ class HttpServer:
 
     async def _run(self, route: Route, request: HttpRequest) -> web.Response:
         try:
+            self._doors.check(route.need, request)
             result = await route.handler(request)
         except ApiError as refusal:
-            return _refusal(refusal, plain=route.plain)
+            return _refusal(refusal, request, plain=route.plain)
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
             self._logger.error("http_failed", "%s %s: %r", request.method, request.path, error, error=error)
-            return _refusal(ApiError(500, "INTERNAL_ERROR"), plain=route.plain)
+            return _refusal(ApiError(500, "INTERNAL_ERROR"), request, plain=route.plain)
         reply = result if isinstance(result, HttpReply) else _reply(result)
         return _response(reply, None if route.plain else _NSQ)
 
@@ -410,10 +518,13 @@ def _reply(result: object) -> HttpReply:
     return HttpReply(_encode(result), JSON)
 
 
-def _refusal(refusal: ApiError, *, plain: bool) -> web.Response:
+def _refusal(refusal: ApiError, request: HttpRequest, *, plain: bool) -> web.Response:
+    request.refusal = refusal.code
+    headers = {"WWW-Authenticate": 'Bearer realm="nsqha"'} if refusal.status == 401 else {}
     if plain:
-        return _response(HttpReply(refusal.code.encode(), TEXT, refusal.status))
-    return _response(HttpReply(_encode({"message": refusal.code, **refusal.extra}), JSON, refusal.status), _NSQ)
+        return _response(HttpReply(refusal.code.encode(), TEXT, refusal.status, headers))
+    body = _encode({"message": refusal.code, **refusal.extra})
+    return _response(HttpReply(body, JSON, refusal.status, headers), _NSQ)
 
 
 def _response(reply: HttpReply, extra: tuple[str, str] | None = None) -> web.Response:

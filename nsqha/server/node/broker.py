@@ -24,6 +24,7 @@ from nsqha.server.clients.connection import Connections
 from nsqha.server.clients.context import ClientContext
 from nsqha.server.clients.publish import Publishing
 from nsqha.server.clients.subscribe import Subscriptions
+from nsqha.server.clients.token_auth import TokenAuth
 from nsqha.server.clients.unfinished import ReadingBudget
 from nsqha.server.http.broker_api import BoundPorts, Check
 from nsqha.server.node.availability import Availability
@@ -289,6 +290,7 @@ class Broker:
             topics=self.topics,
             publishing=self.publishing,
             subscriptions=self.subscriptions,
+            tokens=None if self.endpoints.guard is None else TokenAuth(self.endpoints.guard),
         )
 
     def set_lookupds(self, addresses: Sequence[str]) -> None:

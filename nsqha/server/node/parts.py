@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import Unavailable
+from nsqha.server.authorization.audit import Audit
 from nsqha.server.http.broker_api import BoundPorts
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nsqha.election.store import MetadataStore
     from nsqha.options import Options
     from nsqha.replication.clocks import BoundedClock
+    from nsqha.server.authorization.guard import Guard
     from nsqha.server.clients.publish import PublishRoutes
     from nsqha.server.clients.subscribe import ConsumerRoutes
     from nsqha.server.node.availability import Availability
@@ -56,6 +58,8 @@ class Endpoints:
     segments: ByteServer | None = None
     registrar: Registrar | None = None
     finish_message: Callable[[str, str, str], Awaitable[None]] = _starting  # the administration's, which starts last
+    guard: Guard | None = None  # who may do what; None: everybody everything
+    audit: Audit = field(default_factory=Audit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

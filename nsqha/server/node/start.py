@@ -26,10 +26,13 @@ from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.errors import ConfigError, StaleMetadata
 from nsqha.nsqlog import Logger
-from nsqha.options import Options, version_line
+from nsqha.options import Options, TlsRequired, version_line
 from nsqha.replication.clocks import BoundedClock
+from nsqha.server.authorization.exposure import warn_if_open
+from nsqha.server.authorization.guard import Guard
 from nsqha.server.clients.auth import AuthClient
 from nsqha.server.clients.connection import Connection
+from nsqha.server.clients.token_auth import AnonymousState
 from nsqha.server.http.broker_api import BoundPorts, announced_ports
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.parts import NodeParts
@@ -73,6 +76,7 @@ class Addresses:
     grpc: str
     segments: str
     peer: str
+    metrics: str = ""
 
 
 def ports_of(broker: Broker) -> dict[str, object]:
@@ -104,6 +108,19 @@ def limits_of(options: Options) -> ProtocolLimits:
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
     )
+
+
+def exposed(options: Options) -> dict[str, str]:
+    """The listeners, by name, that ask nobody who it is."""
+    found = {} if options.auth_http_addresses else {"TCP": options.tcp_address}
+    if options.tls_required != TlsRequired.YES:
+        found["HTTP"] = options.http_address
+    if options.tls_cert and not options.tls_client_auth_policy:
+        found["HTTPS"] = options.https_address
+    if not options.cluster_tls_cert:
+        found |= {} if options.cluster_secret_file else {"gRPC": options.grpc_address}
+        found["segments"] = options.segments_address
+    return found
 
 
 def make_data_folder(path: str) -> None:
@@ -178,6 +195,7 @@ class Node:
         logger.info("node_id", "ID: %d", options.node_id)
         logger.info("data", "DATA: %s, sync=%s, %s functions", options.data_path, options.sync, hot.ACTIVE)
         listen.raise_open_files_limit()
+        guard = self._guard()
         if options.cluster_tls_cert:
             certificates = importlib.import_module("nsqha.server.runtime.certificates")
             self._certificates = certificates.CertificateFiles.of(options)
@@ -202,6 +220,7 @@ class Node:
         parts = NodeParts(loop, clock, rng, journal, store, disk, opener)
         broker = Broker(options, parts, cluster)
         self._broker = broker
+        broker.endpoints.guard = guard
         broker.on_failure = self._failed
         if cluster is not None:
             cluster.on_fatal = self._failed
@@ -213,6 +232,10 @@ class Node:
                 store.records.put_recovered(record)
         await broker.open_topics()
         limits = replace(limits_of(options), ports=lambda: ports_of(broker))
+        if guard is not None:
+            needs_none = AnonymousState(guard)
+            limits = replace(limits, asks_auth=lambda: not needs_none.needs_no_auth)
+            guard.file.on_change.append(broker.connections.judge_again)
         context = broker.client_context(limits, self._auth(broker), self._tls_context())
         self._announce(broker)
         await self._serve(broker, sockets, context)
@@ -224,6 +247,16 @@ class Node:
         gc.collect()
         gc.freeze()
         FreedMemory(loop).start()
+
+    def _guard(self) -> Guard | None:
+        """Who may do what, by the access file; without one it is said who everybody is. ConfigError."""
+        options = self.options
+        guard = Guard.of(options.access_file, SystemClock())
+        if guard is not None:
+            self._tasks.spawn(guard.file.watch())
+        else:
+            warn_if_open(exposed(options))
+        return guard
 
     async def _open_cluster(
         self,
@@ -325,6 +358,8 @@ class Node:
             raise ConfigError(f"--segments-address={options.segments_address}: it is not host:port")
         if options.tls_cert and options.https_address:
             wanted["https"] = options.https_address
+        if options.metrics_address:
+            wanted["metrics"] = options.metrics_address
         if options.etcd_endpoints:
             wanted["peer"] = self._peer_address()
             if not listen.is_tcp(wanted["peer"]):
@@ -408,7 +443,15 @@ class Node:
         clients = partial(Connection, context, broker.connections)
         self._server = await loop.create_server(clients, sock=sockets["tcp"], backlog=listen.BACKLOG)
         logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
-        http = BrokerHttp(broker, sockets.get("http"), sockets.get("https"), context.tls_context)
+        http = BrokerHttp(
+            broker,
+            sockets.get("http"),
+            sockets.get("https"),
+            context.tls_context,
+            metrics=sockets.get("metrics"),
+            guard=broker.endpoints.guard,
+            audit=broker.endpoints.audit,
+        )
         await http.start()
         self._closers.append(http.close)
         peers: GrpcPeerServer | None = None
@@ -453,6 +496,7 @@ class Node:
             grpc=admin.address,
             segments=broker.endpoints.segments_address,
             peer=peer,
+            metrics=bound.get("metrics", ""),
         )
 
     def _serve_streams(self, peers: GrpcPeerServer, sock: socket.socket) -> str:
@@ -466,7 +510,9 @@ class Node:
 
     async def _serve_segments(self, broker: Broker, sock: socket.socket, renewals: HoldRenewals) -> None:
         byte_server = await asyncio.to_thread(importlib.import_module, "nsqha.server.segments.byte_server")
-        server = byte_server.ByteServer.of(broker.log_source, sock, self._certificates, renewals.read)
+        server = byte_server.ByteServer.of(
+            broker.log_source, sock, self._certificates, renewals.read, broker.endpoints.guard
+        )
         server.start()
         self._closers.append(server.close)
         broker.endpoints.segments, broker.endpoints.segments_address = server, server.address

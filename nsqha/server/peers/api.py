@@ -76,18 +76,20 @@ class PeerIdentity:
     verified: bool = False  # it has a certificate of the cluster's CA
     administrator: bool = False  # as the certificate says
     reader: bool = False  # the same
+    uris: tuple[str, ...] = ()  # of the certificate
 
     @classmethod
     def of_certificate(cls, address: str, names: Iterable[str], uris: Iterable[str]) -> PeerIdentity:
         """The holder of a certificate of the cluster's CA, by the names and URIs of its subjectAltName."""
         uid, administrator, reader = 0, False, False
+        uris = tuple(uris)
         for uri in uris:
             digits = uri.removeprefix(URI_PREFIX)
             if len(digits) == 16 and uri.startswith(URI_PREFIX) and set(digits) <= set("0123456789abcdef"):
                 uid = int(digits, 16)
             administrator = administrator or uri == ADMINISTRATOR_URI
             reader = reader or uri == READER_URI
-        return cls(address, uid, tuple(names), verified=True, administrator=administrator, reader=reader)
+        return cls(address, uid, tuple(names), True, administrator, reader, uris)
 
     @property
     def name(self) -> str:

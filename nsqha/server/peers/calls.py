@@ -18,7 +18,7 @@ What grpc.aio leaves open is decided here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -30,7 +30,16 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from nsqha.cluster_secret import CHALLENGE_PATH, STALE_KEY, CallSessions, ClusterSecret, read_secret
+from nsqha.cluster_secret import (
+    CHALLENGE_PATH,
+    NUMBER_KEY,
+    PROOF_KEY,
+    SESSION_KEY,
+    STALE_KEY,
+    CallSessions,
+    ClusterSecret,
+    read_secret,
+)
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
@@ -438,7 +447,9 @@ def peer_server(options: Options) -> GrpcPeerServer:
 class SecretGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
     """Ends calls with UNAUTHENTICATED unless they prove the cluster's secret. Health is open to every client."""
 
-    def __init__(self, secret: ClusterSecret) -> None:
+    def __init__(self, secret: ClusterSecret, judged: Collection[str] = ()) -> None:
+        """`judged`: services that another gate looks at after this one, where a call without any proof may pass."""
+        self._judged = tuple(f"/{service}/" for service in judged)
         self._sessions = CallSessions(secret)
         self._refused = RareWarnings(logger, "secret_refused")
 
@@ -448,7 +459,9 @@ class SecretGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
             return grpc.unary_unary_rpc_method_handler(self._challenge)
         if method.startswith("/grpc.health.v1.Health/"):
             return await continuation(details)
-        metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
+        metadata = metadata_of(details)
+        if method.startswith(self._judged) and not has_proof(metadata):
+            return await continuation(details)
         why, stale = self._sessions.refused(method, metadata)
         if not why:
             return await continuation(details)
@@ -469,9 +482,19 @@ class SecretGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
         return answer
 
 
-def gates(secret: ClusterSecret | None) -> list[aio.ServerInterceptor]:
+def gates(secret: ClusterSecret | None, judged: Collection[str] = ()) -> list[aio.ServerInterceptor]:
     """What checks the calls of a server first."""
-    return [] if secret is None else [SecretGate(secret)]
+    return [] if secret is None else [SecretGate(secret, judged)]
+
+
+def metadata_of(details: Any) -> dict[str, str]:
+    """What a call carries as text."""
+    return {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
+
+
+def has_proof(metadata: Mapping[str, str]) -> bool:
+    """Whether a call carries any part of a proof of the secret. One that `SecretGate` passed on carries a right one."""
+    return any(key in metadata for key in (SESSION_KEY, NUMBER_KEY, PROOF_KEY))
 
 
 def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentity:

@@ -39,7 +39,9 @@ from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqha.access.surfaces import SEGMENT_BYTES
 from nsqha.nsqlog import Logger
+from nsqha.server.authorization.guard import Denied
 from nsqha.server.http.stats import SegmentStats
 from nsqha.server.peers.api import READER_URI, PeerIdentity
 from nsqha.server.runtime import listen
@@ -50,6 +52,7 @@ from nsqha.server.segments.sending import FileShortened, Sender, opened, read_on
 from nsqha.server.segments.turns import RETRY_AFTER_SECONDS, Turn, Turns, busy
 
 if TYPE_CHECKING:
+    from nsqha.server.authorization.guard import Guard
     from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.segments.log_source import LogSource
 
@@ -58,7 +61,7 @@ PROGRESS_SECONDS = 5  # a blocking send of which the reader takes nothing return
 LOOK_UP_SECONDS = 5.0
 SAY_SECONDS = 10.0  # between two log lines about refused readers
 STOP_SECONDS = 1.0
-ENDING = frozenset({400, 403, 404, 503})  # end the connection: a correct reader gets none of them twice
+ENDING = frozenset({400, 401, 403, 404, 429, 503})  # end the connection: a correct reader gets none of them twice
 
 logger = Logger("segments")
 
@@ -66,6 +69,7 @@ T = TypeVar("T")
 
 LookUp = Callable[[Ask, PeerIdentity], LocatedRange]
 Admit = Callable[[PeerIdentity], None]
+Allow = Callable[[PeerIdentity, str | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +86,23 @@ class ReaderLimits:
 class LoopQuestions:
     """What threads of connections ask the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, look_up: LookUp, admit: Admit) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, look_up: LookUp, admit: Admit, allow: Allow | None = None
+    ) -> None:
         self._loop = loop
         self._look_up = look_up
         self._admit = admit
+        self._allow = allow
 
-    def where(self, ask: Ask, peer: PeerIdentity) -> LocatedRange:
-        """`look_up`, on the loop. Refusal."""
-        return self._on_loop(lambda: self._look_up(ask, peer))
+    def where(self, ask: Ask, peer: PeerIdentity, authorization: str | None = None) -> LocatedRange:
+        """`allow`, then `look_up`, on the loop. Refusal."""
+
+        def work() -> LocatedRange:
+            if self._allow is not None:
+                self._allow(peer, authorization)
+            return self._look_up(ask, peer)
+
+        return self._on_loop(work)
 
     def admitted(self, peer: PeerIdentity) -> None:
         """`admit`, on the loop. Refusal."""
@@ -180,16 +193,17 @@ class ByteServer:
         loop: asyncio.AbstractEventLoop,
         *,
         admit: Admit = lambda peer: None,
+        allow: Allow | None = None,
         certificates: CertificateFiles | None = None,
         limits: ReaderLimits | None = None,
     ) -> None:
-        """`sock` already listens. `look_up` (for each request) and `admit` (for each certificate) are called on the
-        loop and may raise Refusal."""
+        """`sock` already listens. `look_up` and `allow` (for each request, with its `Authorization`) and `admit` (for
+        each certificate) are called on the loop and may raise Refusal."""
         self.limits = limits or ReaderLimits()
         self.address = listen.bound_address(sock)
         self._listener = sock
         self.turns = Turns()
-        self.asks = LoopQuestions(loop, look_up, admit)
+        self.asks = LoopQuestions(loop, look_up, admit, allow)
         self.counts = ReaderCounts()
         self.contexts = ReaderContexts(certificates)
         self._lock = threading.Lock()
@@ -206,21 +220,31 @@ class ByteServer:
         sock: socket.socket,
         certificates: CertificateFiles | None,
         renewed: Callable[[int], None] = lambda hold: None,
+        guard: Guard | None = None,
     ) -> ByteServer:
-        """The byte server of a node. `renewed` is called on the loop with the hold of each request that is answered."""
+        """The byte server of a node. `renewed` is called on the loop with the hold of each request that is answered.
+        With `guard` a reader may show a token instead of a certificate that may read."""
 
         def admit(peer: PeerIdentity) -> None:
-            if not source.may_read(peer):
+            if guard is None and not source.may_read(peer):
                 raise Refusal(403, f"the certificate of {peer} is not a reader's ({READER_URI}) or an administrator's")
 
-        def look_up(ask: Ask, peer: PeerIdentity) -> LocatedRange:
+        def allow(peer: PeerIdentity, authorization: str | None) -> None:
             admit(peer)  # again: a connection may live longer than a node's membership
+            if guard is None or (authorization is None and peer.verified and source.may_read(peer)):
+                return
+            try:
+                guard.allow(SEGMENT_BYTES, peer.address, authorization)
+            except Denied as denied:
+                raise Refusal(denied.status, denied.why) from None
+
+        def look_up(ask: Ask, peer: PeerIdentity) -> LocatedRange:
             where = found(source, ask)
             if ask.hold:
                 renewed(ask.hold)
             return where
 
-        return cls(sock, look_up, source.loop, admit=admit, certificates=certificates)
+        return cls(sock, look_up, source.loop, admit=admit, allow=allow, certificates=certificates)
 
     def start(self) -> None:
         """Start to serve."""
@@ -503,7 +527,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
             raise Refusal(400, "a request has no body")
         ask = Ask.parse(self.path)
-        return self._answer(ask, self._server.asks.where(ask, self._of.peer), turn, files)
+        where = self._server.asks.where(ask, self._of.peer, self.headers.get("Authorization"))
+        return self._answer(ask, where, turn, files)
 
     def _answer(self, ask: Ask, where: LocatedRange, turn: Turn, files: ExitStack) -> tuple[Answer, int]:
         try:
@@ -515,7 +540,9 @@ class _Handler(BaseHTTPRequestHandler):
                     size = os.fstat(segment).st_size
                 answer = planned(where, ask, _reads(commitlog, turn))
         except FileNotFoundError:
-            self._server.asks.where(ask, self._of.peer)  # raises 404 or 410 if they have just been unlinked
+            self._server.asks.where(
+                ask, self._of.peer, self.headers.get("Authorization")
+            )  # raises 404 or 410 if they have just been unlinked
             raise busy("files of this replica are being replaced, or are missing; take another replica") from None
         except OSError as error:
             raise busy(f"the files cannot be read: {listen.reason(error)}; take another replica") from None
@@ -539,7 +566,7 @@ class _Handler(BaseHTTPRequestHandler):
             return chain_at(where, ask, _reads(commitlog, turn))
 
     def _refuse(self, refusal: Refusal) -> None:
-        if refusal.status == 403:
+        if refusal.status in (401, 403):
             self._server.counts.stranger(self._of.address, refusal.why)
         self.close_connection = self.close_connection or refusal.status in ENDING
         self.send_error(refusal.status, refusal.why, headers=dict(refusal.headers))

@@ -118,6 +118,7 @@ class Bench:
             "clock": self.clock,
             "now": lambda: read(self.clock),
             "auth": None,
+            "tokens": None,
             "budget": PublishBudget(self.loop, 1 << 20),  # type: ignore[arg-type]
             "reading": ReadingBudget(self.loop, 64 << 20, 5 << 20),
             "tls_context": None,

@@ -1,0 +1,123 @@
+"""The access file on disk. A change of it counts within two seconds; one that can not be used changes nothing.
+
+The file is looked at every LOOK_SECONDS. A version that can not be used is logged (`access_unusable`) once two looks in
+a row have found it, as an editor may be half way through; the last good one stays. At the start there is none, so the
+daemon refuses to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Callable
+
+from nsqha.access.tokens import FILE_BYTES_MAX, AccessTable, parse
+from nsqha.clock import Clock
+from nsqha.errors import ConfigError
+from nsqha.nsqlog import Logger
+
+FLAG = "--access-file"
+LOOK_SECONDS = 0.5
+
+logger = Logger("access")
+
+_Stamp = tuple[int, int, int, int]
+
+
+class AccessFile:
+    """The newest usable version of one file. Used on the loop; only `look` reads, in a thread."""
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        """ConfigError if it can not be used."""
+        self.path = path
+        self.generation = 1  # rises with each version, and when a token has expired
+        self.on_change: list[Callable[[], None]] = []
+        self._clock = clock
+        self._stamp = _stamp(path)
+        self._bad: _Stamp | None = None  # a version that could not be used, seen once
+        self._said: _Stamp | None = None
+        self._expired: set[str] = set()
+        self.table = self._read()
+        self._say_expired()
+
+    @property
+    def seconds(self) -> float:
+        """Now, since 1970."""
+        return self._clock.wall_ns() / 1e9
+
+    async def watch(self) -> None:
+        """Look again and again; the task is cancelled when the process ends."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            found = await asyncio.to_thread(self.look)
+            if found is not None:
+                self.take(found)
+            elif self._say_expired():
+                self._changed()
+
+    def look(self) -> AccessTable | None:
+        """The new version, if there is one that can be used. Raises nothing."""
+        stamp = _stamp(self.path)
+        if stamp in (self._stamp, self._said):
+            return None
+        try:
+            found = self._read()
+        except ConfigError as error:
+            if stamp == self._bad:
+                self._said = stamp
+                text = "the previous version of the access file stays in use: %s"
+                logger.error("access_unusable", text, error, path=self.path)
+            self._bad = stamp
+            return None
+        self._stamp, self._bad, self._said = stamp, None, None
+        return found
+
+    def take(self, table: AccessTable) -> None:
+        """This version counts from now on."""
+        self.table = table
+        text = "%s was read again: %d tokens"
+        logger.info("access_renewed", text, self.path, len(table.tokens), path=self.path, tokens=len(table.tokens))
+        self._say_expired()
+        self._changed()
+
+    def _changed(self) -> None:
+        self.generation += 1
+        for heed in self.on_change:
+            heed()
+
+    def _say_expired(self) -> bool:
+        """Log tokens whose time is over, each once; returns whether there was one."""
+        expired = {token.name for token in self.table.expired(self.seconds)}
+        fresh = sorted(expired - self._expired)
+        self._expired = expired
+        for name in fresh:
+            text = "%s: the token %s has expired and is refused; `nsqha access token %s` makes another, or remove it"
+            logger.warning("access_token_expired", text, self.path, name, name, path=self.path, token=name)
+        return bool(fresh)
+
+    def _read(self) -> AccessTable:
+        path = self.path
+        try:
+            with open(path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise ConfigError(f"{FLAG}={path}: this is no file")
+                if found.st_mode & stat.S_IRWXO:
+                    raise ConfigError(f"{FLAG}={path}: every user of this host may use it; do `chmod o= {path}`")
+                text = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise ConfigError(f"{FLAG}={path}: {error.strerror}; name a file that this user can read") from None
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{FLAG}={path}: {error}") from None
+
+
+def _stamp(path: str) -> _Stamp:
+    """A value that differs when the file was written, replaced, or given other permissions."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0, 0)
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)

@@ -1,0 +1,66 @@
+"""One event for each change that an operator or a program asks for: who, what, and how it ended. Without an access file
+too, as long as anybody asks.
+
+    admin_action {who, role, from, surface, method, target, plan, outcome, took}
+
+`who` is the name of a token or what a certificate says, never a secret; `target` names topics, channels, nodes, never a
+body. What a node asks another one on behalf of its caller is not recorded again there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from nsqha.nsqlog import Logger
+
+TARGET_CHARACTERS_MAX = 500
+
+logger = Logger("audit")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAction:
+    """One change, done or refused."""
+
+    who: str
+    role: str  # the one that it needs
+    address: str
+    surface: str  # http, https, grpc, ..
+    method: str
+    target: str
+    plan: bool  # only the plan was asked for: nothing was changed
+    outcome: str  # `done`, or how it failed: a status and a code
+    took: float  # seconds
+
+    def fields(self) -> dict[str, Any]:
+        target = self.target
+        return {
+            "who": self.who,
+            "role": self.role,
+            "from": self.address,
+            "surface": self.surface,
+            "method": self.method,
+            "target": target if len(target) <= TARGET_CHARACTERS_MAX else f"{target[:TARGET_CHARACTERS_MAX]}...",
+            "plan": self.plan,
+            "outcome": self.outcome,
+            "took": round(self.took, 6),
+        }
+
+
+class Audit:
+    """The audit of one daemon."""
+
+    def __init__(self) -> None:
+        self.publish: Callable[[bytes], None] | None = None
+        """Where the records go besides the log, as JSON; it never waits and raises nothing."""
+
+    def record(self, action: AdminAction) -> None:
+        fields = action.fields()
+        text = "AUDIT: %(who)s (%(from)s) %(surface)s %(method)s %(target)s: %(outcome)s"
+        logger.info("admin_action", "%s", text % fields, **fields)
+        if self.publish is not None:
+            self.publish(msgspec.json.encode(fields))

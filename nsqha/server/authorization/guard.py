@@ -1,0 +1,119 @@
+"""Who calls, and whether they may: the question that every surface of a daemon with an access file asks.
+
+    a token that is shown          decides alone, also where its holder could do more without it
+    else a verified certificate    by the URIs in its subjectAltName, if they give it a role
+    else                           `anonymous`
+
+A token that is wrong, or has expired, is refused even where nobody needs one: a deployment with a stale token fails on
+the day it goes stale. Nothing is awaited; a check costs one SHA-256 and two look-ups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from nsqha.access.attempts import WrongTokens
+from nsqha.access.roles import Grant, Need
+from nsqha.access.tokens import TOKEN_BYTES_MAX, AccessTable, Token
+from nsqha.clock import Clock
+from nsqha.nsqlog import Logger
+from nsqha.server.authorization.access_file import AccessFile
+from nsqha.server.runtime.rare_warnings import RareWarnings
+
+UNAUTHORIZED, FORBIDDEN, TOO_MANY = 401, 403, 429
+
+_CODES = {UNAUTHORIZED: "UNAUTHORIZED", FORBIDDEN: "FORBIDDEN", TOO_MANY: "TOO_MANY_WRONG_TOKENS"}
+CODES = frozenset(_CODES.values())
+
+UNKNOWN = "unknown"
+"""Who showed a token that the file does not have."""
+
+logger = Logger("access")
+
+
+class Denied(Exception):
+    """A request is refused; `why` may be shown to who asked, who is `who` as far as that is known."""
+
+    def __init__(self, status: int, why: str, who: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.code = _CODES[status]
+        self.why = why
+        self.who = who
+
+
+class Guard:
+    """The access of one daemon."""
+
+    def __init__(self, file: AccessFile, clock: Clock) -> None:
+        self.file = file
+        self.refused: Counter[int] = Counter()  # requests, by status
+        self._clock = clock
+        self._wrong = WrongTokens()
+        self._said = RareWarnings(logger, "access_refused")
+
+    @classmethod
+    def of(cls, path: str, clock: Clock) -> Guard | None:
+        """None without a file. ConfigError if it can not be used."""
+        return cls(AccessFile(path, clock), clock) if path else None
+
+    @property
+    def table(self) -> AccessTable:
+        return self.file.table
+
+    def allow(
+        self,
+        need: Need,
+        address: str,
+        authorization: str | None,
+        topic: str | None = None,
+        *,
+        certified: Grant | None = None,
+    ) -> Grant:
+        """Who may do this. Denied. `address`: host:port; `authorization`: the value of such a header; `topic`: what
+        the request names; `certified`: what a verified certificate grants."""
+        if authorization is not None:
+            grant = self.token(bearer(authorization), address).grant
+        elif certified is not None and certified.roles:
+            grant = certified
+        else:
+            grant = self.table.anonymous
+        self.check(need, grant, address, topic)
+        return grant
+
+    def check(self, need: Need, grant: Grant, address: str, topic: str | None = None) -> None:
+        """Denied, unless the caller has what is needed."""
+        if grant.may(need, topic):
+            return
+        anonymous = grant is self.table.anonymous
+        which = f" for the topic {topic}" if topic is not None and need.roles & grant.roles else ""
+        who = "callers without a token" if anonymous else grant.who
+        why = f"this needs the role {need}{which}, which {who} {'do' if anonymous else 'does'} not have"
+        raise self._denied(UNAUTHORIZED if anonymous else FORBIDDEN, address, why, grant.who)
+
+    def token(self, text: bytes, address: str) -> Token:
+        """The token with this text. Denied: there is none, its time is over, or the address has guessed too often."""
+        now = self._clock.monotonic()
+        host = address.rpartition(":")[0].strip("[]") or address
+        if self._wrong.too_many(host, now):
+            raise self._denied(TOO_MANY, address, "too many wrong tokens came from this address; try again in a second")
+        found = self.table.find(text) if len(text) <= TOKEN_BYTES_MAX else None
+        if found is None:
+            self._wrong.wrong(host, now)
+            raise self._denied(UNAUTHORIZED, address, "the access file does not have this token")
+        if found.expired(self.file.seconds):
+            self._wrong.wrong(host, now)
+            why = f"the token {found.name} has expired: `nsqha access token {found.name}` makes another"
+            raise self._denied(UNAUTHORIZED, address, why, found.name)
+        return found
+
+    def _denied(self, status: int, address: str, why: str, who: str = UNKNOWN) -> Denied:
+        self.refused[status] += 1
+        self._said.warning("%s: %s", address, why)
+        return Denied(status, why, who)
+
+
+def bearer(authorization: str) -> bytes:
+    """The token of `Authorization: Bearer TOKEN`; what is of another form is a wrong token."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
