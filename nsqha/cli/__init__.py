@@ -25,6 +25,7 @@ Downwards:
     topic         list, show, create, change, pause, empty and delete topics
     channel       the same for channels
     message       single messages of a channel; dead letters
+    access        tokens of the access file
     broker        one node of a cluster
     nsqd          the broker with nsqd's flags
     lookupd       a lookup daemon

@@ -20,6 +20,7 @@ VERBS = {
     "stats": "show the node, its topics and its channels",
     "spark": "jobs that read the log in parallel: archive, backfill, verify and compact a lake, replay, lag",
     "import": "take over topics, channels and queued messages of an nsqd",
+    "access": "tokens of the access file: make one, check the file",
     "log": "dump and verify log files, offline; let channels continue behind damage",
     "check": "check a node, the cluster or a channel, with the exit statuses of monitoring",
     "config": "show the settings of a daemon, and where each comes from",
@@ -28,7 +29,7 @@ VERBS = {
     "completion": "print a script that completes words in a shell",
 }
 
-_PACKAGES = ("dev", "explain", "cluster", "channel", "message", "spark", "generate", "check")
+_PACKAGES = ("dev", "explain", "cluster", "channel", "message", "spark", "generate", "check", "access")
 _ELSEWHERE = {"import": "imports.command", "dead": "message.dead"}
 
 

@@ -51,6 +51,7 @@ def ends_by_itself(example: str) -> bool:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevNode]:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "orders.jsonl").write_text('{"order": 1}\n\n{"order": 2}\n')
+    (folder / "access.toml").write_text('anonymous = ["viewer"]\n')
     (folder / ".config/fish/completions").mkdir(parents=True)
     (folder / "nsqd").mkdir()
     nsqd_data(folder / "nsqd", channels={"c": False})

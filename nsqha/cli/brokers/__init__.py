@@ -7,4 +7,5 @@ Downwards:
     v2security  TLS and AUTH of that client
     admin       the gRPC administration
     discovery   from any one address to the other ports
+    token       the token that verbs show
 """

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsqha.cli.brokers.discovery import ENVIRONMENT, given, grpc_port, host_and_port, unreachable
+from nsqha.cli.brokers.token import token
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import CERTIFICATE_INCOMPLETE, GRPC_ADDRESS, did_you_mean
 from nsqha.cli.terminal.screen import print_json, say, some
@@ -41,7 +42,7 @@ class Admin:
         self._timeout_s = timeout_s
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
         self._certified = certified is not None
-        self._channel: Any = grpc_channels.channel(address, options, certified, shared)
+        self._channel: Any = grpc_channels.channel(address, options, certified, shared, token())
         self._stub: Any = admin_pb2_grpc.AdminStub(self._channel)
 
     @classmethod

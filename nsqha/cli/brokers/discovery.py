@@ -24,6 +24,7 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Any
 
+from nsqha.cli.brokers.token import headers
 from nsqha.cli.terminal import exits
 
 ENVIRONMENT = {
@@ -196,7 +197,7 @@ def _get(address: str, path: str, timeout_s: float) -> dict[str, Any]:
     host, port = host_and_port(address, "--address")
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers())
         answer = connection.getresponse()
         found = json.loads(answer.read(BODY_BYTES_MAX))
     except (OSError, http.client.HTTPException) as error:
@@ -205,8 +206,10 @@ def _get(address: str, path: str, timeout_s: float) -> dict[str, Any]:
         raise exits.Exit(exits.FAILED, f"{address} is neither a broker's HTTP port nor a lookup daemon's") from None
     finally:
         connection.close()
-    if answer.status == 403:
-        raise exits.Exit(exits.NOT_ALLOWED, f"{address} refuses plain HTTP; give the broker's TCP port")
+    if answer.status in (401, 403, 429):
+        refused = found.get("detail") if isinstance(found, dict) else None
+        why = refused or "it refuses plain HTTP; give the broker's TCP port"
+        raise exits.Exit(exits.NOT_ALLOWED, f"{address}{path.partition('?')[0]}: {why}")
     if answer.status == 404:
         return {}
     if answer.status != 200 or not isinstance(found, dict):

@@ -105,8 +105,9 @@ class V2Connection:
                 raise exits.Exit(exits.NOT_ALLOWED, f"{self._address} has no TLS; leave out the --tls flags")
             self._socket = security.wrap(self._socket, host, self._address)
             self.expect_ok()
-        if security.auth_secret:
-            self.ask(b"AUTH\n" + _SIZE.pack(len(security.auth_secret)) + security.auth_secret)
+        secret = security.auth_secret or (security.token if agreed.get("auth_required") else b"")
+        if secret:
+            self.ask(b"AUTH\n" + _SIZE.pack(len(secret)) + secret)
 
     def ask(self, command: bytes) -> bytes:
         """Send a command and return its answer. Raises RefusedByServer."""

@@ -13,6 +13,7 @@ import socket
 import ssl
 from dataclasses import dataclass, field
 
+from nsqha.cli.brokers.token import token
 from nsqha.cli.terminal import exits
 
 SECRET_BYTES_MAX = 4096
@@ -28,6 +29,7 @@ class Security:
     key: str = ""
     insecure_skip_verify: bool = False
     auth_secret: bytes = field(default=b"", repr=False)
+    token: bytes = field(default=b"", repr=False)  # for AUTH where the broker asks for it, if there is no secret
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Security:
@@ -41,7 +43,7 @@ class Security:
         secret = os.fsencode(args.auth_secret or os.environ.get("NSQHA_AUTH_SECRET", ""))
         if args.auth_secret_file:
             secret = _read_secret(args.auth_secret_file)
-        return cls(tls, *files, args.tls_insecure_skip_verify, secret)
+        return cls(tls, *files, args.tls_insecure_skip_verify, secret, token().encode())
 
     def wrap(self, plain: socket.socket, host: str, address: str) -> ssl.SSLSocket:
         """Do the TLS handshake. Raises Exit if a file is not usable, or one side does not trust the other."""

@@ -184,6 +184,7 @@ def add_grpc(parser: Parser) -> None:
         "--grpc-address", metavar="HOST:PORT", help=f"its gRPC port (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)"
     )
     add_timeout(parser)
+    add_token(parser)
     add_certificate(parser)
 
 
@@ -194,6 +195,20 @@ def add_timeout(parser: Parser, default: str = "10s") -> None:
 
 
 CERTIFICATE_INCOMPLETE = "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together"
+
+
+class _TokenFile(argparse.Action):
+    """Names the file for everything in this process that shows a token, in place of $NSQHA_TOKEN."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        os.environ["NSQHA_TOKEN_FILE"] = values
+        os.environ.pop("NSQHA_TOKEN", None)
+
+
+def add_token(group: Any) -> None:
+    """Add --token-file; `brokers.token` reads it."""
+    what = "file with a token, for daemons with an --access-file ($NSQHA_TOKEN_FILE, or the token in $NSQHA_TOKEN)"
+    group.add_argument("--token-file", metavar="PATH", action=_TokenFile, help=what)
 
 
 def add_certificate(parser: Parser) -> None:
@@ -235,6 +250,7 @@ def _add_security(parser: Parser) -> None:
         default = os.environ.get(variable, "")
         group.add_argument(f"--tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
     group.add_argument("--tls-insecure-skip-verify", action="store_true", help="accept any certificate")
+    add_token(group)
     group.add_argument("--auth-secret", metavar="SECRET", default="", help="for AUTH ($NSQHA_AUTH_SECRET)")
     group.add_argument("--auth-secret-file", metavar="PATH", default="", help="file with the secret, hidden from `ps`")
 

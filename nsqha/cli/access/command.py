@@ -1,0 +1,184 @@
+"""`nsqha access`: make a token for the file of --access-file, and check such a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from nsqha.access.roles import GRANTED
+from nsqha.access.tokens import FILE_BYTES_MAX, NAME, PREFIX, AccessTable, entry, parse
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import add_json, add_verb, did_you_mean, duration
+from nsqha.cli.terminal.screen import print_json, say
+from nsqha.errors import ConfigError
+
+TOKEN_BYTES = 32
+
+
+def add_parser(commands: Any) -> None:
+    group = add_verb(commands, "access", None, help="tokens of the access file: make one, check the file")
+    verbs = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_token(verbs)
+    _add_check(verbs)
+
+
+def _add_token(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "token",
+        run_token,
+        help="make a token, show it once, and write its lines for the access file",
+        examples=(
+            "nsqha access token prometheus --role viewer",
+            "nsqha access token billing --role publisher --topics invoices --topics 'invoices.*' --expires 90d",
+            "nsqha access token ops --role operator --role reader --file access.toml",
+        ),
+        description="Make a token, and show it once. Its lines for the access file have only its SHA-256: they are "
+        "printed, or appended to --file, which running daemons read within two seconds.",
+        shape='{"name", "token", "entry", "file"}',
+        statuses=(exits.USAGE, exits.CONFLICT),
+    )
+    verb.add_argument("name", metavar="NAME", type=_name, help="who will use it; audit records show it")
+    roles = ", ".join(GRANTED)
+    verb.add_argument("--role", metavar="ROLE", action="append", required=True, type=_role, help=f"one of {roles}")
+    verb.add_argument(
+        "--topics", metavar="PATTERN", action="append", default=[], help="of publisher and consumer; * is any text"
+    )
+    verb.add_argument("--expires", metavar="WHEN", type=_expires, help="2027-01-31, or 90d from now on")
+    verb.add_argument("--file", metavar="PATH", default="", help="append the lines to this access file")
+    add_json(verb)
+
+
+def _add_check(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "check",
+        run_check,
+        help="say whether a daemon would take an access file, and what is in it",
+        examples=("nsqha access check access.toml",),
+        shape='{"anonymous", "tokens": [{"name", "roles", "topics", "expires", "expired"}]}',
+        statuses=(exits.USAGE,),
+    )
+    verb.add_argument("file", metavar="PATH")
+    add_json(verb)
+
+
+def run_token(args: argparse.Namespace) -> int:
+    token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    lines = entry(args.name, token, dict.fromkeys(args.role), args.topics, args.expires or "")
+    try:
+        parse(lines.encode())
+    except ConfigError as error:
+        raise exits.Exit(exits.USAGE, str(error)) from None
+    if args.file:
+        _append(args.file, args.name, lines)
+    if args.json:
+        print_json({"name": args.name, "token": token, "entry": lines, "file": args.file or None})
+        return exits.OK
+    print(token)
+    if args.file:
+        say(f"the token is shown this once; {args.file} has its SHA-256 as tokens.{args.name}")
+    else:
+        say(f"the token is shown this once; these lines are for the access file:\n\n{lines}")
+    return exits.OK
+
+
+def run_check(args: argparse.Namespace) -> int:
+    table, now = _parsed(args.file, _read(args.file)), datetime.now(UTC).timestamp()
+    shown = [
+        {
+            "name": token.name,
+            "roles": [role.value for role in GRANTED if role in token.grant.roles],
+            "topics": list(token.grant.topics.patterns),
+            "expires": None if token.expires == float("inf") else _written(token.expires),
+            "expired": token.expired(now),
+        }
+        for token in table.tokens
+    ]
+    anonymous = [role.value for role in GRANTED if role in table.anonymous.roles]
+    if args.json:
+        print_json({"anonymous": anonymous, "tokens": shown})
+        return exits.OK
+    print(f"anonymous: {', '.join(anonymous) or 'nothing'}")
+    for token in shown:
+        until = f", {'expired' if token['expired'] else 'until'} {token['expires']}" if token["expires"] else ""
+        print(f"{token['name']}: {', '.join(token['roles'])} ({', '.join(token['topics'])}){until}")
+    return exits.OK
+
+
+def _append(path: str, name: str, lines: str) -> None:
+    """Replace the file by one with these lines too: a daemon never reads a half of them."""
+    there = _read(path) if os.path.exists(path) else b""
+    table = _parsed(path, there)
+    if any(token.name == name for token in table.tokens):
+        raise exits.Exit(
+            exits.CONFLICT, f"{path} has a token {name} already; remove its table first, or take another name"
+        )
+    text = there.decode()
+    text += ("" if not text else "\n" if text.endswith("\n") else "\n\n") + lines
+    new = f"{path}.new"
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            if there:
+                found = os.stat(path)
+                os.fchmod(file.fileno(), found.st_mode & 0o770)
+                if (found.st_uid, found.st_gid) != (os.getuid(), os.getgid()):
+                    os.fchown(file.fileno(), found.st_uid, found.st_gid)
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as error:
+        raise exits.Exit(exits.USAGE, f"--file={path}: {error.strerror}") from None
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise exits.Exit(exits.USAGE, f"{path}: {error.strerror}") from None
+
+
+def _parsed(path: str, text: bytes) -> AccessTable:
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise exits.Exit(exits.USAGE, f"{path}: {error}") from None
+
+
+def _written(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# ---- types of arguments
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: 1 to 64 of A-Z a-z 0-9 . _ -")
+    return text
+
+
+def _role(text: str) -> Any:
+    for role in GRANTED:
+        if role == text:
+            return role
+    known = ", ".join(GRANTED)
+    raise argparse.ArgumentTypeError(f"{text!r} is no role{did_you_mean(text, GRANTED)}: one of {known}")
+
+
+def _expires(text: str) -> str:
+    """As the file has it: a date, or a time."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").strftime("%Y-%m-%d")
+    except ValueError:
+        pass
+    if text.endswith("d") and text[:-1].isdecimal() and len(text) < 7:
+        text = f"{int(text[:-1]) * 24}h"
+    if text[:1].isdecimal() and not text[-1:].isdecimal():
+        return _written((datetime.now(UTC) + timedelta(microseconds=duration(text) // 1000)).timestamp())
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a date, as in 2027-01-31, nor a time from now on, as in 90d")

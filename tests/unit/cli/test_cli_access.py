@@ -1,0 +1,98 @@
+"""`nsqha access`: a token is shown once, and its lines are what a daemon reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from nsqha.access.roles import Role
+from nsqha.access.tokens import PREFIX, parse
+from nsqha.cli import build_parser
+from nsqha.cli.brokers import token as shown_token
+from nsqha.cli.terminal import exits
+
+
+def run(*words: str) -> int:
+    args = build_parser("access").parse_args(["access", *words])
+    status: int = args.run(args)
+    return status
+
+
+def made(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    assert run("token", *words, "--json") == exits.OK
+    found: dict[str, str] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_token_is_made_and_its_lines_know_it(capsys: pytest.CaptureFixture[str]) -> None:
+    found = made(
+        capsys, "billing", "--role", "publisher", "--role", "viewer", "--topics", "a.*", "--expires", "2027-01-31"
+    )
+    assert found["token"].startswith(PREFIX) and len(found["token"]) > 45 and found["token"] not in found["entry"]
+    token = parse(found["entry"].encode()).find(found["token"].encode())
+    assert token is not None and token.name == "billing"
+    assert token.grant.roles == {Role.PUBLISHER, Role.VIEWER} and token.grant.topics.patterns == ("a.*",)
+    assert made(capsys, "billing", "--role", "viewer")["token"] != found["token"]
+
+
+def test_it_is_added_to_a_file_that_others_never_see_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "access.toml"
+    first = made(capsys, "a", "--role", "viewer", "--file", str(path))
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    second = made(capsys, "b.c", "--role", "admin", "--file", str(path), "--expires", "90d")
+    assert os.stat(path).st_mode & 0o777 == 0o640
+    table = parse(path.read_bytes())
+    assert [table.find(each["token"].encode()).name for each in (first, second)] == ["a", "b.c"]  # type: ignore[union-attr]
+    assert os.listdir(tmp_path) == ["access.toml"]
+    with pytest.raises(exits.Exit, match="has a token a already"):
+        run("token", "a", "--role", "viewer", "--file", str(path))
+    assert run("check", str(path)) == exits.OK
+    out = capsys.readouterr().out
+    assert out.startswith("anonymous: nothing\na: viewer (*)\nb.c: viewer, reader, operator, admin (*), until 20")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("token", "x", "--role", "publsher"), "did you mean publisher"),
+        (("token", "a b", "--role", "viewer"), "'a b' is no name"),
+        (("token", "x", "--role", "viewer", "--expires", "soon"), "'soon' is neither a date"),
+        (("token", "x"), "--role"),
+    ],
+)
+def test_what_can_not_be_is_one_line(words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(*words)
+    said = capsys.readouterr().err
+    assert ended.value.code == exits.USAGE and why in said and said.count("\n") == 1
+
+
+def test_a_broken_file_is_not_made_worse(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text("anonymous = [")
+    for words in (("token", "x", "--role", "viewer", "--file", str(path)), ("check", str(path))):
+        with pytest.raises(exits.Exit, match="it is no TOML file"):
+            run(*words)
+    assert path.read_text() == "anonymous = ["
+    with pytest.raises(exits.Exit, match="give admin to a token of its own"):
+        run("token", "x", "--role", "admin", "--topics", "a")
+
+
+def test_where_a_token_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSQHA_TOKEN", "of the environment")
+    monkeypatch.setenv("NSQHA_TOKEN_FILE", str(tmp_path / "none"))
+    assert shown_token.headers() == {"Authorization": "Bearer of the environment"}
+    path = tmp_path / "token"
+    path.write_text("of-the-file\n")
+    build_parser("topic").parse_args(["topic", "list", "--token-file", str(path)])
+    assert shown_token.token() == "of-the-file"
+    path.write_text("zwei\nZeilen")
+    with pytest.raises(exits.Exit, match="one line of ASCII"):
+        shown_token.token()
+    path.unlink()
+    with pytest.raises(exits.Exit, match="No such file"):
+        shown_token.token()
