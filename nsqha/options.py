@@ -306,6 +306,9 @@ class Options:
         "",
         "path to a file that says who may do what (`nsqha access token` makes its lines); empty: everybody",
     )
+    lookupd_token_file: str = _flag(
+        STRING, "", "path to a file with the token that lookup daemons with an access file are shown (role viewer)"
+    )
     metrics_address: str = _flag(STRING, "", "<addr>:<port> for /metrics and health alone (default: --http-address)")
 
     @property

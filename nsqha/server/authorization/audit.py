@@ -60,7 +60,7 @@ class Audit:
 
     def record(self, action: AdminAction) -> None:
         fields = action.fields()
-        text = "AUDIT: %(who)s (%(from)s) %(surface)s %(method)s %(target)s: %(outcome)s"
-        logger.info("admin_action", "%s", text % fields, **fields)
+        text = "AUDIT: %(who)s (%(from)s) %(surface)s %(method)s %(target)s: " + ("plan, " if action.plan else "")
+        logger.info("admin_action", "%s", text % fields + action.outcome, **fields)
         if self.publish is not None:
             self.publish(msgspec.json.encode(fields))

@@ -23,6 +23,7 @@ from urllib.parse import quote
 import msgspec
 
 from nsqha import NSQ_VERSION
+from nsqha.access.tokens import TOKEN_BYTES_MAX
 from nsqha.ids import is_ephemeral, valid_name
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.backoff import Backoff
@@ -89,8 +90,11 @@ class Registrar:
         channels_max: int = 0,
         connect_seconds: float = 2.0,
         request_seconds: float = 5.0,
+        token_file: str = "",
     ) -> None:
-        """`channels_max`: what a new topic may begin with; 0: no limit."""
+        """`channels_max`: what a new topic may begin with; 0: no limit. `token_file`: what daemons with an access file
+        are shown, read each time."""
+        self._token_file = token_file
         self._identity = identity
         self._registrations = registrations
         self._answer_bytes_max = answer_bytes_max
@@ -168,6 +172,12 @@ class Registrar:
         self._logger.warning("lookupd_channels_too_many", text, topic, self._channels_max, len(found))
         return found[: self._channels_max]
 
+    async def _authorization(self) -> dict[str, str]:
+        """The header with the token. OSError: its file can not be read."""
+        if not self._token_file:
+            return {}
+        return {"Authorization": f"Bearer {await asyncio.to_thread(_token, self._token_file)}"}
+
     async def _channels(self, url: str) -> list[str]:
         import aiohttp
         from yarl import URL
@@ -178,7 +188,7 @@ class Registrar:
                 timeout=aiohttp.ClientTimeout(total=total, sock_connect=connect), headers={"Accept": _ACCEPT}
             )
         try:
-            async with self._session.get(URL(url, encoded=True)) as response:
+            async with self._session.get(URL(url, encoded=True), headers=await self._authorization()) as response:
                 body = b""
                 while part := await response.content.readany():
                     body += part
@@ -190,6 +200,11 @@ class Registrar:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             self._logger.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))
             return []
+
+
+def _token(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read(TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
 
 
 def _why(error: Exception, seconds: float) -> str:

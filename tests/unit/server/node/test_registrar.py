@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,7 +90,7 @@ def run(
     conversation: Callable[[Registrar, FakeLookupd, str], Awaitable[None]],
     registrations: Callable[[], Mapping[str, Sequence[str]]] = dict,
     info: bytes | None = None,
-    **limits: int,
+    **limits: Any,
 ) -> None:
     async def main() -> None:
         lookupd = FakeLookupd(info)
@@ -290,6 +291,31 @@ def test_known_channels_are_asked_of_the_daemon_behind_the_connection(
         server.close()
 
     run(conversation, lambda: {"a": []})
+
+
+def test_a_daemon_with_an_access_file_is_shown_the_token(tmp_path: Path) -> None:
+    path, shown = tmp_path / "token", []
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            shown.extend(line for line in head.split("\r\n") if line.startswith("Authorization"))
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\nConnection: close\r\n\r\n{"channels":["c"]}')
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % port
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        assert await registrar.known_channels("t") == [], "no file: a line in the log, and no channel"
+        for text in ("first\n", "second"):
+            path.write_text(text)
+            assert await registrar.known_channels("t") == ["c"]
+        server.close()
+
+    run(conversation, lambda: {"a": []}, token_file=str(path))
+    assert shown == ["Authorization: Bearer first", "Authorization: Bearer second"]
 
 
 def test_a_topic_begins_with_no_more_channels_than_it_may_have(caplog: pytest.LogCaptureFixture) -> None:
