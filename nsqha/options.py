@@ -46,6 +46,7 @@ from nsqha.goflags import (
     parse_bool,
     usage,
 )
+from nsqha.ids import valid_name
 
 SECOND = 10**9
 MINUTE = 60 * SECOND
@@ -306,6 +307,7 @@ class Options:
         "",
         "path to a file that says who may do what (`nsqha access token` makes its lines); empty: everybody",
     )
+    audit_topic: str = _flag(STRING, "", "topic that also gets the record of each change, beside the log")
     lookupd_token_file: str = _flag(
         STRING, "", "path to a file with the token that lookup daemons with an access file are shown (role viewer)"
     )
@@ -434,6 +436,8 @@ def checked(options: Options) -> Options:
     _check_cluster(options, (*_ETCD_ACCESS, "topic_replicas"))
     _check_strangers(options)
     networks(options.allow_config_from_cidr)
+    if options.audit_topic and not valid_name(options.audit_topic):
+        raise ConfigError(f"--audit-topic={options.audit_topic}: no topic name: 1 to 64 of . a-z A-Z 0-9 _ -")
     if options.tls_required and not options.tls_cert:
         raise ConfigError("cannot require TLS client connections without --tls-cert and --tls-key")
     if options.tls_client_auth_policy == "require-verify" and not options.tls_root_ca_file:

@@ -126,7 +126,7 @@ def test_one_record_for_each_change(node: Node, tmp_path: Path) -> None:
     assert ask(node, "POST", "/topic/pause?topic=none", "operator")[0] == 404
     assert ask(node, "POST", "/topic/pause?topic=t")[0] == 401
     cross = {"Sec-Fetch-Site": "cross-site"}
-    assert ask(node, "POST", "/topic/empty?topic=t", "admin", **cross)[0] == 403
+    assert ask(node, "POST", "/topic/empty?topic=t", "admin", None, **cross)[0] == 403
     assert ask(node, "POST", "/pub?topic=t", "publisher", b"a body")[0] == 200
     assert ask(node, "GET", "/stats", "admin")[0] == 200
     assert ask(node, "PUT", "/config/log_level", "admin", b"info")[0] == 200

@@ -88,7 +88,7 @@ def run_token(args: argparse.Namespace) -> int:
 
 def run_check(args: argparse.Namespace) -> int:
     table, now = _parsed(args.file, _read(args.file)), datetime.now(UTC).timestamp()
-    shown = [
+    shown: list[dict[str, Any]] = [
         {
             "name": token.name,
             "roles": [role.value for role in GRANTED if role in token.grant.roles],

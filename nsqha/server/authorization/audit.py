@@ -18,6 +18,7 @@ import msgspec
 from nsqha.nsqlog import Logger
 
 TARGET_CHARACTERS_MAX = 500
+METHOD_CHARACTERS_MAX = 100
 
 logger = Logger("audit")
 
@@ -37,18 +38,21 @@ class AdminAction:
     took: float  # seconds
 
     def fields(self) -> dict[str, Any]:
-        target = self.target
         return {
             "who": self.who,
             "role": self.role,
             "from": self.address,
             "surface": self.surface,
-            "method": self.method,
-            "target": target if len(target) <= TARGET_CHARACTERS_MAX else f"{target[:TARGET_CHARACTERS_MAX]}...",
+            "method": _short(self.method, METHOD_CHARACTERS_MAX),
+            "target": _short(self.target, TARGET_CHARACTERS_MAX),
             "plan": self.plan,
             "outcome": self.outcome,
             "took": round(self.took, 6),
         }
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class Audit:

@@ -61,6 +61,11 @@ class Guard:
     def table(self) -> AccessTable:
         return self.file.table
 
+    @property
+    def figures(self) -> tuple[tuple[str, int], ...]:
+        """Requests that were refused, by status."""
+        return tuple((str(status), count) for status, count in sorted(self.refused.items()))
+
     def allow(
         self,
         need: Need,

@@ -215,6 +215,15 @@ def _publishing(stats: BrokerStats) -> Iterator[Metric]:
     yield _counters(
         "publish_errors", "Publishes that were not answered OK.", ("code",), [((c,), n) for c, n in node.publish_errors]
     )
+    yield _counters(
+        "access_refused_requests",
+        "Requests that the access file refused, by HTTP status.",
+        ("status",),
+        [((status,), count) for status, count in node.access_refused],
+    )
+    yield _counters(
+        "audit_lost_records", "Records of changes that the audit topic did not take.", (), [((), node.audit_lost)]
+    )
     yield _gauge("ephemeral_bytes", "Memory that #ephemeral topics hold.", node.ephemeral_bytes)
     yield _counters(
         "ephemeral_dropped_messages",

@@ -253,6 +253,8 @@ class NodeStats:
     batch_messages: HistogramData = EMPTY_BATCHES
     loop_lag_seconds: HistogramData = EMPTY_SECONDS
     publish_errors: tuple[tuple[str, int], ...] = ()  # by error code
+    access_refused: tuple[tuple[str, int], ...] = ()  # requests that the access file refused, by status
+    audit_lost: int = 0  # records that the audit topic did not take
     log_events: tuple[tuple[str, int], ...] = ()  # recovery cuts, checksum errors, possible losses: event -> count
     retention_removed_bytes: int = 0
     certificates: tuple[tuple[str, float], ...] = ()  # path, Unix time when it expires

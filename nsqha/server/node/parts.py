@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nsqha.election.store import MetadataStore
     from nsqha.options import Options
     from nsqha.replication.clocks import BoundedClock
+    from nsqha.server.authorization.audit_topic import AuditTopic
     from nsqha.server.authorization.guard import Guard
     from nsqha.server.clients.publish import PublishRoutes
     from nsqha.server.clients.subscribe import ConsumerRoutes
@@ -60,6 +61,7 @@ class Endpoints:
     finish_message: Callable[[str, str, str], Awaitable[None]] = _starting  # the administration's, which starts last
     guard: Guard | None = None  # who may do what; None: everybody everything
     audit: Audit = field(default_factory=Audit)
+    audit_topic: AuditTopic | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from nsqha.errors import ConfigError, StaleMetadata
 from nsqha.nsqlog import Logger
 from nsqha.options import Options, TlsRequired, version_line
 from nsqha.replication.clocks import BoundedClock
+from nsqha.server.authorization.audit_topic import AuditTopic
 from nsqha.server.authorization.exposure import warn_if_open
 from nsqha.server.authorization.guard import Guard
 from nsqha.server.clients.auth import AuthClient
@@ -236,6 +237,11 @@ class Node:
             needs_none = AnonymousState(guard)
             limits = replace(limits, asks_auth=lambda: not needs_none.needs_no_auth)
             guard.file.on_change.append(broker.connections.judge_again)
+        if options.audit_topic:
+            at = broker.endpoints
+            at.audit_topic = AuditTopic(options.audit_topic, broker.publishing.publish)
+            at.audit.publish = at.audit_topic.put
+            broker.spawn(at.audit_topic.run())
         context = broker.client_context(limits, self._auth(broker), self._tls_context())
         self._announce(broker)
         await self._serve(broker, sockets, context)

@@ -11,6 +11,7 @@ import pytest
 
 from nsqha.admin import access
 from nsqha.admin.access import AdminGate, only_single_requests
+from nsqha.errors import ConfigError
 from nsqha.pb.v1 import admin_pb2, routing_pb2
 
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
@@ -54,3 +55,10 @@ def test_single_requests_are_looked_at_and_unknown_methods_are_nobodys() -> None
     handler = grpc.unary_unary_rpc_method_handler(print, bytes)
     assert passed(handler, f"/{ADMIN.full_name}/Anything") is not handler
     assert passed(None, f"/{ADMIN.full_name}/Anything") is None
+
+
+def test_a_method_that_is_in_no_table_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    AdminGate.check_table([ADMIN])
+    monkeypatch.setattr(access, "GRPC", {name: need for name, need in access.GRPC.items() if "Seek" not in name})
+    with pytest.raises(ConfigError, match=r"nsqha\.v1\.Admin/Seek is in no table of nsqha.access.surfaces"):
+        AdminGate.check_table([ADMIN])

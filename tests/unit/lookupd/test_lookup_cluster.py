@@ -8,6 +8,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from lookupd import cluster_api
 from lookupd.daemon import Lookupd
 from lookupd.fork_api import moved
+from lookupd.http_api import LookupdApi
+from nsqha.access.roles import GRANTED, granted
+from nsqha.access.surfaces import LOOKUPD_HTTP
+from nsqha.access.tokens import entry
 from nsqha.clock import ManualClock, SystemClock
 from nsqha.election.model import PartitionMeta, TopicSettings
 from nsqha.election.moves import hidden_name, is_hidden
 from nsqha.errors import Unavailable
 from nsqha.options import LookupdOptions
+from nsqha.server.authorization.guard import Guard
 from nsqha.server.http.server import ApiError
 from tests.unit.lookupd.nodes_rig import World
 
@@ -581,3 +587,35 @@ def test_parameters_of_the_fork_that_mean_nothing_here_are_taken() -> None:
         assert sorted((await s.get("/lookup?topic=t&access=r&consistent=true"))["partitions"]) == ["0", "1"]
 
     run(story)
+
+
+def test_each_role_at_each_route_of_a_cluster(tmp_path: Path) -> None:
+    """What is asked for lacks what it needs, so nothing changes where it is allowed."""
+    path = tmp_path / "access.toml"
+    path.write_text("".join(entry(role, f"token-of-{role}", [role]) for role in GRANTED))
+    path.chmod(0o600)
+    wrong = []
+
+    async def main() -> None:
+        world, guard = World(3), Guard.of(str(path), ManualClock())
+        options = LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="me")
+        daemon = Lookupd(options, clock=ManualClock(), store=world.store, peers=world.peers, guard=guard)
+        await daemon.start()
+        for name, caller in product(LOOKUPD_HTTP, (*GRANTED, None)):
+            method, target = name.split()
+            reader, writer = await asyncio.open_connection(*daemon.http_address.rsplit(":", 1))
+            shown = "" if caller is None else f"Authorization: Bearer token-of-{caller}\r\n"
+            head = f"{method} {target}?topic=t&limit=x HTTP/1.1\r\nHost: x\r\n{shown}Connection: close\r\n\r\n"
+            writer.write(head.encode())
+            status = int((await reader.read()).split()[1])
+            writer.close()
+            may = granted("x", [] if caller is None else [caller]).may(LOOKUPD_HTTP[name], "t")
+            refused = 401 if caller is None else 403
+            if (status == refused) is may or (status in (404, 405) and target not in ("/lookup", "/topic/meta/update")):
+                wrong.append((name, caller, status))
+        routes = LookupdApi(daemon.registry, ManualClock(), daemon._cluster).routes()
+        assert {*routes.names} == {*LOOKUPD_HTTP}
+        await daemon.stop()
+
+    uvloop.run(main())
+    assert not wrong
