@@ -94,15 +94,22 @@ class Grant:
     """What one caller may do."""
 
     who: str  # the name of its token, its certificate or its kind; for the audit
-    roles: frozenset[Role]  # with those that are implied
-    topics: TopicPatterns = ALL_TOPICS  # of publisher and consumer
+    general: frozenset[Role]  # with those that are implied
+    by_topic: frozenset[Role] = frozenset()  # publisher, consumer
+    topics: TopicPatterns = ALL_TOPICS  # of these
 
     def may(self, need: Need, topic: str | None = None) -> bool:
         """Whether it has what is needed. `topic`: the one that is meant; None: the request names none."""
-        have = need.roles & self.roles
-        if not have:
+        if not need.roles.isdisjoint(self.general):
+            return True
+        if topic is None or need.roles.isdisjoint(self.by_topic):
             return not need.roles
-        return not have <= BY_TOPIC or (topic is not None and self.topics.match(topic))
+        return self.topics.match(topic)
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """All of them, with those that are implied."""
+        return self.general | self.by_topic
 
 
 def granted(who: str, roles: Iterable[Role], topics: TopicPatterns = ALL_TOPICS) -> Grant:
@@ -110,4 +117,4 @@ def granted(who: str, roles: Iterable[Role], topics: TopicPatterns = ALL_TOPICS)
     found = set(roles)
     for role in tuple(found):
         found.update(_IMPLIED.get(role, ()))
-    return Grant(who, frozenset(found), topics)
+    return Grant(who, frozenset(found - BY_TOPIC), frozenset(found & BY_TOPIC), topics)

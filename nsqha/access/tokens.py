@@ -31,6 +31,7 @@ FILE_BYTES_MAX = 4 << 20
 TOKENS_MAX = 10_000
 TOKEN_BYTES_MAX = 4096
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NEVER = float("inf")
 ANONYMOUS = "anonymous"
 PREFIX = "nsqha_"
 """What tokens that `nsqha access token` makes begin with, so that a search for leaked secrets finds them."""
@@ -47,7 +48,7 @@ class Token:
     name: str
     sha256: bytes
     grant: Grant
-    expires: float = float("inf")  # seconds since 1970
+    expires: float = NEVER  # seconds since 1970
 
     def expired(self, now: float) -> bool:
         return now >= self.expires
@@ -111,7 +112,7 @@ def _token(name: str, table: Mapping[str, Any]) -> Token:
         raise ConfigError(f"{where}.sha256: it has to be the SHA-256 of the token, {made}")
     roles = _roles(f"{where}.roles", table.get("roles", []), some=True)
     topics = _topics(f"{where}.topics", table["topics"], roles) if "topics" in table else TopicPatterns()
-    expires = _expires(f"{where}.expires", table["expires"]) if "expires" in table else float("inf")
+    expires = _expires(f"{where}.expires", table["expires"]) if "expires" in table else NEVER
     return Token(name, bytes.fromhex(digest), granted(name, roles, topics), expires)
 
 

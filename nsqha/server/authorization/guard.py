@@ -14,7 +14,7 @@ from collections import Counter
 
 from nsqha.access.attempts import WrongTokens
 from nsqha.access.roles import Grant, Need
-from nsqha.access.tokens import TOKEN_BYTES_MAX, AccessTable, Token
+from nsqha.access.tokens import NEVER, TOKEN_BYTES_MAX, AccessTable, Token
 from nsqha.clock import Clock
 from nsqha.nsqlog import Logger
 from nsqha.server.authorization.access_file import AccessFile
@@ -98,16 +98,14 @@ class Guard:
 
     def token(self, text: bytes, address: str) -> Token:
         """The token with this text. Denied: there is none, its time is over, or the address has guessed too often."""
-        now = self._clock.monotonic()
-        host = address.rpartition(":")[0].strip("[]") or address
-        if self._wrong.too_many(host, now):
+        if self._wrong and self._wrong.too_many(_host(address), self._clock.monotonic()):
             raise self._denied(TOO_MANY, address, "too many wrong tokens came from this address; try again in a second")
-        found = self.table.find(text) if len(text) <= TOKEN_BYTES_MAX else None
+        found = self.file.table.find(text) if len(text) <= TOKEN_BYTES_MAX else None
         if found is None:
-            self._wrong.wrong(host, now)
+            self._wrong.wrong(_host(address), self._clock.monotonic())
             raise self._denied(UNAUTHORIZED, address, "the access file does not have this token")
-        if found.expired(self.file.seconds):
-            self._wrong.wrong(host, now)
+        if found.expires != NEVER and found.expired(self.file.seconds):
+            self._wrong.wrong(_host(address), self._clock.monotonic())
             why = f"the token {found.name} has expired: `nsqha access token {found.name}` makes another"
             raise self._denied(UNAUTHORIZED, address, why, found.name)
         return found
@@ -116,6 +114,10 @@ class Guard:
         self.refused[status] += 1
         self._said.warning("%s: %s", address, why)
         return Denied(status, why, who)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]") or address
 
 
 def bearer(authorization: str) -> bytes:
