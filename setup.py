@@ -21,7 +21,10 @@ if WANTED not in ("optional", "required", "none"):
 
 # No -g, which the interpreter's own flags have: paths of the machine that built it, and most of the size.
 ARGS = ["-O3", "-fno-strict-aliasing", "-g0"]
-NAMES = {"_hot": ["nsqha/hot/blake2b.h", "nsqha/hot/crc32.h", "nsqha/hot/_hot.pxd"], "_publishing": ["nsqha/hot/_hot.pxd"]}
+NAMES = {
+    "_hot": ["nsqha/hot/blake2b.h", "nsqha/hot/crc32.h", "nsqha/hot/_hot.pxd"],
+    "_publishing": ["nsqha/hot/_hot.pxd"],
+}
 
 setup(
     ext_modules=[

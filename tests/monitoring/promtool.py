@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 UNPACKED = ROOT / ".venv" / "prometheus" / "usr" / "bin"
@@ -13,7 +16,10 @@ UNPACKED = ROOT / ".venv" / "prometheus" / "usr" / "bin"
 def program(name: str) -> str:
     """The path of `promtool` or `prometheus`."""
     found = shutil.which(name, path=str(UNPACKED)) or shutil.which(name)
-    assert found, f"{name} is missing: `make test` unpacks Debian's package prometheus into .venv"
+    why = f"{name} is missing: `make test` unpacks Debian's package prometheus into .venv"
+    if not found and "CI" not in os.environ:
+        pytest.skip(why)  # not Debian, and there is none on the PATH
+    assert found, why
     return found
 
 

@@ -173,6 +173,26 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         "hold_not_renewed": Explanation("A hold could not be renewed; the next read tries again."),
         "rpc_failed": Explanation("An administration call failed inside the broker. A traceback follows."),
     },
+    "Who may do what": {
+        "open_to_everybody": Explanation(
+            "A port beyond loopback serves whoever reaches it.", "`--access-file`: docs/access.md. Or a "
+            "trusted network."
+        ),
+        "access_refused": Explanation("A token, a certificate or a caller without one may not do what it asked for."),
+        "access_renewed": Explanation("The access file changed, and counts."),
+        "access_unusable": Explanation(
+            "The access file changed, and cannot be used; the line says why. The last good one stays in force.",
+            "`nsqha access check FILE`.",
+        ),
+        "access_token_expired": Explanation(
+            "A token has expired and is refused.", "`nsqha access token` makes another; remove it from the file."
+        ),
+        "admin_action": Explanation("The audit: who changed what, from where, and what came of it."),
+        "audit_lost": Explanation(
+            "The audit topic did not take a record; the change went on, and the log has it.",
+            "Look at that topic: `nsqha topic show`.",
+        ),
+    },
     "Topics and channels": {
         "topic_created": Explanation("A topic was created."),
         "topic_deleted": Explanation("A topic was deleted."),
@@ -223,6 +243,12 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
             "Shrinks that repeat: the network, or the disk of that member.",
         ),
         "fenced": Explanation("A replica has promised a later epoch: this leader's time is over."),
+        "leader_unheard": Explanation(
+            "Nothing is heard of the node that leads partitions followed here, for a second. If the controller hears "
+            "nothing either, another is elected.",
+            "If it repeats: is that host overloaded, or its link bad?",
+        ),
+        "leader_heard": Explanation("The leader is heard again, or leads nothing here any more."),
         "following": Explanation("This node follows a leader."),
         "open_failed": Explanation("A leader's stream could not be taken. A traceback follows; it tries again."),
         "push_lost": Explanation("The stream to a follower ended; it is opened again."),

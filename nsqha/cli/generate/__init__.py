@@ -11,6 +11,11 @@ Downwards:
     systemd     units and settings for systemd
     compose     the container image, and Compose files
     k8s         manifests for Kubernetes
+    alerts      rules for Prometheus, and the page that says what to do about each
+    dashboards  for Grafana
+    metrics_page  docs/metrics.md
+    configuration  docs/configuration.md
+    errors      docs/errors.md
     topology    ports, probes and times that deployments have in common
     writing     what is there already: differences, and --force
 """

@@ -260,7 +260,7 @@ ALERTS = (
 HEAD = """\
 # Alerts
 
-`deploy/prometheus/nsqha.rules.yml` has these rules; both are made by `nsqha generate alerts`, do not edit them.
+`deploy/prometheus/nsqha.rules.yml` has these rules; both are made by `nsqha generate prometheus`, do not edit them.
 *critical* wakes
 somebody; *warning* waits for the morning. Rules take the maximum over lookup daemons, since each shows the whole
 cluster.
@@ -273,7 +273,7 @@ def files() -> dict[str, str]:
 
 
 def _rules() -> str:
-    lines = ["# Made by `nsqha generate alerts`; docs/alerts.md says what to do about each."]
+    lines = ["# Made by `nsqha generate prometheus`; docs/alerts.md says what to do about each."]
     lines += ["groups:", "  - name: nsqha", "    rules:"]
     for alert in ALERTS:
         lines += [

@@ -11,7 +11,18 @@ from typing import Any
 
 from nsqha.cli import broker, lookupd
 from nsqha.cli.daemon_flags import add_daemon_flags
-from nsqha.cli.generate import completions, compose, k8s, man, systemd
+from nsqha.cli.generate import (
+    alerts,
+    completions,
+    compose,
+    configuration,
+    dashboards,
+    errors,
+    k8s,
+    man,
+    metrics_page,
+    systemd,
+)
 from nsqha.cli.generate.writing import Files, differences, write
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_verb
@@ -38,6 +49,9 @@ GENERATORS = {
     "completion": Generator("completion for bash, zsh and fish: share/", lambda _: completions.files(*daemons())),
     "systemd": Generator("units and settings: deploy/systemd", lambda _: systemd.files()),
     "compose": Generator("image and Compose files: deploy/Dockerfile, deploy/compose", lambda _: compose.files()),
+    "prometheus": Generator("alert rules and their page: deploy/prometheus, docs", lambda _: alerts.files()),
+    "grafana": Generator("dashboards: deploy/grafana", lambda _: dashboards.files()),
+    "docs": Generator("pages of settings, metrics, errors and events: docs", lambda _: pages()),
     "k8s": Generator("manifests for Kubernetes: deploy/k8s", lambda _: k8s.files()),
 }
 
@@ -70,6 +84,11 @@ def run(args: argparse.Namespace) -> int:
     if len(written) < len(files):
         say(f"{len(files) - len(written)} files are as they should be")
     return exits.OK
+
+
+def pages() -> dict[str, str]:
+    """The pages of docs/ that are made of tables alone."""
+    return configuration.files() | metrics_page.files() | errors.files()
 
 
 def daemons() -> list[Parser]:

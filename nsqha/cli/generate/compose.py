@@ -27,8 +27,8 @@ from nsqha.options import LookupdOptions, Options
 FOLDER = "deploy/compose"
 PYTHON = "3.13"
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.24"
-PROMETHEUS_IMAGE = "quay.io/prometheus/prometheus:v3.5.0"
-GRAFANA_IMAGE = "docker.io/grafana/grafana:12.1.1"
+PROMETHEUS_IMAGE = "prom/prometheus:v3.5.0"
+GRAFANA_IMAGE = "grafana/grafana:12.1.1"
 BROKERS, LOOKUPDS, ETCDS = 3, 2, 3
 SECRET = "/run/secrets/nsqha-cluster"
 WRITTEN = "# Written by `nsqha generate compose`; put changes into a file of your own, which Compose merges.\n"
@@ -41,6 +41,7 @@ def files() -> dict[str, str]:
         f"{FOLDER}/cluster.yaml": _cluster(),
         f"{FOLDER}/prometheus.yml": _prometheus(),
         f"{FOLDER}/grafana-datasource.yml": _GRAFANA,
+        f"{FOLDER}/grafana-dashboards.yml": _DASHBOARDS,
     }
 
 
@@ -237,6 +238,7 @@ _MONITORING = f"""\
     restart: unless-stopped
     volumes:
       - ./prometheus.yml:/etc/prometheus/prometheus.yml:ro
+      - ../prometheus/nsqha.rules.yml:/etc/prometheus/nsqha.rules.yml:ro
       - prometheus-data:/prometheus
     ports:
       - "127.0.0.1:9090:9090"
@@ -246,6 +248,8 @@ _MONITORING = f"""\
     restart: unless-stopped
     volumes:
       - ./grafana-datasource.yml:/etc/grafana/provisioning/datasources/nsqha.yml:ro
+      - ./grafana-dashboards.yml:/etc/grafana/provisioning/dashboards/nsqha.yml:ro
+      - ../grafana/dashboards:/var/lib/nsqha-dashboards:ro
       - grafana-data:/var/lib/grafana
     ports:
       - "127.0.0.1:3000:3000\""""
@@ -258,6 +262,7 @@ def _prometheus() -> str:
     return f"""\
 {WRITTEN}global:
   scrape_interval: 15s
+rule_files: [/etc/prometheus/nsqha.rules.yml]
 scrape_configs:
   - job_name: nsqha-broker
     static_configs:
@@ -276,4 +281,12 @@ datasources:
     access: proxy
     url: http://prometheus:9090
     isDefault: true
+"""
+
+_DASHBOARDS = f"""\
+{WRITTEN}apiVersion: 1
+providers:
+  - name: nsqha
+    options:
+      path: /var/lib/nsqha-dashboards
 """

@@ -15,7 +15,7 @@ HEAD = f"""\
 
 `GET /metrics` at the HTTP port of a broker and of a lookup daemon, in Prometheus' or OpenMetrics' format. This page
 is made by
-`nsqha generate metrics`; do not edit it. Units are seconds and bytes; counters count from the start of the process
+`nsqha generate docs`; do not edit it. Units are seconds and bytes; counters count from the start of the process
 and end in
 `_total`, histograms have `_bucket`, `_sum` and `_count`.
 
