@@ -33,7 +33,7 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
     logger = nsqlog.Logger("node")
     for notice in notices:
         logger.info("flag_without_meaning", "%s", notice)
-    from nsqha.server.node.start import serve_until_signal
+    from nsqha.server.node.start import advice, serve_until_signal
 
     try:
         return serve_until_signal(options, open_grpc)
@@ -47,7 +47,8 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
         elif error.filename is None:
             raise
         else:  # of the data folder: another user's file, a disk that is mounted read-only
-            logger.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
+            why = f"{error.strerror}{advice(error)}"
+            logger.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, why)
     return exits.FAILED
 
 

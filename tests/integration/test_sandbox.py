@@ -3,6 +3,7 @@ there, without memory that is written and executed, without privileges."""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 from nsqha.cli.brokers.v2client import Subscriber, V2Publisher
 from nsqha.cli.generate.systemd import SANDBOX
-from tests.integration.servers import Host, Node, wait_until
+from tests.integration.servers import BIN, Host, Node, wait_until
 
 NUMBERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 
@@ -95,3 +96,20 @@ def test_a_broker_serves_in_the_sandbox_of_its_unit(tmp_path: Path) -> None:
         assert node.stop() == 0
         assert "Operation not permitted" not in node.log()
         node.start()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_volume_that_is_not_its_own_is_one_line_with_what_to_do(there: bool, tmp_path: Path) -> None:
+    """Of the image's user, or of ours without what root may do."""
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o555)
+    path = data if there else data / "below"
+    prefix = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"] if os.geteuid() == 0 else []
+    command = [str(BIN / "nsqd"), f"--data-path={path}", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert f"--data-path={path}: " in said
+    assert f"Permission denied; this process is user {os.geteuid()}: give it" in said
+    assert "Traceback" not in done.stderr

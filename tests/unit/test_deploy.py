@@ -19,6 +19,7 @@ from nsqha.goflags import load
 from nsqha.options import SECOND, LoadedOptions, LookupdOptions, Options, flags_of, load_nsqd, load_nsqlookupd
 from nsqha.server.node.start import LEAVE_SECONDS_MAX
 from nsqha.server.runtime.service_manager import EXTEND_SECONDS, TICKS_PER_PERIOD
+from tests.certificates import Certificates
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 DAEMONS = ["broker", "lookupd"]
@@ -177,3 +178,10 @@ def test_what_the_pages_name_is_in_the_files() -> None:
     assert set(re.findall(r"statefulset ([\w-]+)", text)) == {name}
     claim = broker["spec"]["volumeClaimTemplates"][0]["metadata"]["name"]
     assert re.findall(r"delete pvc ([\w-]+)", text) == [f"{claim}-{name}-{broker['spec']['replicas'] - 1}"]
+
+
+def test_the_page_says_how_to_see_until_when_a_certificate_is_good(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^    (openssl .*)$", (FOLDER.parents[1] / "docs/operate.md").read_text(), re.MULTILINE)
+    Certificates(tmp_path).issue("broker1", "DNS:broker1.example")
+    done = subprocess.run(shlex.split(command), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("notAfter=")

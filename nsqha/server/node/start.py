@@ -7,6 +7,7 @@ before everything that was acknowledged earlier can be served again. Stop is the
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import importlib
 import os
@@ -134,6 +135,13 @@ def make_data_folder(path: str) -> None:
     OsStorage().make_dirs(path)
     within = f", with the folders from {first} on" if first != path else ""
     logger.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
+
+
+def advice(error: OSError) -> str:
+    """What to do about a data folder that cannot be written; empty: nothing is known."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"; this process is user {os.geteuid()}: give it the folder (chown), or name another with --data-path"
+    return "; the volume is read-only: mount it for writing" if error.errno == errno.EROFS else ""
 
 
 def warn_of_nsqd_data(path: str) -> None:
@@ -330,7 +338,7 @@ class Node:
         except FileExistsError:
             raise ConfigError(f"--data-path={options.data_path}: this is a file, not a folder") from None
         except OSError as error:
-            raise ConfigError(f"--data-path={options.data_path}: {error.strerror}") from None
+            raise ConfigError(f"--data-path={options.data_path}: {error.strerror}{advice(error)}") from None
 
     def _open_journal(self, rng: random.Random) -> NodeJournal:
         path = self.options.data_path
