@@ -24,6 +24,7 @@ Downwards:
     reading   what a task does with a split: fetch, verify, make Arrow batches
     planner   what is read, and how it is divided into tasks
     snapshot  the client of the segment service
+    token     what is shown to brokers with an access file
     options   the options that a user may set
     model     the plain values of a job
 """

@@ -23,6 +23,7 @@ from typing import Any, Final
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral, valid_name
 from pyspark_nsqha.model import CutPoint, NoBroker, NotThere, PartitionLife, PinnedPartition, ReadFailed, ReplicaAddress
 from pyspark_nsqha.options import ConnectOptions, TopicSelection
+from pyspark_nsqha.token import token
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 TIMES_MAX: Final = 16  # in one request
@@ -233,7 +234,7 @@ def _stub(connection: ConnectOptions, broker: str) -> Iterator[Any]:
     except ConfigError as error:
         why = str(error).removeprefix("--cluster-secret-file=")
         raise ReadFailed(f"option nsqha.clusterSecretFile: {why}") from None
-    with grpc_channels.channel(broker, options, tls, secret) as channel:
+    with grpc_channels.channel(broker, options, tls, secret, token()) as channel:
         yield segments_pb2_grpc.SegmentsStub(channel)
 
 
@@ -256,8 +257,10 @@ def _final(error: Any, broker: str, rpc: str, connection: ConnectOptions) -> str
     if code is codes.UNIMPLEMENTED:
         return f"{broker} has no segment service: it is another program, or a broker older than this package"
     if code is codes.UNAUTHENTICATED:
-        return f"{broker} refuses this machine: {text} (option nsqha.clusterSecretFile)"
+        return f"{broker} refuses this machine: {text} (option nsqha.clusterSecretFile, or $NSQHA_TOKEN_FILE)"
     if code is codes.PERMISSION_DENIED:
+        if token():
+            return f"{broker} refuses this token: {text}; a reader's has the role reader"
         return f"{broker} refuses this certificate: {text}; a reader's has URI:nsqha:reader"
     if code is codes.RESOURCE_EXHAUSTED and rpc == "Snapshot":
         return f"{broker} cannot answer: {text}; ask for fewer topics, or fewer offsets of them"

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark_nsqha.model import ENTRY_BYTES, FetchedRun, Gone, ReadFailed, ReplicaAddress, Split
 from pyspark_nsqha.reading.runs import RUN_BYTES, Frames, Runs, borders_of, run_end
+from pyspark_nsqha.token import headers
 
 if TYPE_CHECKING:
     from pyspark_nsqha.options import Tls
@@ -302,7 +303,7 @@ class Fetch:
 
     def _request(self, connection: _FetchConnection, target: str) -> _Answer:
         try:
-            connection.http.request("GET", target)
+            connection.http.request("GET", target, headers=headers())
             response = connection.http.getresponse()
             if response.status != 200:
                 raise _refusal(response)

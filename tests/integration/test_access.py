@@ -17,6 +17,10 @@ from nsqha.access.roles import Role
 from nsqha.access.tokens import entry
 from nsqha.cli.brokers.v2client import V2Connection
 from nsqha.cli.brokers.v2security import Security
+from pyspark_nsqha.model import ReadFailed, Split
+from pyspark_nsqha.options import ConnectOptions
+from pyspark_nsqha.reading.fetch import runs
+from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 from tests.integration.servers import BIN, Node, free_port, wait_until
 from tests.integration.test_access_roles import TOKENS, RawClient, flag, headers_of, write_access
 
@@ -155,6 +159,53 @@ def test_one_record_for_each_change(node: Node, tmp_path: Path) -> None:
         "operator grpc nsqha.v1.Admin/Seek topic=t channel=c: plan, done",
     ]
     assert "token-of-" not in node.log() and "a body" not in node.log()
+
+
+def test_records_are_messages_of_the_audit_topic_too(tmp_path: Path) -> None:
+    with Node(tmp_path / "node", flags=["--audit-topic=audit"]) as node:
+        assert ask(node, "POST", "/topic/create?topic=t")[0] == 200
+        assert ask(node, "POST", "/topic/delete?topic=none")[0] == 404
+        consumer = RawClient(node)
+        assert consumer.say(b"SUB audit c") == b"OK"
+        consumer.socket.sendall(b"RDY 10\n")
+        shown = [json.loads(consumer.heard()[26:]) for _ in range(2)]
+        assert [(each["target"], each["outcome"]) for each in shown] == [
+            ("topic=t", "done"),
+            ("topic=none", "failed: TOPIC_NOT_FOUND"),
+        ]
+        assert "nsqha_audit_lost_records_total 0" in ask(node, "GET", "/metrics")[1]
+
+
+OTHER = {200, 400, 404, 409, 410}
+"""What a reader hears that may ask, of a range that is not there."""
+
+
+def test_readers_of_segments_show_a_token(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in ("one", "two"):
+        assert ask(node, "POST", "/pub?topic=t", "publisher", word.encode())[0] == 200
+    asked = SnapshotRequest(("t",))
+    segments = Segments(ConnectOptions((flag(node, "grpc-address"),), retries=0))
+    monkeypatch.setenv("NSQHA_TOKEN", TOKENS["viewer"])
+    with pytest.raises(ReadFailed, match="refuses this token: this needs the role reader, which viewer does not have"):
+        segments.snapshot(asked)
+    monkeypatch.setenv("NSQHA_TOKEN", TOKENS["reader"])
+    (partition,) = segments.snapshot(asked).pins
+    of, first, end = partition.identity, partition.start, partition.end
+    split = Split(
+        of, first.offset, end.offset, first.log_id, end.log_id, first.offset, end.offset, end.log_id - 1,
+        partition.chain, partition.replicas,
+    )  # fmt: skip
+    stored = b"".join(bytes(run.frames) for run in runs(split, retries=0))
+    assert b"one" in stored and b"two" in stored
+    monkeypatch.setenv("NSQHA_TOKEN", TOKENS["viewer"])
+    with pytest.raises(ReadFailed, match="403 this needs the role reader"):
+        list(runs(split, retries=0))
+    target = f"/segments/{of.topic_uid:016x}/0?first=1&end=2&at=1&chain={0:016x}"
+    for caller, statuses in (("", {401}), ("viewer", {403}), ("operator", {403}), ("reader", OTHER), ("admin", OTHER)):
+        connection = http.client.HTTPConnection(partition.replicas[0].address, timeout=20)
+        connection.request("GET", target, headers=headers_of(caller))
+        assert connection.getresponse().status in statuses, caller
+        connection.close()
 
 
 @pytest.mark.skipif(

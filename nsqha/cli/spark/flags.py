@@ -20,6 +20,7 @@ from nsqha.cli.terminal.parser import (
     add_certificate,
     add_json,
     add_timeout,
+    add_token,
 )
 from nsqha.cli.terminal.screen import say
 from nsqha.cli.terminal.times import LogTarget, parse_instant, parse_place
@@ -54,6 +55,7 @@ def add_common(verb: Parser) -> None:
     verb.set_defaults(broker_default=default)
     add_spark(verb)
     add_timeout(verb, "30s")
+    add_token(verb)
     add_certificate(verb)
 
 

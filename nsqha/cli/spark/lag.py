@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 from nsqha.cli.spark.checks import check_lake
 from nsqha.cli.spark.flags import administration
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.parser import GRPC_ADDRESS, add_certificate, add_json, add_timeout, add_verb, duration, name
+from nsqha.cli.terminal.parser import (
+    GRPC_ADDRESS,
+    add_certificate,
+    add_json,
+    add_timeout,
+    add_token,
+    add_verb,
+    duration,
+    name,
+)
 from nsqha.cli.terminal.screen import Cell, print_json, say, show_bytes, some, table
 from nsqha.cli.terminal.times import parse_duration, show_duration
 
@@ -63,6 +72,7 @@ def add_lag(verbs: Any) -> None:
     )
     add_timeout(verb)
     add_json(verb, "print JSON, one line per sample")
+    add_token(verb)
     add_certificate(verb)
 
 

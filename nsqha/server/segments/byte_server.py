@@ -11,11 +11,11 @@ would stop it although each does little. `Turns` lets one request at a time be p
 order in which they came; a thread that waits for a turn, a file or the network does not keep others from running.
 
 Unknown readers: there are at most `ReaderLimits.connections` connections. One more takes the place of the one that has
-waited longest for a request, or gets 503. A malformed request ends its connection; a peer that may not read is refused
-before its request is parsed. The watcher shuts connections down at their deadline: a head that does not arrive, a
-reader that takes nothing. Sockets block without a timeout of their own, so that one rule covers handshakes, heads, TLS
-and sendfile. A request head has at most HEAD_BYTES_MAX, requests have no body, and no number in a request decides how
-much memory is allocated.
+waited longest for a request, or gets 503. A malformed request ends its connection; a peer whose certificate may not
+read is refused before its request is parsed, one whose token may not before anything is looked up. The watcher shuts
+connections down at their deadline: a head that does not arrive, a reader that takes nothing. Sockets block without a
+timeout of their own, so that one rule covers handshakes, heads, TLS and sendfile. A request head has at most
+HEAD_BYTES_MAX, requests have no body, and no number in a request decides how much memory is allocated.
 """
 
 from __future__ import annotations
