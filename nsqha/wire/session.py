@@ -163,7 +163,7 @@ class Session:
                     continue
             after = self._command(line, data, pos, stop)
             if after == DETACHED:
-                if self._detached:
+                if self._detached and not flow.blocked:
                     flow.rest()  # each copies what is unread: many IDENTIFYs in one read would stop the loop
                 self._detached = True
                 return True

@@ -79,6 +79,12 @@ BLOCKING = ["pub", "mpub", "dpub", "sub", "rdy", "fin", "req", "touch", "cls", "
     block_on=st.sets(st.sampled_from([*BLOCKING, "check_publish"]), min_size=1),
     ends=st.booleans(),
 )
+@example(
+    data=b'IDENTIFY\n\x00\x00\x00\x11{"client_id":"c"}' * 2,
+    at=[],
+    block_on={"identify"},
+    ends=False,
+)
 def test_blocking_changes_nothing(data: bytes, at: list[int], block_on: set[str], ends: bool) -> None:
     session, handler = start(SMALL)
     handler.block_on = block_on
