@@ -19,9 +19,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from nsqha.errors import ConfigError
 from nsqha.nsqlog import Logger
-from nsqha.options import Options
 from nsqha.server.runtime.measures import certificates_end
-from nsqha.server.runtime.tls import ClusterTls, load_cluster_tls, server_context
+from nsqha.server.runtime.tls import ClusterTls, ListenerTlsFlags, load_cluster_tls, server_context
 
 LOOK_SECONDS = 2.0
 
@@ -115,7 +114,7 @@ class CertificateFiles(Renewed[ClusterTls]):
 class ClientCertificate(Renewed[ssl.SSLContext]):
     """The certificate of the client ports: --tls-cert, --tls-key and, to check clients' own, --tls-root-ca-file."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ListenerTlsFlags) -> None:
         self._options = options
         super().__init__(*filter(None, (options.tls_cert, options.tls_key, options.tls_root_ca_file)))
         self.context = self.newest

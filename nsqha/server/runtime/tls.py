@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nsqha.errors import ConfigError
 from nsqha.options import TLS_VERSIONS, Options
@@ -50,7 +50,22 @@ _VerifyCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 _accept_any = _VerifyCallback(lambda _verified, _store: 1)
 
 
-def server_context(options: Options) -> ssl.SSLContext | None:
+class ListenerTlsFlags(Protocol):
+    """The options of the TCP and HTTPS listeners; `Options` and `LookupdOptions` have them."""
+
+    @property
+    def tls_cert(self) -> str: ...
+    @property
+    def tls_key(self) -> str: ...
+    @property
+    def tls_min_version(self) -> str: ...
+    @property
+    def tls_client_auth_policy(self) -> str: ...
+    @property
+    def tls_root_ca_file(self) -> str: ...
+
+
+def server_context(options: ListenerTlsFlags) -> ssl.SSLContext | None:
     """The context of the TCP and HTTPS listeners; None without a certificate. ConfigError names the unusable flag."""
     if not options.tls_cert:
         return None
@@ -72,7 +87,7 @@ def server_context(options: Options) -> ssl.SSLContext | None:
     return context
 
 
-def client_context(options: Options) -> ssl.SSLContext | None:
+def client_context(options: ListenerTlsFlags) -> ssl.SSLContext | None:
     """The context for https to an auth server; None means the system's certificates and defaults."""
     if not options.tls_root_ca_file:
         return None
@@ -82,7 +97,7 @@ def client_context(options: Options) -> ssl.SSLContext | None:
     return context
 
 
-def _set_lowest_version(context: ssl.SSLContext, options: Options) -> None:
+def _set_lowest_version(context: ssl.SSLContext, options: ListenerTlsFlags) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
@@ -94,7 +109,7 @@ def _lower_security(context: ssl.SSLContext) -> None:
     context.set_ciphers(f"{_CIPHERS}:@SECLEVEL=0")
 
 
-def _load_certificate(context: ssl.SSLContext, options: Options) -> None:
+def _load_certificate(context: ssl.SSLContext, options: ListenerTlsFlags) -> None:
     def no_password() -> str:
         return _encrypted("--tls-key", options.tls_key)
 
