@@ -4,6 +4,7 @@ Downwards:
 
     daemon       one lookup daemon: sockets, registry and API
     tcp          nsqd's connections
+    listeners    the HTTP, HTTPS and metrics listeners
     http_api     the HTTP API of clients, nsqadmin and nsqd
     fork_api     the HTTP API of the Youzan fork's tools
     cluster_api  the controller over HTTP

@@ -13,7 +13,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -23,6 +22,7 @@ from lookupd.cluster_api import LookupCluster
 from lookupd.controller import ControllerShell, MetadataGate
 from lookupd.directory import LookupDirectory
 from lookupd.http_api import LookupdApi
+from lookupd.listeners import LookupdHttp
 from lookupd.registry import Registry
 from lookupd.standby import gone
 from lookupd.tcp import TcpServer, identity
@@ -35,10 +35,8 @@ from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.options import SECOND, LoadedOptions, LookupdOptions, host_name, version_line
-from nsqha.server.authorization.audit import Audit
 from nsqha.server.authorization.exposure import warn_if_open
 from nsqha.server.authorization.guard import Guard
-from nsqha.server.http.server import HttpDoors, HttpServer
 from nsqha.server.peers.api import Peers
 from nsqha.server.runtime.listen import bound_address, bound_port, listen, raise_open_files_limit
 from nsqha.server.runtime.service_manager import ServiceManager
@@ -86,31 +84,26 @@ class Lookupd:
             )
             self._cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
         self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
-        self._http = HttpServer(
-            LookupdApi(self.registry, clock, self._cluster, describe=self._described).routes(),
-            self._logger,
-            names=(host_name(), options.broadcast_address),
-            doors=HttpDoors("lookupd http", guard, Audit()),
-        )
-        self.tcp_address = ""
-        self.http_address = ""
+        api = LookupdApi(self.registry, clock, self._cluster, describe=self._described)
+        self._http = LookupdHttp(options, api, self._logger, guard)
+        self.tcp_address = self.http_address = self.https_address = self.metrics_address = ""
 
     async def start(self) -> None:
-        """Listen on both addresses. ConfigError if one cannot be bound; then it listens on neither."""
-        options = self._options
-        tcp = listen(options.tcp_address, flag="tcp-address")
+        """Listen on all addresses. ConfigError if one cannot be bound; then it listens on none."""
+        tcp, http = listen(self._options.tcp_address, flag="tcp-address"), self._http
         try:
-            http = listen(options.http_address, flag="http-address")
+            http.bind()
         except ConfigError:
             tcp.close()
             raise
-        self.tcp_address, self.http_address = bound_address(tcp), bound_address(http)
-        await self._tcp.start(tcp, self._identity(tcp, http))
-        await self._http.listen(http)
+        self.tcp_address, self.http_address = bound_address(tcp), http.address("http")
+        self.https_address, self.metrics_address = http.address("https"), http.address("metrics")
+        await self._tcp.start(tcp, self._identity(bound_port(tcp)))
+        await http.start()
         self._logger.info("tcp_listening", "TCP: listening on %s", self.tcp_address, address=self.tcp_address)
         if self.controller is not None:
             await self.controller.start()
-        self._logger.info("http_listening", "HTTP: listening on %s", self.http_address, address=self.http_address)
+        http.log_addresses()
 
     async def stop(self) -> None:
         if self._cluster is not None:
@@ -128,13 +121,13 @@ class Lookupd:
         name = f"{host}:{ports['TcpPort']}:{ports['HttpPort']}"
         return {"ID": name, "NodeIP": host, **ports, "RpcPort": "", "Epoch": 0}
 
-    def _identity(self, tcp: socket.socket, http: socket.socket) -> bytes:
+    def _identity(self, tcp_port: int) -> bytes:
         host = host_name()
         return identity(
             broadcast_address=self._options.broadcast_address or host,
             hostname=host,
-            http_port=bound_port(http),
-            tcp_port=bound_port(tcp),
+            http_port=self._http.port,
+            tcp_port=tcp_port,
         )
 
 
@@ -176,7 +169,7 @@ async def _until_signal(options: LookupdOptions) -> None:
             watching.spawn(guard.file.watch())
             stack.callback(watching.cancel)
         else:
-            warn_if_open({"HTTP": options.http_address})
+            warn_if_open({"HTTP": options.http_address, "HTTPS": options.https_address})
         lookupd = Lookupd(options, clock=clock, store=store, peers=peers, gate=store, guard=guard)
         await lookupd.start()
         manager.ready(f"answers at {lookupd.http_address}")

@@ -62,10 +62,7 @@ class LookupdApi:
     def routes(self) -> HttpApi:
         api = HttpApi(LOOKUPD_HTTP)
         self._requests = api.requests
-        api.add("GET", "/ping", _async(lambda _: "OK"), plain=True)
-        api.add("GET", "/healthz", _async(lambda _: "OK"), plain=True, quiet=True)
-        api.add("GET", "/readyz", _async(self.readyz), plain=True, quiet=True)
-        api.add("GET", "/metrics", self.metrics, plain=True, quiet=True)
+        self._add_observed_to(api)
         api.add("GET", "/info", _async(lambda _: {"version": NSQ_VERSION}))
         api.add("GET", "/topics", _async(self.topics))
         api.add("GET", "/channels", _async(self.channels))
@@ -82,6 +79,18 @@ class LookupdApi:
             ForkApi(self._cluster, self._describe).add_to(api)
             api.add("PUT", "/topic/create", self.create_topic)  # the fork's
         return api
+
+    def observed_routes(self) -> HttpApi:
+        """What is served at --metrics-address: metrics and health."""
+        api = HttpApi(LOOKUPD_HTTP)
+        self._add_observed_to(api)
+        return api
+
+    def _add_observed_to(self, api: HttpApi) -> None:
+        api.add("GET", "/ping", _async(lambda _: "OK"), plain=True)
+        api.add("GET", "/healthz", _async(lambda _: "OK"), plain=True, quiet=True)
+        api.add("GET", "/readyz", _async(self.readyz), plain=True, quiet=True)
+        api.add("GET", "/metrics", self.metrics, plain=True, quiet=True)
 
     # ---- questions
 

@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from hashlib import md5
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from nsqha import NSQ_VERSION
 from nsqha.errors import ConfigError
@@ -329,6 +329,7 @@ class LookupdOptions:
     verbose: bool = _flag(BOOL, False, "", inert="--log-level decides")
     tcp_address: str = _flag(STRING, "0.0.0.0:4160", "<addr>:<port> for TCP clients")
     http_address: str = _flag(STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP clients")
+    https_address: str = _flag(STRING, "", "<addr>:<port> for HTTPS clients; needs --tls-cert and --tls-key")
     broadcast_address: str = _flag(STRING, "", "address of this lookupd node (default: the host name)")
     inactive_producer_timeout_ns: int = _flag(
         DURATION, 300 * SECOND, "how long a producer stays in the list after its last ping", least=1
@@ -336,6 +337,8 @@ class LookupdOptions:
     tombstone_lifetime_ns: int = _flag(
         DURATION, 45 * SECOND, "how long a tombstone hides a producer of a topic", least=1
     )
+    tls_cert: str = _flag(STRING, "", "path to the certificate file of --https-address")
+    tls_key: str = _flag(STRING, "", "path to the key of --tls-cert")
 
     etcd_endpoints: tuple[str, ...] = _flag(
         STRINGS, (), "<addr>:<port> of an etcd member (may be given several times); makes this a cluster's controller",
@@ -365,6 +368,12 @@ class LookupdOptions:
         "",
         "path to a file that says who may do what (`nsqha access token` makes its lines); empty: everybody",
     )
+    metrics_address: str = _flag(STRING, "", "<addr>:<port> for /metrics and health alone (default: --http-address)")
+
+    # No flags: no old client needs less, as nsqlookupd has no HTTPS; and callers show tokens, not certificates.
+    tls_min_version: ClassVar[str] = "tls1.2"
+    tls_client_auth_policy: ClassVar[str] = ""
+    tls_root_ca_file: ClassVar[str] = ""
 
 
 T = TypeVar("T", Options, LookupdOptions)
@@ -419,6 +428,9 @@ def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOp
     options = loaded.options
     _not_empty(options, "tcp_address", "http_address")
     _check_ranges(options)
+    _check_certificate(options)
+    if bool(options.https_address) != bool(options.tls_cert):
+        raise ConfigError("--https-address and --tls-cert go together: nothing else of this daemon has a certificate")
     _check_cluster(options, (*_ETCD_ACCESS, "cluster_tls_cert"))
     return replace(loaded, options=replace(options, broadcast_address=options.broadcast_address or host_name()))
 
@@ -430,8 +442,7 @@ def checked(options: Options) -> Options:
     options = replace(options, broadcast_address=options.broadcast_address or host_name())
     _not_empty(options, "tcp_address")
     _check_ranges(options)
-    if bool(options.tls_cert) != bool(options.tls_key):
-        raise ConfigError("--tls-cert and --tls-key go together")
+    _check_certificate(options)
     _check_https_port(options)
     _check_cluster(options, (*_ETCD_ACCESS, "topic_replicas"))
     _check_strangers(options)
@@ -446,6 +457,11 @@ def checked(options: Options) -> Options:
         if not 0 < fraction <= 1:
             raise ConfigError(f"--e2e-processing-latency-percentile={fraction}: must be above 0 and at most 1")
     return options
+
+
+def _check_certificate(options: Options | LookupdOptions) -> None:
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise ConfigError("--tls-cert and --tls-key go together")
 
 
 def _check_https_port(options: Options) -> None:

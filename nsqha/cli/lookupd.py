@@ -22,7 +22,7 @@ GROUPS = {
         "etcd-endpoint", "etcd-ca", "etcd-cert", "etcd-key", "etcd-user", "etcd-password-file", "cluster-name",
         "cluster-tls-cert", "cluster-tls-key", "cluster-tls-ca", "cluster-secret-file",
     ),
-    "addresses": ("tcp-address", "http-address", "broadcast-address"),
+    "addresses": ("tcp-address", "http-address", "https-address", "metrics-address", "broadcast-address"),
 }  # fmt: skip
 
 

@@ -242,6 +242,21 @@ def test_the_lookup_daemon_needs_both_addresses(flag: str) -> None:
         load_nsqlookupd([f"--{flag}="], {})
 
 
+def test_the_lookup_daemon_has_https_where_all_of_it_is_given() -> None:
+    certificate = ("--tls-cert=c", "--tls-key=k")
+    flags = ["--https-address=0.0.0.0:4163", *certificate, "--metrics-address=127.0.0.1:9"]
+    options = load_nsqlookupd(flags, {}).options
+    assert (options.https_address, options.tls_cert, options.tls_key) == ("0.0.0.0:4163", "c", "k")
+    assert options.metrics_address == "127.0.0.1:9"
+    assert (LookupdOptions().https_address, LookupdOptions().metrics_address) == ("", "")
+    for alone in (["--https-address=0.0.0.0:4163"], certificate):
+        with pytest.raises(ConfigError, match="--https-address and --tls-cert go together"):
+            load_nsqlookupd(list(alone), {})
+    for half in certificate:
+        with pytest.raises(ConfigError, match="--tls-cert and --tls-key go together"):
+            load_nsqlookupd(["--https-address=0.0.0.0:4163", half], {})
+
+
 def test_the_lookup_daemon_has_an_environment_of_its_own() -> None:
     env = {"NSQD_TCP_ADDRESS": "nsqd:1", "NSQLOOKUPD_TCP_ADDRESS": "lookup:1"}
     assert load_nsqlookupd([], env).options.tcp_address == "lookup:1"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -273,6 +275,62 @@ def test_an_address_in_use_frees_the_other_one() -> None:
             second = Lookupd(LookupdOptions(tcp_address="127.0.0.1:0", http_address=taken))
             with pytest.raises(ConfigError, match="--http-address"):
                 await second.start()
+
+    uvloop.run(main())
+
+
+def test_the_listener_for_monitors_has_metrics_and_health_alone() -> None:
+    async def story(world: World) -> None:
+        metrics, main = world.daemon.metrics_address, world.daemon.http_address
+        assert (await http(main, "GET", "/topics"))[0] == 200
+        for path in ("/ping", "/healthz", "/readyz"):
+            assert await http(metrics, "GET", path) == (200, b"OK")
+        status, body = await http(metrics, "GET", "/metrics")
+        assert status == 200 and isinstance(body, bytes)
+        assert b'nsqha_http_requests_total{code="200",route="/topics"} 1.0' in body, "those of the other listeners"
+        for method, path in (("GET", "/nodes"), ("GET", "/lookup?topic=t"), ("POST", "/topic/create?topic=t")):
+            assert (await http(metrics, method, path))[0] == 404
+        assert await world.get("/topics") == {"topics": []}
+
+    run(story, metrics_address="127.0.0.1:0")
+
+
+async def refused(options: LookupdOptions) -> tuple[str, object]:
+    """Why it does not start, and what keeps its sockets from being closed only because nobody has them any more."""
+    daemon = Lookupd(options)
+    with pytest.raises(ConfigError) as caught:
+        await daemon.start()
+    return str(caught.value), (daemon, caught)
+
+
+def free_addresses() -> dict[str, str]:
+    with socket.socket() as tcp, socket.socket() as http:
+        for sock in (tcp, http):
+            sock.bind(("127.0.0.1", 0))
+        return {f"{name}_address": "{}:{}".format(*s.getsockname()) for name, s in (("tcp", tcp), ("http", http))}
+
+
+def test_a_certificate_that_can_not_be_used_frees_the_addresses(tmp_path: Path) -> None:
+    async def main() -> None:
+        addresses, missing = free_addresses(), str(tmp_path / "none.crt")
+        tls = {"https_address": "127.0.0.1:0", "tls_cert": missing, "tls_key": missing}
+        why, _kept = await refused(LookupdOptions(**addresses, **tls))  # type: ignore[arg-type]
+        assert why.startswith(f"--tls-cert={missing} ") and "No such file" in why
+        async with running(**addresses) as world:
+            assert world.daemon.tcp_address == addresses["tcp_address"]
+
+    uvloop.run(main())
+
+
+def test_an_address_in_use_frees_those_before_it() -> None:
+    async def main() -> None:
+        addresses = free_addresses()
+        async with running() as world:
+            taken = world.daemon.http_address
+            why, _kept = await refused(LookupdOptions(**addresses, metrics_address=taken))  # type: ignore[arg-type]
+            assert why.startswith(f"--metrics-address={taken}")
+        async with running(**addresses) as world:
+            assert world.daemon.http_address == addresses["http_address"]
 
     uvloop.run(main())
 
