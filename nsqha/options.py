@@ -619,7 +619,7 @@ TOOL_VARIABLES = frozenset(
     for name in (
         "ADDRESS", "AUTH_SECRET", "CLUSTER_NAME", "CLUSTER_SECRET_FILE", "CLUSTER_TLS_CA", "CLUSTER_TLS_CERT",
         "CLUSTER_TLS_KEY", "ETCD_CA", "ETCD_CERT", "ETCD_ENDPOINT", "ETCD_KEY", "ETCD_PASSWORD_FILE", "ETCD_USER",
-        "GRPC_ADDRESS", "NO_EXT", "TCP_ADDRESS", "TLS_CERT", "TLS_KEY", "TLS_ROOT_CA_FILE",
+        "GRPC_ADDRESS", "NO_EXT", "TCP_ADDRESS", "TLS_CERT", "TLS_KEY", "TLS_ROOT_CA_FILE", "TOKEN", "TOKEN_FILE",
     )
 )  # fmt: skip
 """What the command line tools and the extensions read: a daemon may find them in its environment."""

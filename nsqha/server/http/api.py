@@ -68,9 +68,9 @@ def routes(broker: BrokerApi) -> HttpApi:
     return api
 
 
-def observed_routes(broker: BrokerApi) -> HttpApi:
-    """What is served at --metrics-address: metrics and health."""
-    api = HttpApi(BROKER_HTTP)
+def observed_routes(broker: BrokerApi, beside: HttpApi) -> HttpApi:
+    """What is served at --metrics-address: metrics and health; its requests count with those `beside`."""
+    api = HttpApi(BROKER_HTTP, counts=beside.requests)
     NodeRoutes(broker).add_observed_to(api)
     return api
 
@@ -85,7 +85,6 @@ class NodeRoutes:
         self._requests: Mapping[tuple[str, int], int] = {}
 
     def add_to(self, api: HttpApi) -> None:
-        self._requests = api.requests
         api.add("GET", "/info", self.info)
         api.add("GET", "/stats", self.stats)
         api.add("GET", "/config/:opt", self.read_option)
@@ -93,6 +92,7 @@ class NodeRoutes:
 
     def add_observed_to(self, api: HttpApi) -> None:
         """What monitors read."""
+        self._requests = api.requests
         api.add("GET", "/ping", self.ping, plain=True)
         api.add("GET", "/healthz", self.healthz, plain=True, quiet=True)
         api.add("GET", "/startupz", self.startupz, plain=True, quiet=True)
@@ -220,7 +220,7 @@ class _TlsOnly(HttpApi):
 
     def __init__(self, https_port: int, behind: HttpApi) -> None:
         """`behind`: what is served over HTTPS."""
-        super().__init__()
+        super().__init__(counts=behind.requests)
         self._behind = behind
         body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'.encode()
         headers = {"X-Nsq-Content-Type": "nsq; version=1.0"}
@@ -266,7 +266,7 @@ class BrokerHttp:
             self._listeners.append(("HTTPS", secure, https, tls))
         if metrics is not None:
             doors = HttpDoors("metrics", guard, audit)
-            observed = http_envelope.HttpServer(observed_routes(broker), self._logger, names=names, doors=doors)
+            observed = http_envelope.HttpServer(observed_routes(broker, api), self._logger, names=names, doors=doors)
             self._listeners.append(("METRICS", observed, metrics, None))
 
     async def start(self) -> None:

@@ -286,10 +286,13 @@ class Route:
 class HttpApi:
     """Maps methods and paths to handlers. The last segment of a path may be a parameter (`/config/:opt`)."""
 
-    def __init__(self, needs: Mapping[str, Need] | None = None) -> None:
-        """`needs`: what each route needs, by method and path. Without it each is for administrators."""
+    def __init__(
+        self, needs: Mapping[str, Need] | None = None, *, counts: Counter[tuple[str, int]] | None = None
+    ) -> None:
+        """`needs`: what each route needs, by method and path. Without it each is for administrators. `counts`: where
+        its answers are counted, together with another's."""
         self._routes: dict[str, dict[str, Route]] = {}
-        self.requests: Counter[tuple[str, int]] = Counter()  # answered ones, by route and status
+        self.requests: Counter[tuple[str, int]] = Counter() if counts is None else counts  # by route and status
         self._needs = needs
 
     def add(self, method: str, path: str, handler: Handler, *, plain: bool = False, quiet: bool = False) -> None:

@@ -19,7 +19,8 @@ async def handler(_: object) -> None:
 
 def test_the_table_and_the_routes_agree() -> None:
     async def main() -> tuple[list[str], list[str]]:
-        return routes(FakeBroker()).names, observed_routes(FakeBroker()).names
+        served = routes(FakeBroker())
+        return served.names, observed_routes(FakeBroker(), served).names
 
     found, observed = asyncio.run(main())
     assert {*found} == {*BROKER_HTTP} and len(found) == len(BROKER_HTTP)
