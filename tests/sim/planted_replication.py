@@ -80,11 +80,11 @@ def promise_not_journalled() -> Iterator[None]:
 def epoch_resumed() -> Iterator[None]:
     """A leader that was restarted goes on in the epoch of its earlier life."""
 
-    async def lead(self: LeaderRoles, record: Any, number: int) -> None:
-        follower = self._table.followers[record.uid, number]
-        if record.partitions[number].epoch == follower.epoch:
+    async def lead(self: LeaderRoles, known: Any, number: int, **how: Any) -> None:
+        follower = self._table.followers[known.record.uid, number]
+        if known.record.partitions[number].epoch == follower.epoch:
             follower.epoch -= 1
-        await original(self, record, number)
+        await original(self, known, number, **how)
 
     def unfit(self: LeaderRoles, key: Any, follower: Follower, meta: Any) -> str:
         return ""
