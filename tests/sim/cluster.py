@@ -380,16 +380,17 @@ class SimCluster:
         """An operator looks at partitions that nobody leads for long: every member died with damage, more than once; or
         some with damage, and the others with their host before a sync; or all of them with their hosts, which is an
         operator's decision where sync=interval is the nodes' default and not the topic's
-        (`election.controller.rounds.Part`)."""
-        hosts_die = self.plan.sync != "always"
-        looks = self.operators is not None and (self.plan.damage_anywhere or hosts_die or bool(self.lost))
-        for name, key, _ in self.named_metas() if looks else ():
-            if any(node.replicas is not None and key in node.replicas.leading for node in self.nodes):
+        (`election.controller.rounds.Part`). Where only a journal can rot: a partition of which no member can vouch for
+        everything."""
+        operators, hosts_die = self.operators, self.plan.sync != "always"
+        looks = self.plan.damage_anywhere or hosts_die or bool(self.lost)
+        for name, key, meta in self.named_metas() if operators is not None else ():
+            led = any(node.replicas is not None and key in node.replicas.leading for node in self.nodes)
+            if led or not (looks or operators.in_doubt(key, meta)):  # type: ignore[union-attr]
                 self._leaderless.pop(key, None)
             elif self.time >= self._leaderless.setdefault(key, self.time + RESCUE_SECONDS):
                 self._leaderless[key] = self.time + RESCUE_SECONDS
-                assert self.operators is not None
-                self.operators.elect_best(name, key)
+                operators.elect_best(name, key)  # type: ignore[union-attr]
         return True
 
     def named_metas(self) -> list[tuple[str, tuple[int, int], Any]]:

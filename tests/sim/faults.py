@@ -6,7 +6,8 @@ make losses legitimate (docs/guarantees.md) is not done:
 - With sync=always any number of machines may lose power. With sync=interval the page cache is part of what OK means, so
   a machine loses it only while another member of each of its ISRs still has the log that the record names, and while
   some other node has whatever is damaged there.
-- A journal rots only while another member of each ISR has its log under the name that the record knows.
+- A journal rots only while another member of each ISR has its log under the name that the record knows. If the end of
+  that one is cut when it restarts, an operator decides (`Operators.in_doubt`).
 - Only one disk is replaced in a run, and none while another member is the last with what was acknowledged.
 - A bit is turned over only in what is durable and committed, and each batch is damaged on one node at most: another
   member of the ISR has it as it was. In most runs all damage of a partition is on one node; in some anywhere, and all

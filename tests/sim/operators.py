@@ -28,6 +28,7 @@ from tests.sim.loop import WALL_NS
 from tests.sim.policies import TO_DEAD_TOPIC, PolicyOperators, dead_to_move, drawn
 
 if TYPE_CHECKING:
+    from nsqha.election.model import PartitionMeta
     from nsqha.server.node.broker import Broker
     from nsqha.server.routing.leaders import LeaderAt
     from tests.sim.cluster import SimCluster
@@ -58,6 +59,7 @@ class AdminPort:
 
         server.on_call("Seek", seek)
         server.on_call("UndoSeek", undo)
+
         async def list_messages(peer: PeerIdentity, request: Any) -> Any:
             return await self.list_messages(request)
 
@@ -421,6 +423,16 @@ class Operators:
             request = admin_pb2.SkipDamageRequest(topic=topic)
             told = lambda reply: self.cluster.note(f"skipped: {reply}".replace("\n", " "))  # noqa: E731
             self.ask(node, "skip", lambda: port.skip(request), told)
+
+    def in_doubt(self, key: tuple[int, int], meta: PartitionMeta) -> bool:
+        """Whether no member of the ISR can vouch for all that was acknowledged: who has the log that the record names
+        had its end cut, and one with more, whose journal rotted, has a log of another name."""
+        members = [node for node in self.cluster.nodes if node.joined and node.uid in meta.isr]
+        found = {node.uid: report for node in members if (report := _report(node, key)) is not None}
+        named = [report for uid, report in found.items() if report.log_uid == meta.isr[uid]]
+        if len(found) < len(meta.isr) or not named or not all(report.cut for report in named):
+            return False
+        return max(report.reach for report in found.values()) > max(report.reach for report in named)
 
     def elect_best(self, name: str, key: tuple[int, int]) -> None:
         """The one that has most: everything that was ever committed is in it, or damaged there and whole elsewhere."""

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from nsqha.commitlog.files.pairs import COMMITLOG
+from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
+from nsqha.commitlog.journal import JOURNAL
 from nsqha.commitlog.retention import Retention
 from nsqha.election.placement import PartitionName
 from nsqha.frames import HAS_EVENTS
@@ -15,7 +16,7 @@ from nsqha.server.opening.state_loader import durable_everywhere
 from nsqha.server.replica.following.follower import Follower
 from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.faults import Misfortune
-from tests.sim.node import SimNode
+from tests.sim.node import DATA, SimNode
 from tests.sim.scenes import SELDOM, a_follower, all_down, all_up, flip, healthy, leader
 from tests.sim.storage import SECTOR
 
@@ -274,6 +275,33 @@ def test_a_damaged_batch_that_nobody_has_is_looked_behind(entry: bool) -> None:
             lambda: (f := follower()) is not None and f.applier.damage is None, 60.0, "it does not wait for ever"
         )
         cluster.until(cluster.comparison.level, 10.0, "all have applied the same")
+
+
+def test_an_operator_decides_between_a_cut_end_and_a_log_of_another_name() -> None:
+    """Of two members one lost power within a write, and the journal of the other one, which has that batch, rotted."""
+    with healthy() as cluster:
+        ((_, key, meta),) = cluster.named_metas()
+        leads, (torn, third) = leader(cluster), [node for node in cluster.nodes if node is not leader(cluster)]
+        cluster.keep_down |= {third.name, torn.name, leads.name}
+        third.end("killed")
+        cluster.until(lambda: third.uid not in cluster.metas()[0][1].isr, 15.0, "it leaves the ISR")
+        torn.disk_seconds = 1000.0
+        assert torn.replicas is not None
+        log = torn.replicas.followers[key].log
+        cluster.until(lambda: log.end.log_id > cluster.oracle.committed[key], 5.0, "a batch is written, and not synced")
+        pair = log.files.pair_of(log.end.log_id - 1)
+        torn.storage._names[pair.path(COMMITLOG)].sync()  # by itself the disk wrote the entry, and not the frames
+        torn.storage._names[pair.path(SEGMENT)].forget()
+        torn.end("power loss", power=True)
+        torn.disk_seconds = 0.001
+        leads.end("killed")
+        leads.storage.flip(f"{DATA}/{JOURNAL}", 8 * (SECTOR + 40))
+        for node in (torn, leads):
+            node.start()
+        cluster.run_for(20.0)
+        assert cluster.metas()[0][1].epoch == meta.epoch, "nobody is elected without an operator"
+        cluster.end_well()
+        assert cluster.counts["unclean elections"] == 1
 
 
 def test_what_stood_for_many_batches_stands_for_no_single_one_that_was_given_up() -> None:
