@@ -1,5 +1,5 @@
-"""How many wrong tokens one address may try: WRONG_PER_SECOND. Beyond that no token from it is looked at until the
-second is over, so that guessing costs neither time nor log lines.
+"""How many wrong tokens one address may try: WRONG_PER_SECOND. Those beyond that are told to wait until the second is
+over.
 
 The table of addresses is bounded: the one that erred longest ago goes first. An IPv6 address counts as its /64, which
 is what one host has.

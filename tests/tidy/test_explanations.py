@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nsqha.cli.explain.explanations import GRPC_STATUSES, HTTP_CODES, LOG_EVENTS, V2_CODES, explain
+from nsqha.server.authorization.guard import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"debug", "info", "warning", "error", "fatal"}
@@ -75,6 +76,7 @@ def test_every_code_of_http_is_explained_and_no_other() -> None:
     found = {code for code in raised if code and code.isupper()}  # the others are sentences, as nsqd's debug pages have
     assert len(found) > 20
     assert sorted(code for code in found if explain(code) is None) == []
+    assert {code for code in CODES if explain(code) is None} == set()
     said = "\n".join(literals("nsqha/server", "lookupd"))
     assert sorted(code for code in HTTP_CODES if code not in said) == []
 

@@ -188,6 +188,10 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
             "A token has expired and is refused.", "`nsqha access token` makes another; remove it from the file."
         ),
         "admin_action": Explanation("The audit: who changed what, from where, and what came of it."),
+        "audit_refusals_unrecorded": Explanation(
+            "So many changes are refused that not each has a record; metrics count them.",
+            "Who asks? `access_refused` names addresses.",
+        ),
         "audit_lost": Explanation(
             "The audit topic did not take a record; the change went on, and the log has it.",
             "Look at that topic: `nsqha topic show`.",
@@ -377,7 +381,13 @@ HTTP_CODES: dict[str, Explanation] = {
     "BAD_BODY": Explanation("The binary /mpub body is malformed or too large."),
     "BAD_MESSAGE": Explanation("A message of the binary /mpub body is too large or empty."),
     "TLS_REQUIRED": Explanation("This port does not serve without TLS (`--tls-required`)."),
-    "FORBIDDEN": Explanation("This address may not do this (`--allow-config-from-cidr`)."),
+    "UNAUTHORIZED": Explanation("There is no token, or the access file does not have it.", "docs/access.md."),
+    "FORBIDDEN": Explanation(
+        "The token or certificate does not have the role that this needs; of PUT /config also: the address is none of "
+        "`--allow-config-from-cidr`.",
+        "`detail` names the role: docs/access.md.",
+    ),
+    "TOO_MANY_WRONG_TOKENS": Explanation("Too many wrong tokens came from this address.", "Try again in a second."),
     "CROSS_SITE": Explanation("A web page of another site asked for a change."),
     "CONFLICT": Explanation("It exists already, or was changed meanwhile.", "Read it again."),
     "LIMIT_REACHED": Explanation("A limit on their number is reached; `detail` names its setting."),

@@ -1,8 +1,8 @@
 """The access file on disk. A change of it counts within two seconds; one that can not be used changes nothing.
 
-The file is looked at every LOOK_SECONDS. A version that can not be used is logged (`access_unusable`) once two looks in
-a row have found it, as an editor may be half way through; the last good one stays. At the start there is none, so the
-daemon refuses to start.
+The file is looked at every LOOK_SECONDS. A version counts once two looks in a row have found it: an editor or a copy
+may be half way through, and half a file is often a valid one that lacks tokens. One that can not be used is logged
+(`access_unusable`), and the last good one stays. At the start there is none, so the daemon refuses to start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AccessFile:
         self.on_change: list[Callable[[], None]] = []
         self._clock = clock
         self._stamp = _stamp(path)
-        self._bad: _Stamp | None = None  # a version that could not be used, seen once
+        self._seen: _Stamp | None = None  # another version, seen once
         self._said: _Stamp | None = None
         self._expired: set[str] = set()
         self.table = self._read()
@@ -60,17 +60,21 @@ class AccessFile:
         """The new version, if there is one that can be used. Raises nothing."""
         stamp = _stamp(self.path)
         if stamp in (self._stamp, self._said):
+            self._seen = None
+            return None
+        if stamp != self._seen:
+            self._seen = stamp
             return None
         try:
             found = self._read()
         except ConfigError as error:
-            if stamp == self._bad:
-                self._said = stamp
-                text = "the previous version of the access file stays in use: %s"
-                logger.error("access_unusable", text, error, path=self.path)
-            self._bad = stamp
+            self._said = stamp
+            text = "the previous version of the access file stays in use: %s"
+            logger.error("access_unusable", text, error, path=self.path)
             return None
-        self._stamp, self._bad, self._said = stamp, None, None
+        if _stamp(self.path) != stamp:
+            return None  # written while it was read
+        self._stamp, self._seen, self._said = stamp, None, None
         return found
 
     def take(self, table: AccessTable) -> None:
@@ -99,7 +103,8 @@ class AccessFile:
     def _read(self) -> AccessTable:
         path = self.path
         try:
-            with open(path, "rb") as file:
+            # A pipe without a writer would hold up the start, and whoever ends it.
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise ConfigError(f"{FLAG}={path}: this is no file")
@@ -109,9 +114,15 @@ class AccessFile:
         except OSError as error:
             raise ConfigError(f"{FLAG}={path}: {error.strerror}; name a file that this user can read") from None
         try:
-            return parse(text)
+            table = parse(text)
         except ConfigError as error:
             raise ConfigError(f"{FLAG}={path}: {error}") from None
+        if not table.tokens and not table.anonymous.roles:
+            raise ConfigError(
+                f"{FLAG}={path}: it has no tokens, and nothing for callers without one, so nobody could do anything: "
+                "`nsqha access token NAME --role admin` makes a token"
+            )
+        return table
 
 
 def _stamp(path: str) -> _Stamp:

@@ -5,10 +5,14 @@ too, as long as anybody asks.
 
 `who` is the name of a token or what a certificate says, never a secret; `target` names topics, channels, nodes, never a
 body. What a node asks another one on behalf of its caller is not recorded again there.
+
+What is refused is asked for by strangers as often as they like: REFUSED_PER_SECOND of these have a record, the others a
+line that says so now and then. Metrics count all refusals.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +20,11 @@ from typing import Any
 import msgspec
 
 from nsqha.nsqlog import Logger
+from nsqha.server.runtime.rare_warnings import RareWarnings
 
 TARGET_CHARACTERS_MAX = 500
 METHOD_CHARACTERS_MAX = 100
+REFUSED_PER_SECOND = 20
 
 logger = Logger("audit")
 
@@ -58,13 +64,26 @@ def _short(text: str, most: int) -> str:
 class Audit:
     """The audit of one daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.publish: Callable[[bytes], None] | None = None
         """Where the records go besides the log, as JSON; it never waits and raises nothing."""
+        self._now = now
+        self._second, self._refused = 0, 0  # how many were refused in which second
+        self._more = RareWarnings(logger, "audit_refusals_unrecorded", now)
 
     def record(self, action: AdminAction) -> None:
+        if action.outcome.startswith("refused") and not self._has_room():
+            self._more.warning("more than %d changes a second are refused: not each has a record", REFUSED_PER_SECOND)
+            return
         fields = action.fields()
         text = "AUDIT: %(who)s (%(from)s) %(surface)s %(method)s %(target)s: " + ("plan, " if action.plan else "")
         logger.info("admin_action", "%s", text % fields + action.outcome, **fields)
         if self.publish is not None:
             self.publish(msgspec.json.encode(fields))
+
+    def _has_room(self) -> bool:
+        second = int(self._now())
+        if second != self._second:
+            self._second, self._refused = second, 0
+        self._refused += 1
+        return self._refused <= REFUSED_PER_SECOND

@@ -97,15 +97,17 @@ class Guard:
         raise self._denied(UNAUTHORIZED if anonymous else FORBIDDEN, address, why, grant.who)
 
     def token(self, text: bytes, address: str) -> Token:
-        """The token with this text. Denied: there is none, its time is over, or the address has guessed too often."""
-        if self._wrong and self._wrong.too_many(_host(address), self._clock.monotonic()):
-            raise self._denied(TOO_MANY, address, "too many wrong tokens came from this address; try again in a second")
+        """The token with this text. Denied: there is none, its time is over, or the address has guessed too often; that
+        is nothing to others there who show a right one, as behind a proxy all have one address."""
         found = self.file.table.find(text) if len(text) <= TOKEN_BYTES_MAX else None
         if found is None:
-            self._wrong.wrong(_host(address), self._clock.monotonic())
+            host, now = _host(address), self._clock.monotonic()
+            if self._wrong and self._wrong.too_many(host, now):
+                why = "too many wrong tokens came from this address; try again in a second"
+                raise self._denied(TOO_MANY, address, why)
+            self._wrong.wrong(host, now)
             raise self._denied(UNAUTHORIZED, address, "the access file does not have this token")
         if found.expires != NEVER and found.expired(self.file.seconds):
-            self._wrong.wrong(_host(address), self._clock.monotonic())
             why = f"the token {found.name} has expired: `nsqha access token {found.name}` makes another"
             raise self._denied(UNAUTHORIZED, address, why, found.name)
         return found

@@ -122,7 +122,7 @@ def exposed(options: Options) -> dict[str, str]:
     if not options.cluster_tls_cert:
         found |= {} if options.cluster_secret_file else {"gRPC": options.grpc_address}
         found["segments"] = options.segments_address
-    return found
+    return found | {"metrics": options.metrics_address}
 
 
 def make_data_folder(path: str) -> None:

@@ -42,10 +42,16 @@ class GatheredChanges:
         self._write = write
         self._turn = asyncio.Lock()
         self._changes: list[PartitionChange] = []
+        self._partitions: set[tuple[int, int]] = set()  # of these
         self._gathering: asyncio.Task[Sequence[PartitionMeta | Refusal]] | None = None  # has not begun to write
 
     async def put(self, change: PartitionChange) -> PartitionMeta:
         """What became of it: as `MetadataRecords.replace_partition`."""
+        partition = (change.uid, change.number)
+        while partition in self._partitions:  # one whose caller is gone: a transaction may change each record once
+            assert self._gathering is not None
+            await asyncio.wait([self._gathering])
+        self._partitions.add(partition)
         if self._gathering is None:
             self._gathering = awaited(asyncio.get_running_loop(), self._round())
         index = len(self._changes)
@@ -59,6 +65,7 @@ class GatheredChanges:
         async with self._turn:
             self._gathering = None
             changes, self._changes = self._changes, []
+            self._partitions.clear()
             return await self._write(changes)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from nsqha.errors import Unavailable
-from nsqha.server.authorization.audit import AdminAction, Audit
+from nsqha.server.authorization.audit import REFUSED_PER_SECOND, AdminAction, Audit
 from nsqha.server.authorization.audit_topic import AT_ONCE, WAITING_MAX, AuditTopic
 from tests.unit.server.fake_broker import bodies_of
 
@@ -39,6 +39,23 @@ def test_a_record_is_one_event_with_all_fields(caplog: pytest.LogCaptureFixture)
     assert first.getMessage() == "AUDIT: ops (10.0.0.7:1) http POST /topic/delete topic=t: done"
     (shown,) = map(json.loads, published)
     assert shown == second.fields and shown["plan"] and len(published[0]) < 1000  # type: ignore[attr-defined]
+
+
+def test_refusals_that_strangers_cause_have_a_bound_and_changes_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nsqha")
+    second = 5.0
+    audit, published = Audit(lambda: second), []
+    audit.publish = published.append
+    for _ in range(REFUSED_PER_SECOND + 50):
+        audit.record(replace(ACTION, outcome="refused: 401 UNAUTHORIZED"))
+    for _ in range(30):
+        audit.record(ACTION)
+    assert len(published) == REFUSED_PER_SECOND + 30
+    events = [record.event for record in caplog.records]  # type: ignore[attr-defined]
+    assert events.count("audit_refusals_unrecorded") == 1
+    second = 6.0
+    audit.record(replace(ACTION, outcome="refused: 401 UNAUTHORIZED"))
+    assert len(published) == REFUSED_PER_SECOND + 31
 
 
 def test_an_action_never_waits_and_what_is_not_taken_is_counted() -> None:

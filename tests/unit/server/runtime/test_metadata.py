@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
+from nsqha.election.model import PartitionMeta
+from nsqha.election.store import PartitionChange
 from nsqha.errors import Unavailable
-from nsqha.server.runtime.metadata import READS_ALONE_MAX, NodeMetadata
+from nsqha.server.runtime.metadata import READS_ALONE_MAX, GatheredChanges, NodeMetadata
 
 NAMES = [f"t{number}" for number in range(50)]
 
@@ -87,3 +90,36 @@ def test_topics_are_read_one_by_one_when_the_list_can_not_be() -> None:
         assert records.reads["one"] == len(NAMES)
 
     asyncio.run(scenario())
+
+
+def test_a_partition_is_changed_once_in_a_round() -> None:
+    """Its first caller may be gone, with a leadership that ended: etcd refuses a transaction that puts a key twice."""
+
+    async def main() -> list[list[int]]:
+        go, rounds = asyncio.Event(), []
+
+        async def write(changes: Sequence[PartitionChange]) -> list[PartitionMeta]:
+            rounds.append([change.number for change in changes])
+            await go.wait()
+            return [change.meta for change in changes]
+
+        gathered = GatheredChanges(write)
+
+        async def put(number: int, epoch: int) -> int:
+            return (await gathered.put(PartitionChange("t", 1, number, PartitionMeta(epoch=epoch)))).epoch
+
+        async with asyncio.timeout(20):
+            first = asyncio.create_task(put(9, 1))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            gone = asyncio.create_task(put(0, 1))
+            await asyncio.sleep(0)
+            gone.cancel()
+            later = asyncio.create_task(put(0, 3))
+            other = asyncio.create_task(put(1, 1))
+            await asyncio.sleep(0)
+            go.set()
+            assert [await first, await later, await other] == [1, 3, 1]
+        return rounds
+
+    assert asyncio.run(main()) == [[9], [0, 1], [0]]
