@@ -266,7 +266,7 @@ class LogReader:
         if batch is not None:
             return batch
         log_id = self.shelf.log_id_after_run(offset)
-        if log_id is None:
+        if log_id is None or log_id < self.start.log_id:  # what lay between the run and the start has no message
             entry = self.entry_for_offset(offset)
             if entry is None:
                 return None

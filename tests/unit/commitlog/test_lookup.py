@@ -142,6 +142,23 @@ def test_a_bad_entry_stops_only_who_needs_it() -> None:
     assert next(e.log_id for e in log.entries(caught.value.end_log_id, log.end.log_id)) == bad.log_id + 1
 
 
+def test_a_reader_goes_on_where_retention_took_what_lay_behind_its_last_run() -> None:
+    """An empty batch, in the files that went: the run that is kept says to go on with it."""
+    log = new_log(SimStorage(), cache_bytes=1)
+    add(log, b"a")
+    add(log, b"b")
+    run = log.batch_at(0)
+    assert run is not None and run.end_offset == 2
+    removed = add(log, events=event())
+    roll(log)
+    wanted = add(log, b"c")
+    add(log, b"d")
+    drop_pairs(log, log.pairs[1].first)
+    assert run in log.shelf.runs and removed.log_id < log.start.log_id, "else nothing is shown"
+    batch = log.batch_at(2)
+    assert batch is not None and batch.entry == wanted
+
+
 def test_a_log_whose_last_entry_is_bad_says_where_it_ends() -> None:
     """Else its node could not be asked before an election."""
     storage, log, entries = built()
