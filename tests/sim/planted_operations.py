@@ -21,7 +21,7 @@ from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition.partition import Partition
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from nsqha.server.topics.channels import Channels
-from tests.sim.planting import batch_readers, in_order, long_delays, mutant, topics_go
+from tests.sim.planting import batch_readers, in_order, mutant, topics_go
 
 # ---- operators
 
@@ -178,7 +178,7 @@ def ordered_before_the_fin_is_committed() -> Iterator[None]:
         yield
 
 
-@mutant(long_delays)
+@mutant(scene=("test_cluster.test_what_is_deferred_for_longer_than_files_stay_comes_all_the_same",))
 def deferred_not_carried() -> Iterator[None]:
     """The log start passes what is deferred. Whoever applies it would keep the frame all the same: that goes too."""
 

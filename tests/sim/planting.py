@@ -36,10 +36,6 @@ def in_order(plan: Plan) -> bool:
     return plan.ordered
 
 
-def long_delays(plan: Plan) -> bool:
-    return plan.delay_seconds > plan.retention_seconds
-
-
 def batch_readers(plan: Plan) -> bool:
     return plan.batch_readers > 0
 

@@ -119,6 +119,12 @@ def test_a_dead_leader_is_replaced_when_the_metadata_are_back(cluster: SimCluste
     cluster.end_well()
 
 
+def test_what_is_deferred_for_longer_than_files_stay_comes_all_the_same() -> None:
+    with healthy(retention_seconds=0.5, segment_bytes=2 << 10, delay_seconds=6.0, pause_seconds=0.05) as cluster:
+        cluster.run_for(10.0)
+        cluster.end_well()
+
+
 @pytest.mark.parametrize("record", [0, 1, -1])
 def test_a_journal_that_rots_costs_the_logs_their_names(cluster: SimCluster, record: int) -> None:
     follower = a_follower(cluster)
