@@ -28,7 +28,9 @@ def served(
     """`scenario` with a way to an Admin service whose broker looks topics up by `topic`."""
 
     async def main() -> None:
-        broker: Any = SimpleNamespace(cluster=None, log_source=None, topics=SimpleNamespace(topic=topic))
+        broker: Any = SimpleNamespace(
+            cluster=None, log_source=None, topics=SimpleNamespace(topic=topic), endpoints=SimpleNamespace()
+        )
         server = AdminServer(broker, "127.0.0.1:0", tls=files(node))
         await server.start()
         others = GrpcOthers(tls=files(caller))

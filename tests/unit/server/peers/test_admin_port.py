@@ -27,6 +27,7 @@ from tests.certificates import Certificates
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder, push
 
 PUSH = "/nsqha.v1.Replication/Push"
+BROKER: Any = SimpleNamespace(cluster=None, log_source=None, endpoints=SimpleNamespace())
 
 
 NO_NODE = [(), ("IP:127.0.0.1",), ("email:a@b.c",), ("URI:nsqha:node/",), ("URI:nsqha:administrators",)]
@@ -62,7 +63,7 @@ def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any], want
         peers = peer_grpc.GrpcPeerServer(SERVICES, tls=node)
         peers.on_call("Status", status)
         peers.on_stream("Push", Acceptor())
-        server = AdminServer(cast(Any, SimpleNamespace(cluster=None, log_source=None)), wanted, peers, tls=files(node))
+        server = AdminServer(BROKER, wanted, peers, tls=files(node))
         await server.start()
         try:
             await scenario(server.address)
@@ -168,7 +169,7 @@ def test_only_a_certificate_that_says_so_is_an_administrators(certificates: Cert
     """One of a broker that has only its address yet, or of anything else that this CA signed, is not."""
     view = View()
     cluster = SimpleNamespace(leaders=SimpleNamespace(members=SimpleNamespace(view=lambda: view)))
-    broker = SimpleNamespace(cluster=cluster, topics={}, log_source=None)
+    broker = SimpleNamespace(cluster=cluster, topics={}, log_source=None, endpoints=SimpleNamespace())
 
     async def asked(address: str, whose: tls.ClusterTls) -> grpc.StatusCode:
         async with aio.secure_channel(address, peer_grpc.channel_credentials(whose)) as channel:
@@ -211,7 +212,7 @@ def test_a_server_that_closes_tells_its_streams() -> None:
         acceptor = Acceptor()
         served = peer_grpc.GrpcPeerServer(SERVICES)
         served.on_stream("Push", acceptor)
-        server = AdminServer(cast(Any, SimpleNamespace(cluster=None, log_source=None)), "127.0.0.1:0", served)
+        server = AdminServer(BROKER, "127.0.0.1:0", served)
         await server.start()
         sock = listen.listen("127.0.0.1:0", flag="peer-address")
         listener = PeerListener(served, sock, None)

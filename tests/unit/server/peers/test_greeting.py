@@ -42,7 +42,7 @@ def node(secret: ClusterSecret | None, scenario: Scenario) -> None:
         peers = GrpcPeerServer(SERVICES, secret=secret)
         peers.on_call("Status", status)
         peers.on_stream("Push", accepted)
-        broker = cast(Any, SimpleNamespace(cluster=None, log_source=None))
+        broker = cast(Any, SimpleNamespace(cluster=None, log_source=None, endpoints=SimpleNamespace()))
         server = AdminServer(broker, "127.0.0.1:0", peers, secret=secret)
         await server.start()
         sock = listen.listen("127.0.0.1:0", flag="peer-address")
