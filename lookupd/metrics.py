@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
@@ -27,7 +24,7 @@ from nsqha.election.model import NodeInfo
 from nsqha.election.placement import able
 from nsqha.election.session import View
 from nsqha.ids import is_ephemeral
-from nsqha.server.http.metrics import Requests, certificates, http_requests
+from nsqha.server.http.metrics import Requests, certificates, counters, gauge, gauges, histogram, http_requests
 from nsqha.server.runtime.measures import certificates_end
 
 
@@ -73,8 +70,8 @@ class LookupMetrics(Collector):
         yield InfoMetricFamily(
             "nsqha_lookupd_build", "What is running.", value={"version": __version__, "nsq_version": NSQ_VERSION}
         )
-        yield _gauge("lookupd_topics", "Topics that nsqds have registered here.", figures.topics)
-        yield _gauge("lookupd_producers", "Nsqds that are registered here.", figures.producers)
+        yield gauge("lookupd_topics", "Topics that nsqds have registered here.", figures.topics)
+        yield gauge("lookupd_producers", "Nsqds that are registered here.", figures.producers)
         yield http_requests(figures.requests)
         yield certificates(sorted(certificates_end.items()))
         if figures.cluster is not None:
@@ -86,28 +83,28 @@ def _state(view: View) -> Iterable[Metric]:
     metas = [meta for topic in view.topics.values() for meta in topic.record.partitions.values()]
     states = health.counts(metas, view.nodes)
     away = {node for meta in metas for node in meta.replicas if node not in view.nodes}
-    yield _gauge("cluster_nodes", "Nodes that hold a lease.", len(view.nodes))
-    yield _gauge("cluster_nodes_away", "Nodes without a lease that have replicas.", len(away))
-    yield _gauges(
+    yield gauge("cluster_nodes", "Nodes that hold a lease.", len(view.nodes))
+    yield gauge("cluster_nodes_away", "Nodes without a lease that have replicas.", len(away))
+    yield gauges(
         "cluster_node_refuses_to_lead",
         "1 for a node that is not to lead: its disk or clock (declines), its stop (leaving), a failed disk (poisoned).",
         ("node", "why"),
         [((node.name, why), 1.0) for node in view.nodes.values() for why in _refusals(node)],
     )
-    yield _gauge("cluster_topics", "Topics.", len(view.topics))
-    yield _gauge("cluster_partitions", "Partitions of all topics.", len(metas))
-    yield _gauge("cluster_partitions_leaderless", "Partitions without a leader.", states[health.LEADERLESS])
-    yield _gauge(
+    yield gauge("cluster_topics", "Topics.", len(view.topics))
+    yield gauge("cluster_partitions", "Partitions of all topics.", len(metas))
+    yield gauge("cluster_partitions_leaderless", "Partitions without a leader.", states[health.LEADERLESS])
+    yield gauge(
         "cluster_partitions_under_replicated",
         "Partitions that serve with fewer in-sync replicas than they have replicas.",
         states[health.UNDER],
     )
-    yield _gauge(
+    yield gauge(
         "cluster_partitions_below_min_isr",
         "Partitions that have a leader and acknowledge nothing, because in-sync replicas are missing.",
         states[health.BELOW],
     )
-    yield _gauge("cluster_replicas_owed", "Replicas that topics require and that have no node.", _owed(view))
+    yield gauge("cluster_replicas_owed", "Replicas that topics require and that have no node.", _owed(view))
 
 
 def _refusals(node: NodeInfo) -> list[str]:
@@ -117,17 +114,18 @@ def _refusals(node: NodeInfo) -> list[str]:
 
 def _controller(cluster: ClusterFigures) -> Iterable[Metric]:
     counts = cluster.counts
-    yield _gauge("controller", "1 if this process is the controller.", float(cluster.is_controller))
-    yield _gauge("controller_rounds", "Partitions that wait for a leader.", cluster.rounds)
-    yield _counter("controller_terms", "Times this process became controller.", counts.terms)
-    yield _counter("possible_losses", "Elections that may have lost messages.", counts.possible_losses)
-    yield _counter("controller_probes", "Times that a node was asked what it has.", counts.probes)
-    yield _counter("controller_probes_failed", "Times that a node gave no answer.", counts.probes_failed)
-    yield _counters("elections", "Leaders elected by this process.", "why", counts.elections)
-    yield _counters(
+    yield gauge("controller", "1 if this process is the controller.", float(cluster.is_controller))
+    yield gauge("controller_rounds", "Partitions that wait for a leader.", cluster.rounds)
+    yield _count("controller_terms", "Times this process became controller.", counts.terms)
+    yield _count("possible_losses", "Elections that may have lost messages.", counts.possible_losses)
+    yield _count("controller_probes", "Times that a node was asked what it has.", counts.probes)
+    yield _count("controller_probes_failed", "Times that a node gave no answer.", counts.probes_failed)
+    yield _counted("elections", "Leaders elected by this process.", "why", counts.elections)
+    yield _counted(
         "controller_changes", "Compare-and-sets of partition records, by outcome.", "outcome", counts.changes
     )
-    yield _seconds(counts)
+    text = "From the suspicion to the new leader's record."
+    yield histogram("election_seconds", text, counts.election_seconds.data())
 
 
 def _owed(view: View) -> int:
@@ -140,33 +138,9 @@ def _owed(view: View) -> int:
     )
 
 
-def _seconds(counts: ControllerCounts) -> Metric:
-    data = counts.election_seconds.data()
-    buckets, total = [], 0
-    for bound, count in zip([*map(str, map(float, data.bounds)), "+Inf"], data.counts, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    text = "From the suspicion to the new leader's record."
-    return HistogramMetricFamily("nsqha_election_seconds", text, buckets=buckets, sum_value=data.sum)
+def _count(name: str, text: str, value: int) -> Metric:
+    return counters(name, text, (), [((), value)])
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"nsqha_{name}", text, value=value)
-
-
-def _gauges(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    family = GaugeMetricFamily(f"nsqha_{name}", text, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, value)
-    return family
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"nsqha_{name}", text, value=value)
-
-
-def _counters(name: str, text: str, label: str, counted: Mapping[Any, int]) -> Metric:
-    family = CounterMetricFamily(f"nsqha_{name}", text, labels=(label,))
-    for value, count in sorted(counted.items()):
-        family.add_metric([value], count)
-    return family
+def _counted(name: str, text: str, label: str, counted: Mapping[Any, int]) -> Metric:
+    return counters(name, text, (label,), [((value,), count) for value, count in sorted(counted.items())])

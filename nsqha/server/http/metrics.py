@@ -73,7 +73,7 @@ class NodeMetrics(Collector):
         yield from _partitions(rows, in_cluster=stats.node.cluster is not None)
         yield from _channels(rows)
         yield from _cursors(rows)
-        yield _gauges(
+        yield gauges(
             "metrics_merged",
             "Values of a label that have no series of their own, as the series of /metrics are bounded; 0 if none.",
             ("label",),
@@ -81,25 +81,25 @@ class NodeMetrics(Collector):
         )
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
+def gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"nsqha_{name}", text, value=value)
 
 
-def _gauges(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+def gauges(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
     family = GaugeMetricFamily(f"nsqha_{name}", text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)
     return family
 
 
-def _counters(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+def counters(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
     family = CounterMetricFamily(f"nsqha_{name}", text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)
     return family
 
 
-def _histogram(name: str, text: str, data: HistogramData) -> Metric:
+def histogram(name: str, text: str, data: HistogramData) -> Metric:
     return HistogramMetricFamily(f"nsqha_{name}", text, buckets=_buckets(data), sum_value=data.sum)
 
 
@@ -123,7 +123,7 @@ def _buckets(data: HistogramData) -> list[tuple[str, float]]:
 
 def http_requests(requests: Requests) -> Metric:
     """Of a broker, or of a lookup daemon."""
-    return _counters(
+    return counters(
         "http_requests",
         "HTTP requests that were answered; what is no route counts as (none).",
         ("route", "code"),
@@ -133,7 +133,7 @@ def http_requests(requests: Requests) -> Metric:
 
 def certificates(ends: Iterable[tuple[str, float]]) -> Metric:
     """Of a broker, or of a lookup daemon."""
-    return _gauges(
+    return gauges(
         "certificate_expiry_timestamp_seconds",
         "When a certificate in use expires, Unix time.",
         ("path",),
@@ -145,53 +145,53 @@ def _process(stats: BrokerStats) -> Iterator[Metric]:
     node = stats.node
     build = {"version": node.version, "nsq_version": stats.version, "python": python_version(), "hot": node.hot}
     yield InfoMetricFamily("nsqha_build", "What is running; `hot` is compiled or pure.", value=build)
-    yield _gauge("start_time_seconds", "When the process began to serve, Unix time.", stats.start_time_ns / 1e9)
-    yield _gauge("healthy", "1 if the last write to disk succeeded.", float(stats.health == "OK"))
-    yield _gauge("resident_memory_bytes", "Resident memory of the process.", resident_bytes())
-    yield _gauge("open_files", "File descriptors in use.", open_files())
-    yield _counters("gc_runs", "Full garbage collections.", (), [((), collector.runs)])
-    yield _counters("gc_pause_seconds", "Time spent in full garbage collections.", (), [((), collector.seconds_total)])
-    yield _histogram("loop_lag_seconds", "How late the event loop ran a timer.", node.loop_lag_seconds)
+    yield gauge("start_time_seconds", "When the process began to serve, Unix time.", stats.start_time_ns / 1e9)
+    yield gauge("healthy", "1 if the last write to disk succeeded.", float(stats.health == "OK"))
+    yield gauge("resident_memory_bytes", "Resident memory of the process.", resident_bytes())
+    yield gauge("open_files", "File descriptors in use.", open_files())
+    yield counters("gc_runs", "Full garbage collections.", (), [((), collector.runs)])
+    yield counters("gc_pause_seconds", "Time spent in full garbage collections.", (), [((), collector.seconds_total)])
+    yield histogram("loop_lag_seconds", "How late the event loop ran a timer.", node.loop_lag_seconds)
     yield certificates(node.certificates)
-    yield _gauge("connections", "Open TCP connections of clients.", node.connections)
-    yield _counters(
+    yield gauge("connections", "Open TCP connections of clients.", node.connections)
+    yield counters(
         "connections_accepted", "TCP connections accepted since the start.", (), [((), node.connections_total)]
     )
 
 
 def _storage(stats: BrokerStats) -> Iterator[Metric]:
     node = stats.node
-    yield _gauge("disk_free_bytes", "Free space of the data folder's file system.", node.disk_free_bytes)
-    yield _gauge("disk_total_bytes", "Size of the data folder's file system.", node.disk_total_bytes)
-    yield _gauge(
+    yield gauge("disk_free_bytes", "Free space of the data folder's file system.", node.disk_free_bytes)
+    yield gauge("disk_total_bytes", "Size of the data folder's file system.", node.disk_total_bytes)
+    yield gauge(
         "disk_refusing_publishes", "1 while publishes are refused as the disk is low.", float(node.disk_refusing)
     )
-    yield _gauge(
+    yield gauge(
         "cursor_cache_written",
         "1 if the cache of channel state could be written and read; if not, starts take longer and memory grows.",
         float(node.cursor_cache_written),
     )
-    yield _gauge(
+    yield gauge(
         "cursor_cache_waiting_rows",
         "Changes of deferred messages that are not in the cache of channel state yet.",
         node.cursor_cache_waiting,
     )
-    yield _histogram("fsync_seconds", "Duration of a disk round: fdatasync of all files written.", node.fsync_seconds)
-    yield _counters(
+    yield histogram("fsync_seconds", "Duration of a disk round: fdatasync of all files written.", node.fsync_seconds)
+    yield counters(
         "log_events",
         "Events of the log to look into: cuts at recovery, checksum errors, possible losses.",
         ("event",),
         [((event,), count) for event, count in node.log_events],
     )
-    yield _counters(
+    yield counters(
         "retention_removed_bytes",
         "Bytes of the log that retention removed here.",
         (),
         [((), node.retention_removed_bytes)],
     )
-    yield _counters("scrub_read_bytes", "Stored bytes that the scrub has checked.", (), [((), node.scrub.read_bytes)])
-    yield _counters("scrub_rounds", "Rounds of the scrub over everything stored.", (), [((), node.scrub.rounds)])
-    yield _gauge(
+    yield counters("scrub_read_bytes", "Stored bytes that the scrub has checked.", (), [((), node.scrub.read_bytes)])
+    yield counters("scrub_rounds", "Rounds of the scrub over everything stored.", (), [((), node.scrub.rounds)])
+    yield gauge(
         "scrub_damaged_ranges",
         "Ranges of the log that did not verify when the scrub last read them.",
         node.scrub.damaged_ranges,
@@ -200,39 +200,39 @@ def _storage(stats: BrokerStats) -> Iterator[Metric]:
 
 def _segments(stats: BrokerStats) -> Iterator[Metric]:
     segments = stats.node.segments
-    yield _counters("segments_sent_bytes", "Bytes of the log sent to readers of segments.", (), [((), segments.bytes)])
-    yield _counters(
+    yield counters("segments_sent_bytes", "Bytes of the log sent to readers of segments.", (), [((), segments.bytes)])
+    yield counters(
         "segments_requests",
         "Requests of readers of segments, by HTTP status.",
         ("status",),
         [((status,), count) for status, count in segments.requests],
     )
-    yield _gauge("segments_connections", "Open connections of readers of segments.", segments.connections)
+    yield gauge("segments_connections", "Open connections of readers of segments.", segments.connections)
 
 
 def _publishing(stats: BrokerStats) -> Iterator[Metric]:
     node = stats.node
-    yield _counters(
+    yield counters(
         "publish_errors", "Publishes that were not answered OK.", ("code",), [((c,), n) for c, n in node.publish_errors]
     )
-    yield _counters(
+    yield counters(
         "access_refused_requests",
         "Requests that the access file refused, by HTTP status.",
         ("status",),
         [((status,), count) for status, count in node.access_refused],
     )
-    yield _counters(
+    yield counters(
         "audit_lost_records", "Records of changes that the audit topic did not take.", (), [((), node.audit_lost)]
     )
-    yield _gauge("ephemeral_bytes", "Memory that #ephemeral topics hold.", node.ephemeral_bytes)
-    yield _counters(
+    yield gauge("ephemeral_bytes", "Memory that #ephemeral topics hold.", node.ephemeral_bytes)
+    yield counters(
         "ephemeral_dropped_messages",
         "Messages that #ephemeral topics dropped unread, to stay within their bounds.",
         (),
         [((), node.ephemeral_dropped)],
     )
-    yield _histogram("publish_seconds", "From the flush of a batch to its commit.", node.publish_seconds)
-    yield _histogram("publish_group_commit_messages", "Messages committed together.", node.batch_messages)
+    yield histogram("publish_seconds", "From the flush of a batch to its commit.", node.publish_seconds)
+    yield histogram("publish_group_commit_messages", "Messages committed together.", node.batch_messages)
 
 
 def _cluster(stats: BrokerStats) -> Iterator[Metric]:
@@ -240,41 +240,41 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
     cluster = stats.node.cluster
     if cluster is None:
         return
-    yield _gauge(
+    yield gauge(
         "cluster_registered", "1 while the node's lease is valid for the other nodes.", float(cluster.registered)
     )
-    yield _gauge("cluster_nodes", "Live nodes, as far as this node knows.", cluster.nodes)
-    yield _gauge("cluster_leaders", "Partitions that this node leads.", cluster.leaders)
-    yield _gauge("cluster_followers", "Partitions that this node follows.", cluster.followers)
-    yield _gauge(
+    yield gauge("cluster_nodes", "Live nodes, as far as this node knows.", cluster.nodes)
+    yield gauge("cluster_leaders", "Partitions that this node leads.", cluster.leaders)
+    yield gauge("cluster_followers", "Partitions that this node follows.", cluster.followers)
+    yield gauge(
         "cluster_followers_behind",
         "Partitions that this node follows and that catch up, or have no leader.",
         cluster.followers_behind,
     )
-    yield _gauge(
+    yield gauge(
         "cluster_under_replicated",
         "Partitions led here with fewer in-sync replicas than the topic is to have.",
         cluster.under_replicated,
     )
-    yield _gauge(
+    yield gauge(
         "cluster_below_min_isr",
         "Partitions led here with fewer in-sync replicas than min_isr: they acknowledge nothing.",
         cluster.below_min_isr,
     )
     lags = [((lag.name or f"{lag.node:016x}",), lag) for lag in cluster.push_lag]
-    yield _gauges(
+    yield gauges(
         "push_lag_entries",
         "Batches of all partitions led here that a follower node has not acknowledged.",
         _FOLLOWER,
         [(labels, lag.entries) for labels, lag in lags],
     )
-    yield _gauges(
+    yield gauges(
         "push_lag_bytes",
         "Bytes of all partitions led here that a follower node has not acknowledged.",
         _FOLLOWER,
         [(labels, lag.bytes) for labels, lag in lags],
     )
-    yield _gauges(
+    yield gauges(
         "push_lag_seconds",
         "Since the oldest batch was sent that a follower node has not acknowledged; 0 if it has all.",
         _FOLLOWER,
@@ -286,31 +286,31 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
         _FOLLOWER,
         [(labels, lag.acknowledged_seconds) for labels, lag in lags],
     )
-    yield _gauge(
+    yield gauge(
         "lease_remaining_seconds", "How long this node's lease lasts if it is not renewed.", cluster.lease_seconds
     )
-    yield _histogram(
+    yield histogram(
         "metadata_request_seconds", "Calls to etcd, each with all its attempts.", cluster.metadata_seconds
     )
-    yield _counters(
+    yield counters(
         "metadata_requests_failed",
         "Calls to etcd that failed, or whose outcome is not known.",
         (),
         [((), cluster.metadata_failures)],
     )
-    yield _counters(
+    yield counters(
         "forwarded_messages",
         "Messages that were published at other nodes and sent here, to their leader.",
         (),
         [((), cluster.forwarded)],
     )
-    yield _counters(
+    yield counters(
         "relayed_messages",
         "Messages of partitions led here that consumers at other nodes got.",
         (),
         [((), cluster.relayed)],
     )
-    yield _gauges(
+    yield gauges(
         "clock_offset_seconds",
         "What the wall clock of another node is ahead of the one here.",
         ("peer",),
@@ -412,17 +412,17 @@ def _widths(stats: BrokerStats) -> Widths:
 
 def _topics(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
     for index, (name, text, field) in enumerate(_OF_TOPIC):
-        make = _counters if index < _TOPIC_COUNTERS else _gauges
+        make = counters if index < _TOPIC_COUNTERS else gauges
         yield make(name, text, _TOPIC, [(labels, getattr(t, field)) for labels, t in rows.topics])
     if not in_cluster:
         return
-    yield _counters(
+    yield counters(
         "partition_leader_changes",
         "Times that this node became leader of a partition of the topic.",
         _TOPIC,
         [(labels, t.leader_changes) for labels, t in rows.topics],
     )
-    yield _counters(
+    yield counters(
         "partition_isr_changes",
         "Changes of in-sync replica sets that this node, as leader, asked for: shrink, expand, swap.",
         (*_TOPIC, "kind"),
@@ -432,8 +432,8 @@ def _topics(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
 
 def _partitions(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
     for name, text, field in _OF_PARTITION + _OF_REPLICATED_PARTITION * in_cluster:
-        yield _gauges(name, text, _PARTITION, [(labels, getattr(p, field)) for labels, p in rows.partitions])
-    yield _gauges(
+        yield gauges(name, text, _PARTITION, [(labels, getattr(p, field)) for labels, p in rows.partitions])
+    yield gauges(
         "partition_sync_mode",
         "1 for what OK means: always, interval or none.",
         (*_PARTITION, "mode"),
@@ -443,9 +443,9 @@ def _partitions(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
 
 def _channels(rows: Rows) -> Iterator[Metric]:
     for index, (name, text, field) in enumerate(_OF_CHANNEL):
-        make = _counters if index < _CHANNEL_COUNTERS else _gauges
+        make = counters if index < _CHANNEL_COUNTERS else gauges
         yield make(name, text, _CHANNEL, [(labels, getattr(c, field)) for labels, c in rows.channels])
-    yield _counters(
+    yield counters(
         "channel_died",
         "Messages that were given up, by reason; kept as dead letters, unless the policy drops them.",
         (*_CHANNEL, "reason"),
@@ -456,7 +456,7 @@ def _channels(rows: Rows) -> Iterator[Metric]:
             if count
         ],
     )
-    yield _gauges(
+    yield gauges(
         "channel_end_to_end_seconds",
         "Message age at FIN over the sliding window, by configured quantile.",
         (*_CHANNEL, "quantile"),
@@ -475,14 +475,14 @@ def _channels(rows: Rows) -> Iterator[Metric]:
 
 def _cursors(rows: Rows) -> Iterator[Metric]:
     for name, text, field in _OF_CURSOR:
-        yield _gauges(name, text, _CURSOR, [(labels, getattr(c, field)) for labels, c in rows.cursors])
-    yield _gauges(
+        yield gauges(name, text, _CURSOR, [(labels, getattr(c, field)) for labels, c in rows.cursors])
+    yield gauges(
         "channel_oldest_unfinished_seconds",
         "Age of the oldest message that is not finished, by its publish time; 0 if all are.",
         _CURSOR,
         [(labels, c.oldest_unfinished_seconds or 0) for labels, c in rows.cursors],
     )
-    yield _gauges(
+    yield gauges(
         "channel_stuck",
         "1 if the channel cannot read further, for example at a damaged part of the log.",
         _CURSOR,
