@@ -1,8 +1,12 @@
-"""The longest turn of the broker's loop while a policy settles a million messages: `python -m benchmarks.turns`.
+"""The longest turn of the broker's loop while a policy or an operator settles a million messages:
+
+    python -m benchmarks.turns [ROW ..]
 
     time-out    a million messages in flight time out within a moment; retry 1s, max_attempts 5
     skip, max_depth, ttl
                 a million unread messages are passed over, with no consumer connected
+    requeue, purge
+                an operator selects a million dead letters with `nsqha dead requeue|purge --all`
 
 The broker runs in a process of its own, with a timer in its loop that is due each millisecond and notes how much CPU
 the loop's thread has used since it last was: what a turn took of it, whatever else the machine does. Wall time is
@@ -11,14 +15,16 @@ shown beside it.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import shlex
 import struct
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,11 +44,12 @@ _LONGEST = struct.Struct("dd")  # CPU, wall; seconds
 
 @dataclass(frozen=True)
 class Row:
-    """What is asked of the channel, and whether its messages are in flight."""
+    """What is asked of the channel, and in which state its messages are."""
 
     name: str
     policy: str
     in_flight: bool = False
+    dead: bool = False  # the verb of this name is used on all of them
 
 
 ROWS = (
@@ -50,6 +57,8 @@ ROWS = (
     Row("skip", '{"skip": true}'),
     Row("max_depth", '{"max_depth": 1}'),
     Row("ttl", '{"ttl_ms": 1000}'),
+    Row("requeue", '{"max_attempts": 1, "dead_max": 1000000}', dead=True),
+    Row("purge", '{"max_attempts": 1, "dead_max": 1000000}', dead=True),
 )
 
 
@@ -75,17 +84,22 @@ def _measured(row: Row, folder: Path) -> tuple[float, float]:
     flags = [f"--max-rdy-count={MESSAGES}"]
     with servers.fresh_server(subject, folder, sync="interval", flags=flags) as server:
         client.subscribe(client.open_connection(server.tcp), TOPIC, CHANNEL).close()
-        if row.in_flight:
+        if row.in_flight or row.dead:
             set_policy(server, row.policy)
         stored = fill(Place(server, FULL, folder), payload(100), MESSAGES)
         wait_quiet(server)
         holding = _take_all(server, stored) if row.in_flight else None
+        if row.dead:
+            _let_die(server, stored)
         wait_quiet(server)
         with noted.open("r+b") as file, mmap.mmap(file.fileno(), 0) as longest:
             longest[:] = bytes(_LONGEST.size)
-            if holding is None:
-                set_policy(server, row.policy)
-            _wait_settled(server, row, stored)
+            if row.dead:
+                _ask(server, row.name, stored)
+            else:
+                if holding is None:
+                    set_policy(server, row.policy)
+                _wait_settled(server, row, stored)
             cpu, wall = _LONGEST.unpack(longest[:])
         if holding is not None:
             holding.close()
@@ -109,23 +123,58 @@ def _take_all(server: servers.Server, count: int) -> Any:
     return engine
 
 
+def _let_die(server: servers.Server, count: int) -> None:
+    from .loadgen import Engine
+    from .place import CHANNEL, TOPIC
+
+    engine = Engine()
+    for _ in range(4):
+        engine.add_consumer(client.subscribe(client.open_connection(server.tcp), TOPIC, CHANNEL), req_every=1)
+    engine.ready(2500)
+    engine.run(SETTLED_S, received=count)
+    engine.run(2.0)
+    engine.close()
+    _wait(lambda: _total(server, "nsqha_channel_dead") >= count, f"all {count} are dead letters")
+
+
+def _ask(server: servers.Server, verb: str, count: int) -> None:
+    """Have an operator do it to all of them; as many are told to be done."""
+    from .place import CHANNEL, TOPIC, WrongResult, wait_quiet
+
+    command = [Path(sys.executable).with_name("nsqha"), "dead", verb, TOPIC, CHANNEL, "--all", "--yes", "--json"]
+    command += ["--grpc-address", server.grpc, "--timeout", f"{SETTLED_S:.0f}s"]
+    begun = time.monotonic()
+    done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["messages"]
+    print(f"{verb:10} {done} in {time.monotonic() - begun:.1f} s", flush=True)
+    if done != count:
+        raise WrongResult(f"{verb}: {done} of {count} were done")
+    wait_quiet(server, at_most_s=20.0)
+
+
+def _total(server: servers.Server, family: str) -> float:
+    lines = [line for line in server.get("/metrics").decode().splitlines() if line.startswith(family + "{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    from .place import WrongResult
+
+    until = time.monotonic() + SETTLED_S
+    while not condition():
+        if time.monotonic() > until:
+            raise WrongResult(f"not after {SETTLED_S:.0f} s: {what}")
+        time.sleep(1.0)
+
+
 def _wait_settled(server: servers.Server, row: Row, count: int) -> None:
     """Until all timed out and are in the log as deferred, or none is unread."""
     from .lifecycle import depth
-    from .place import WrongResult, wait_quiet
+    from .place import wait_quiet
 
-    until = time.monotonic() + SETTLED_S
-    while time.monotonic() < until:
-        time.sleep(1.0)
-        if row.in_flight:
-            text = server.get("/metrics").decode()
-            timed_out = [line for line in text.splitlines() if line.startswith("nsqha_channel_timed_out_total{")]
-            if sum(float(line.rsplit(" ", 1)[1]) for line in timed_out) >= count:
-                break
-        elif depth(server) <= 1:
-            break
-    else:
-        raise WrongResult(f"{row.name}: not all are settled after {SETTLED_S:.0f} s")
+    def settled() -> bool:
+        return _total(server, "nsqha_channel_timed_out_total") >= count if row.in_flight else depth(server) <= 1
+
+    _wait(settled, f"{row.name} has settled all")
     wait_quiet(server, at_most_s=20.0)
 
 
