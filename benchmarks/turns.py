@@ -141,7 +141,7 @@ def _ask(server: servers.Server, verb: str, count: int) -> None:
     """Have an operator do it to all of them; as many are told to be done."""
     from .place import CHANNEL, TOPIC, WrongResult, wait_quiet
 
-    command = [Path(sys.executable).with_name("nsqha"), "dead", verb, TOPIC, CHANNEL, "--all", "--yes", "--json"]
+    command = [str(Path(sys.executable).with_name("nsqha")), "dead", verb, TOPIC, CHANNEL, "--all", "--yes", "--json"]
     command += ["--grpc-address", server.grpc, "--timeout", f"{SETTLED_S:.0f}s"]
     begun = time.monotonic()
     done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["messages"]
