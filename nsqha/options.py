@@ -309,7 +309,9 @@ class Options:
     )
     audit_topic: str = _flag(STRING, "", "topic that also gets the record of each change, beside the log")
     lookupd_token_file: str = _flag(
-        STRING, "", "path to a file with the token that lookup daemons with an access file are shown (role viewer)"
+        STRING,
+        "",
+        "path to a file with the token (role viewer) that those of --lookupd-tcp-address with an access file are shown",
     )
     metrics_address: str = _flag(STRING, "", "<addr>:<port> for /metrics and health alone (default: --http-address)")
 

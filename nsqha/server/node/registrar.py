@@ -40,6 +40,7 @@ RETRY_SECONDS = (0.1, 15.0)
 """First and longest pause before connecting again; it doubles."""
 UNSENT_BYTES_MAX = 64 << 20
 CHANNELS_BYTES_MAX = 5 << 20
+UNTOLD = ": only daemons that --lookupd-tcp-address names are shown the token; add this one there"
 _ACCEPT = "application/vnd.nsq; version=1.0"
 
 Registrations = Callable[[], Mapping[str, Sequence[str]]]
@@ -91,10 +92,13 @@ class Registrar:
         connect_seconds: float = 2.0,
         request_seconds: float = 5.0,
         token_file: str = "",
+        token_for: Iterable[str] = (),
     ) -> None:
         """`channels_max`: what a new topic may begin with; 0: no limit. `token_file`: what daemons with an access file
-        are shown, read each time."""
+        are shown, read each time; those of `token_for`, by address, and no other: who may name more daemons while this
+        node runs is not given its token by that."""
         self._token_file = token_file
+        self._token_for = frozenset(token_for)
         self._identity = identity
         self._registrations = registrations
         self._answer_bytes_max = answer_bytes_max
@@ -160,9 +164,13 @@ class Registrar:
 
         Takes as long as the slowest daemon, at most the request timeout; one that fails is as if it knew none.
         """
-        known = [peer.info for peer in self._peers.values() if peer.info and peer.info.broadcast_address]
+        known = [
+            (info.http_url, address in self._token_for)
+            for address, peer in self._peers.items()
+            if (info := peer.info) and info.broadcast_address
+        ]
         query = f"/channels?topic={quote(topic, safe='')}"
-        answers = await asyncio.gather(*(self._channels(info.http_url + query) for info in known))
+        answers = await asyncio.gather(*(self._channels(url + query, trusted) for url, trusted in known))
         found = sorted({c for answer in answers for c in answer if valid_name(c) and not is_ephemeral(c)})
         if not 0 < self._channels_max < len(found):
             return found
@@ -178,7 +186,8 @@ class Registrar:
             return {}
         return {"Authorization": f"Bearer {await asyncio.to_thread(_token, self._token_file)}"}
 
-    async def _channels(self, url: str) -> list[str]:
+    async def _channels(self, url: str, trusted: bool) -> list[str]:
+        """`trusted`: the daemon may see the token."""
         import aiohttp
         from yarl import URL
 
@@ -188,14 +197,18 @@ class Registrar:
                 timeout=aiohttp.ClientTimeout(total=total, sock_connect=connect), headers={"Accept": _ACCEPT}
             )
         try:
-            async with self._session.get(URL(url, encoded=True), headers=await self._authorization()) as response:
+            shown = await self._authorization() if trusted else {}
+            # Whoever is trusted with the token is not trusted to pass it on.
+            asked = self._session.get(URL(url, encoded=True), headers=shown, allow_redirects=not shown)
+            async with asked as response:
                 body = b""
                 while part := await response.content.readany():
                     body += part
                     if len(body) > CHANNELS_BYTES_MAX:
                         raise ValueError(f"more than {CHANNELS_BYTES_MAX} bytes")
                 if response.status != 200:
-                    raise ValueError(f"status {response.status}")
+                    untold = "" if trusted or response.status != 401 or not self._token_file else UNTOLD
+                    raise ValueError(f"status {response.status}{untold}")
                 return msgspec.json.decode(body, type=_Channels).channels or []
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             self._logger.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))

@@ -439,6 +439,7 @@ class Node:
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,
             request_seconds=options.http_client_request_timeout_ns / 1e9,
             token_file=options.lookupd_token_file,
+            token_for=options.lookupd_tcp_addresses,
         )
         broker.endpoints.registrar = broker.topics.announcer = registrar
         registrar.set_peers(options.lookupd_tcp_addresses)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,11 +91,15 @@ def run(
     conversation: Callable[[Registrar, FakeLookupd, str], Awaitable[None]],
     registrations: Callable[[], Mapping[str, Sequence[str]]] = dict,
     info: bytes | None = None,
+    trusted: bool = True,
     **limits: Any,
 ) -> None:
+    """`trusted`: the registrar's options name the daemon."""
+
     async def main() -> None:
         lookupd = FakeLookupd(info)
         address = await lookupd.start()
+        limits["token_for"] = (address,) if trusted else ("127.0.0.1:1",)
         registrar = Registrar(IDENTITY, registrations, answer_bytes_max=1000, request_seconds=1.0, **limits)
         try:
             await conversation(registrar, lookupd, address)
@@ -293,29 +298,82 @@ def test_known_channels_are_asked_of_the_daemon_behind_the_connection(
     run(conversation, lambda: {"a": []})
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(registrar: Registrar, lookupd: FakeLookupd, address: str, serve: Serve) -> AsyncIterator[None]:
+    """The daemon's HTTP side is `serve`."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % server.sockets[0].getsockname()[1]
+    registrar.set_peers([address])
+    await lookupd.until_heard("REGISTER a")
+    try:
+        yield
+    finally:
+        server.close()
+
+
+def tokens_in(head: bytes) -> list[str]:
+    return [line for line in head.decode().split("\r\n") if line.startswith("Authorization")]
+
+
 def test_a_daemon_with_an_access_file_is_shown_the_token(tmp_path: Path) -> None:
     path, shown = tmp_path / "token", []
 
-    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            shown.extend(line for line in head.split("\r\n") if line.startswith("Authorization"))
-            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\nConnection: close\r\n\r\n{"channels":["c"]}')
-            writer.close()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        shown.extend(tokens_in(await reader.readuntil(b"\r\n\r\n")))
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\nConnection: close\r\n\r\n{"channels":["c"]}')
+        writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % port
-        registrar.set_peers([address])
-        await lookupd.until_heard("REGISTER a")
-        assert await registrar.known_channels("t") == [], "no file: a line in the log, and no channel"
-        for text in ("first\n", "second"):
-            path.write_text(text)
-            assert await registrar.known_channels("t") == ["c"]
-        server.close()
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        async with serving(registrar, lookupd, address, serve):
+            assert await registrar.known_channels("t") == [], "no file: a line in the log, and no channel"
+            for text in ("first\n", "second"):
+                path.write_text(text)
+                assert await registrar.known_channels("t") == ["c"]
 
     run(conversation, lambda: {"a": []}, token_file=str(path))
     assert shown == ["Authorization: Bearer first", "Authorization: Bearer second"]
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_only_a_daemon_that_the_options_name_is_shown_the_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trusted: bool
+) -> None:
+    """Whoever may name lookup daemons while the node runs could collect its token otherwise."""
+    path, shown = tmp_path / "token", []
+    path.write_text("secret")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        shown.extend(tokens_in(await reader.readuntil(b"\r\n\r\n")))
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        async with serving(registrar, lookupd, address, serve):
+            assert await registrar.known_channels("t") == []
+
+    run(conversation, lambda: {"a": []}, token_file=str(path), trusted=trusted)
+    assert shown == (["Authorization: Bearer secret"] if trusted else [])
+    assert ("only daemons that --lookupd-tcp-address names" in caplog.text) is not trusted
+
+
+def test_the_token_does_not_follow_a_redirect(tmp_path: Path) -> None:
+    path, shown = tmp_path / "token", []
+    path.write_text("secret")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        shown.extend(tokens_in(await reader.readuntil(b"\r\n\r\n")))
+        writer.write(b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        async with serving(registrar, lookupd, address, serve):
+            assert await registrar.known_channels("t") == []
+
+    run(conversation, lambda: {"a": []}, token_file=str(path))
+    assert shown == ["Authorization: Bearer secret"]
 
 
 def test_a_topic_begins_with_no_more_channels_than_it_may_have(caplog: pytest.LogCaptureFixture) -> None:
