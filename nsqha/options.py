@@ -389,6 +389,8 @@ class LoadedOptions(Generic[T]):
     sources: Mapping[str, str]
     """flag name -> "flag", "env" or "file"; a flag at its default is not in it."""
     notices: tuple[str, ...]
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are named as a daemon's and are none -> the nearest name, empty: none is near."""
 
 
 def nsqd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[Options]:
@@ -612,8 +614,9 @@ def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str,
     names = {item.name: item.metadata["name"] or _flag_name(item.name) for item in fields(kind)}
     options = kind(**{attribute: settings.values[name] for attribute, name in names.items()})
     known = [prefix + flag.name.upper().replace("-", "_") for flag in flags_of(kind) if flag.key]
-    notices = tuple(settings.notices) + tuple(misspelt(environ, known, prefix))
-    return LoadedOptions(options, settings.sources, notices)
+    unknown = unknown_variables(environ, known, prefix)
+    notices = [*settings.notices, *misspelt(unknown)]
+    return LoadedOptions(options, settings.sources, tuple(notices), unknown)
 
 
 TOOL_VARIABLES = frozenset(
@@ -627,19 +630,26 @@ TOOL_VARIABLES = frozenset(
 """What the command line tools and the extensions read: a daemon may find them in its environment."""
 
 
-def misspelt(environ: Mapping[str, str], known: Sequence[str], prefix: str) -> list[str]:
-    """A line for each variable that looks like one of a daemon's and is none. They are not refused: an orchestrator
-    puts in NSQD_PORT and the like where a service has that name, and they are near to nothing."""
-    ours = {prefix, "NSQHA_"}
-    found = []
+def unknown_variables(environ: Mapping[str, str], known: Sequence[str], prefix: str) -> dict[str, str]:
+    """What is named as a daemon's variables are, and is none of them and none of the tools' -> the nearest name."""
+    found = {}
     for variable in sorted(environ):
-        head = next((start for start in ours if variable.startswith(start)), "")
+        head = next((start for start in (prefix, "NSQHA_") if variable.startswith(start)), "")
         if not head or variable in known or variable in TOOL_VARIABLES or len(variable) > MISSPELT_CHARACTERS_MAX:
             continue
         close = difflib.get_close_matches(prefix + variable[len(head) :], known, 1, 0.88)
-        if close:
-            found.append(f"{variable} in the environment has no effect: did you mean {close[0]}?")
+        found[variable] = close[0] if close else ""
     return found
+
+
+def misspelt(unknown: Mapping[str, str]) -> list[str]:
+    """A line for each that is nearly one of a daemon's. They are not refused: an orchestrator puts in NSQD_PORT and the
+    like where a service has that name, and they are near to nothing."""
+    return [
+        f"{variable} in the environment has no effect: did you mean {nearest}?"
+        for variable, nearest in unknown.items()
+        if nearest
+    ]
 
 
 def _read_toml(path: str) -> Mapping[str, Any]:

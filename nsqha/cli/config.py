@@ -15,11 +15,16 @@ from nsqha.cli.terminal.screen import print_json, say, table
 from nsqha.cli.verbs import VERBS
 
 DAEMONS = ("broker", "lookupd")
-SHAPE = '{"setting", "value", "from", "default"} per setting; it is from a flag, env, a file or the default'
+SHAPE = (
+    '{"setting", "value", "from", "default"} per setting; it is from a flag, env, a file or the default. '
+    '{"unknown", "nearest"} per variable that is named as a daemon\'s and is none'
+)
 DESCRIPTION = """\
 Show the settings of a daemon as it would be started in this shell: from its flags, which follow DAEMON and `--`, else
 from the environment (NSQD_..., NSQLOOKUPD_...), else from the file, else the default. Without --all only what is not
-the default. What would keep the daemon from starting, such as a setting that is unknown, is an error here, too."""
+the default. What would keep the daemon from starting, such as a setting that is unknown, is an error here, too.
+Variables that are named like a daemon's (NSQD_..., NSQHA_...) and are none are listed as unknown, with the nearest
+name: they have no effect. Their values are not shown."""
 
 
 def add_parser(commands: Any) -> None:
@@ -49,19 +54,25 @@ def add_parser(commands: Any) -> None:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print the settings; ConfigError for what the daemon would refuse."""
-    from nsqha.options import load_nsqd, load_nsqlookupd
+    from nsqha.options import load_nsqd, load_nsqlookupd, misspelt
 
     load = load_nsqd if args.daemon == "broker" else load_nsqlookupd
     given = [f"--config={args.config}"] if args.config else []
     loaded = load([*given, *args.flags], os.environ)
     rows = [row for row in _rows(loaded.options, loaded.sources) if args.all or row["from"] != "default"]
+    unknown = loaded.unknown
     if args.json:
-        for row in rows:
+        for row in (*rows, *({"unknown": variable, "nearest": nearest} for variable, nearest in unknown.items())):
             print_json(row)
     else:
-        table(("SETTING", "VALUE", "FROM"), [(row["setting"], row["value"], row["from"]) for row in rows])
+        shown = [(row["setting"], row["value"], row["from"]) for row in rows]
+        meant = {variable: f": did you mean {nearest}?" if nearest else "" for variable, nearest in unknown.items()}
+        shown += [(variable, "(no effect)", f"unknown{what}") for variable, what in meant.items()]
+        table(("SETTING", "VALUE", "FROM"), shown)
+    said = misspelt(unknown)
     for notice in loaded.notices:
-        say(notice)
+        if notice not in said:
+            say(notice)
     return exits.OK
 
 

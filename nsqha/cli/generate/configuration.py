@@ -15,10 +15,8 @@ Every setting of the daemons. This page is made by `nsqha generate docs`; do not
 
 A value comes from the flag, else from the environment, else from the file that `--config` names (TOML), else it is the
 default. A flag is a setting's name with `-` for `_` where no other is named. What a setting does not take keeps the
-daemon from
-starting, with one line that says why; so does a name that is none, in the file and on the command line. Durations are
-written
-`1m30s`. All settings are there since 0.1.0.
+daemon from starting, with one line that says why; so does a name that is none, in the file and on the command line.
+Durations are written `1m30s`. All settings are there since 0.1.0.
 
 ```sh
 nsqha config show
@@ -27,9 +25,10 @@ nsqha config show broker --json -- --sync=interval
 ```
 
 `nsqha config show` prints the settings of a daemon that is started in the same shell, and where each comes from;
-`--config` names
-its file, and flags of the daemon follow `--`. `GET /config/NAME` at the HTTP port of a broker that runs answers what
-it uses.
+`--config` names its file, and flags of the daemon follow `--`. A variable that is named like a daemon's and is none
+keeps nothing from starting, as orchestrators put in some: it is listed as unknown, with the nearest name, and the
+daemon logs those that are nearly one of its own. `GET /config/NAME` at the HTTP port of a broker that runs answers
+what it uses.
 """
 
 DAEMONS = (

@@ -46,6 +46,24 @@ def test_all_shows_defaults_but_not_what_has_no_effect(capsys: pytest.CaptureFix
     assert "verbose" not in found
 
 
+def test_an_unknown_variable_is_named_with_the_nearest_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("NSQHA_DATAPATH", "NSQD_PORT", "NSQHA_TOKE", "NSQHA_TOKEN"):
+        monkeypatch.setenv(variable, "a secret perhaps")
+    args = build_parser("config").parse_args(["config", "show"])
+    assert args.run(args) == 0
+    said = capsys.readouterr()
+    rows = {line.split()[0]: line for line in said.out.splitlines()}
+    assert rows["NSQHA_DATAPATH"].endswith("unknown: did you mean NSQD_DATA_PATH?")
+    assert rows["NSQD_PORT"].endswith("unknown") and "NSQHA_TOKEN" not in rows
+    assert "a secret" not in said.out + said.err and "DATAPATH" not in said.err, "it is said once"
+    args = build_parser("config").parse_args(["config", "show", "--json"])
+    assert args.run(args) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"unknown": "NSQHA_DATAPATH", "nearest": "NSQD_DATA_PATH"} in found
+
+
 def test_what_the_daemon_would_refuse_is_an_error(file: Path) -> None:
     file.write_text("sync_evry = 7\n")
     args = build_parser("config").parse_args(["config", "show", "broker", "--config", str(file)])
