@@ -18,11 +18,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import stat
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 from nsqha.errors import ConfigError
+from nsqha.private_file import read_private
 
 NONCE_BYTES = 32
 SECRET_CHARACTERS_MIN = 32
@@ -82,18 +82,9 @@ def read_secret(path: str) -> ClusterSecret | None:
     """The secrets of the file; None: no file is named. ConfigError says what is wrong with it, and shows no byte."""
     if not path:
         return None
-    try:
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise ConfigError(f"{FLAG}={path}: this is no file")
-            if found.st_mode & stat.S_IRWXO:
-                raise ConfigError(f"{FLAG}={path}: every user of this host may use it; do `chmod o= {path}`")
-            text = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{FLAG}={path}: {error.strerror}") from None
+    text = read_private(FLAG, path, FILE_BYTES_MAX)
     secrets = [line.strip() for line in text.splitlines() if line.strip()]
-    if len(text) > FILE_BYTES_MAX or not 1 <= len(secrets) <= SECRETS_MAX:
+    if not 1 <= len(secrets) <= SECRETS_MAX:
         raise ConfigError(f"{FLAG}={path}: it must have one secret, or a line with the new and a line with the old one")
     if any(len(secret) < SECRET_CHARACTERS_MIN for secret in secrets):
         raise ConfigError(

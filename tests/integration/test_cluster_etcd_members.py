@@ -41,6 +41,7 @@ def access(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     for name in ("server", "client"):
         made.issue(name, "IP:127.0.0.1")
     (made.folder / "password").write_text(PASSWORD + "\n")
+    (made.folder / "password").chmod(0o600)
     return made
 
 

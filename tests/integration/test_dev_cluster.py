@@ -317,6 +317,7 @@ def test_every_example_of_the_daemons_serves(shared: DevCluster, tmp_path: Path,
 @pytest.mark.parametrize("verb", ["broker", "lookupd"])
 def test_an_etcd_that_can_not_be_reached_is_said_in_one_line_and_no_secret_is(tmp_path: Path, verb: str) -> None:
     (tmp_path / "password").write_text("s3cret")
+    (tmp_path / "password").chmod(0o600)
     words = [verb, "--etcd-endpoint=127.0.0.1:1", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
     words += ["--etcd-user=nsqha", "--etcd-password-file=password"]
     done = subprocess.run([str(BIN / "nsqha"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -42,7 +42,8 @@ ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
     "nsqha.grpc_channels": {"grpc", "asyncio", "threading"},  # the one maker of channels, for all layers
-    "nsqha.cluster_secret": {"os"},  # reads a file with a secret, and draws nonces
+    "nsqha.cluster_secret": {"os"},  # draws nonces
+    "nsqha.private_file": {"os"},  # the one reader of files with secrets
     "nsqha.grpc_env": {"os"},  # what gRPC has to find in the environment before it is imported
     "nsqha.commitlog.storage": {"os", "fcntl", "threading"},  # the one user of files, which several threads sync,
     "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub

@@ -133,7 +133,7 @@ def test_the_file_holds_one_secret_or_the_new_and_the_old_one(tmp_path: Path) ->
         ("n" * 31, 0o600, "a secret has at least 32 characters"),
         ("", 0o600, "it must have one secret"),
         ("\n".join(["n" * 32] * 3), 0o600, "it must have one secret"),
-        ("n" * 5000, 0o600, "it must have one secret"),
+        ("n" * 5000, 0o600, "it has more than 4,096 bytes"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, text: str, mode: int, why: str) -> None:

@@ -20,6 +20,7 @@ from nsqha.election.etcd.view import Trouble
 from nsqha.election.model import TopicRecord, Versioned
 from nsqha.election.session import StoreIdentity
 from nsqha.errors import ConfigError, NotFound, NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.private_file import read_private
 
 PASSWORD_BYTES_MAX = 4096
 NAMES_SHOWN = 10  # of other clusters, in an error
@@ -172,15 +173,11 @@ def _check_exists(options: EtcdOptions, name: str) -> None:
 
 def _password(path: str) -> str:
     """Read one line; a file with more is refused, not cut off."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(PASSWORD_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"--etcd-password-file={path}: {error.strerror}") from None
+    data = read_private("--etcd-password-file", path, PASSWORD_BYTES_MAX)
     try:
         text = data.decode().rstrip("\r\n")
     except UnicodeDecodeError:
         text = ""
-    if not text or "\n" in text or len(data) > PASSWORD_BYTES_MAX:
+    if not text or "\n" in text:
         raise ConfigError(f"--etcd-password-file={path}: must hold the password in one line, and nothing else")
     return text

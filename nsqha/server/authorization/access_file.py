@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import Callable
 
 from nsqha.access.tokens import FILE_BYTES_MAX, AccessTable, parse
 from nsqha.clock import Clock
 from nsqha.errors import ConfigError
 from nsqha.nsqlog import Logger
+from nsqha.private_file import read_private
 
 FLAG = "--access-file"
 LOOK_SECONDS = 0.5
@@ -102,17 +102,7 @@ class AccessFile:
 
     def _read(self) -> AccessTable:
         path = self.path
-        try:
-            # A pipe without a writer would hold up the start, and whoever ends it.
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode):
-                    raise ConfigError(f"{FLAG}={path}: this is no file")
-                if found.st_mode & stat.S_IRWXO:
-                    raise ConfigError(f"{FLAG}={path}: every user of this host may use it; do `chmod o= {path}`")
-                text = file.read(FILE_BYTES_MAX + 1)
-        except OSError as error:
-            raise ConfigError(f"{FLAG}={path}: {error.strerror}; name a file that this user can read") from None
+        text = read_private(FLAG, path, FILE_BYTES_MAX)
         try:
             table = parse(text)
         except ConfigError as error:

@@ -24,8 +24,10 @@ import msgspec
 
 from nsqha import NSQ_VERSION
 from nsqha.access.tokens import TOKEN_BYTES_MAX
+from nsqha.errors import ConfigError
 from nsqha.ids import is_ephemeral, valid_name
 from nsqha.nsqlog import Logger
+from nsqha.private_file import read_private
 from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.listen import reason, split_host_port
 from nsqha.server.runtime.tasks import TaskGroup, beside
@@ -40,6 +42,7 @@ RETRY_SECONDS = (0.1, 15.0)
 """First and longest pause before connecting again; it doubles."""
 UNSENT_BYTES_MAX = 64 << 20
 CHANNELS_BYTES_MAX = 5 << 20
+TOKEN_FLAG = "--lookupd-token-file"
 UNTOLD = ": only daemons that --lookupd-tcp-address names are shown the token; add this one there"
 _ACCEPT = "application/vnd.nsq; version=1.0"
 
@@ -181,10 +184,10 @@ class Registrar:
         return found[: self._channels_max]
 
     async def _authorization(self) -> dict[str, str]:
-        """The header with the token. OSError: its file can not be read."""
+        """The header with the token. ConfigError: its file can not be used."""
         if not self._token_file:
             return {}
-        return {"Authorization": f"Bearer {await asyncio.to_thread(_token, self._token_file)}"}
+        return {"Authorization": f"Bearer {await asyncio.to_thread(read_token, self._token_file)}"}
 
     async def _channels(self, url: str, trusted: bool) -> list[str]:
         """`trusted`: the daemon may see the token."""
@@ -210,14 +213,17 @@ class Registrar:
                     untold = "" if trusted or response.status != 401 or not self._token_file else UNTOLD
                     raise ValueError(f"status {response.status}{untold}")
                 return msgspec.json.decode(body, type=_Channels).channels or []
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, ConfigError, OSError, TimeoutError, ValueError) as error:
             self._logger.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))
             return []
 
 
-def _token(path: str) -> str:
-    with open(path, "rb") as file:
-        return file.read(TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+def read_token(path: str) -> str:
+    """The token for lookup daemons. ConfigError: the file can not be used."""
+    token = read_private(TOKEN_FLAG, path, TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"{TOKEN_FLAG}={path}: it must have the token in one line, and nothing else")
+    return token
 
 
 def _why(error: Exception, seconds: float) -> str:

@@ -38,7 +38,7 @@ from nsqha.server.clients.token_auth import AnonymousState
 from nsqha.server.http.broker_api import BoundPorts, announced_ports
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.parts import NodeParts
-from nsqha.server.node.registrar import ProducerIdentity, Registrar
+from nsqha.server.node.registrar import ProducerIdentity, Registrar, read_token
 from nsqha.server.node.statsd import StatsdPusher, host_prefix
 from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime import listen
@@ -265,6 +265,8 @@ class Node:
     def _guard(self) -> Guard | None:
         """Who may do what, by the access file; without one it is said who everybody is. ConfigError."""
         options = self.options
+        if options.lookupd_token_file:
+            read_token(options.lookupd_token_file)  # it is read each time; one that can not be is said now
         guard = Guard.of(options.access_file, SystemClock())
         if guard is not None:
             self._tasks.spawn(guard.file.watch())

@@ -19,18 +19,29 @@ def options(**given: object) -> Options:
 def test_the_password_is_the_one_line_of_its_file(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("s3cret word\n")
+    file.chmod(0o600)
     found = etcd_options(options(etcd_user="nsqha", etcd_password_file=str(file)))
     assert (found.user, found.password) == ("nsqha", "s3cret word")
     assert "s3cret" not in repr(found)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines\n", b"\xff\xfe", b"x" * 5000])
+@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines\n", b"\xff\xfe"])
 def test_a_password_file_with_anything_else_is_refused_without_showing_it(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "password"
     file.write_bytes(content)
+    file.chmod(0o600)
     with pytest.raises(ConfigError, match="in one line") as refused:
         etcd_options(options(etcd_user="nsqha", etcd_password_file=str(file)))
     assert "two" not in str(refused.value).replace(str(file), "")
+
+
+@pytest.mark.parametrize(("size", "mode", "why"), [(5000, 0o600, "more than 4,096 bytes"), (10, 0o644, "every user")])
+def test_a_password_file_is_a_private_file(tmp_path: Path, size: int, mode: int, why: str) -> None:
+    file = tmp_path / "password"
+    file.write_bytes(b"x" * size)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=why):
+        etcd_options(options(etcd_user="nsqha", etcd_password_file=str(file)))
 
 
 def test_what_does_not_go_together_names_the_flag(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nsqha.errors import ConfigError
 from nsqha.server.node import registrar as module
-from nsqha.server.node.registrar import LookupdLost, ProducerIdentity, Registrar
+from nsqha.server.node.registrar import LookupdLost, ProducerIdentity, Registrar, read_token
 
 IDENTITY = ProducerIdentity("node.example", "host", 4150, 4151, "z", "r")
 
@@ -331,6 +332,7 @@ def test_a_daemon_with_an_access_file_is_shown_the_token(tmp_path: Path) -> None
             assert await registrar.known_channels("t") == [], "no file: a line in the log, and no channel"
             for text in ("first\n", "second"):
                 path.write_text(text)
+                path.chmod(0o600)
                 assert await registrar.known_channels("t") == ["c"]
 
     run(conversation, lambda: {"a": []}, token_file=str(path))
@@ -344,6 +346,7 @@ def test_only_a_daemon_that_the_options_name_is_shown_the_token(
     """Whoever may name lookup daemons while the node runs could collect its token otherwise."""
     path, shown = tmp_path / "token", []
     path.write_text("secret")
+    path.chmod(0o600)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         shown.extend(tokens_in(await reader.readuntil(b"\r\n\r\n")))
@@ -359,9 +362,19 @@ def test_only_a_daemon_that_the_options_name_is_shown_the_token(
     assert ("only daemons that --lookupd-tcp-address names" in caplog.text) is not trusted
 
 
+@pytest.mark.parametrize(("text", "why"), [("", "in one line"), ("a\nb", "in one line"), ("x" * 4097, "more than")])
+def test_a_file_without_one_token_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=f"--lookupd-token-file={path}: .*{why}"):
+        read_token(str(path))
+
+
 def test_the_token_does_not_follow_a_redirect(tmp_path: Path) -> None:
     path, shown = tmp_path / "token", []
     path.write_text("secret")
+    path.chmod(0o600)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         shown.extend(tokens_in(await reader.readuntil(b"\r\n\r\n")))
