@@ -10,6 +10,7 @@ Downwards:
     cluster_api  the controller over HTTP
     metrics      /metrics: what it holds, and how the cluster is
     controller   the controller's shell: holds the key, carries out what the machine decides
+    recorded     changes that `nsqha cluster` wrote into the metadata, taken into the audit
     standby      how a waiting daemon sees at once that the controller has died
     links        one stream from the controller to each node
     changes      what an operator changes

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lookupd.links import Links
+from lookupd.recorded import RecordedChanges
 from lookupd.standby import Gone, Standby
 from nsqha.clock import Clock
 from nsqha.election.controller.controller import ControllerMachine
@@ -64,6 +65,7 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.quantile import Histogram
+from nsqha.server.authorization.audit import Audit
 from nsqha.server.peers.api import Peers
 from nsqha.server.replica.replica_reports import reports_in
 from nsqha.server.runtime.backoff import Backoff
@@ -199,9 +201,11 @@ class ControllerShell:
         limits: ControllerLimits | None = None,
         gate: MetadataGate | None = None,
         gone: Gone | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """`name` identifies this process for people; without a `gate` the store is always trusted. `gone(name)` ends
-        when the process of that name is gone; without it, the lease of a controller that died has to end first."""
+        when the process of that name is gone; without it, the lease of a controller that died has to end first.
+        `audit`: where changes that operators wrote into the store are recorded."""
         self.counts = ControllerCounts()
         self.store = store
         self.peers = peers
@@ -213,6 +217,7 @@ class ControllerShell:
         self._name = name
         self._workers = ThreadPoolExecutor(WORKERS, "metadata")
         self._tasks = TaskGroup()
+        self.recorded = RecordedChanges(store.intents, self.run, audit or Audit())
         self._trust = MetadataTrust(gate, self.run) if gate is not None else TrustedMetadata()
         self._standby = Standby(gone, self._controller_gone) if gone is not None else None
         self._unwatch: Callable[[], None] | None = None
@@ -342,6 +347,7 @@ class Term:
         self._timer: asyncio.TimerHandle | None = None
         self._look_scheduled = False
         self._intents_changed = False
+        self._heeded: set[str] = set()  # records of changes that a task of this term looks after
         self._ended = False
 
     def end(self) -> None:
@@ -489,6 +495,7 @@ class Term:
 
     async def _read_intents(self) -> None:
         self.intents = await self._read(self._shell.store.intents.all)
+        self._shell.recorded.heed(self.intents, self.epoch, self._tasks, self._heeded)
         self.hint("topics/")  # look again, now with them
 
     async def _change_intent(self, change: PutIntent | RemoveIntent) -> None:

@@ -35,6 +35,7 @@ from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.options import SECOND, LoadedOptions, LookupdOptions, host_name, version_line
+from nsqha.server.authorization.audit import Audit
 from nsqha.server.authorization.exposure import warn_if_open
 from nsqha.server.authorization.guard import Guard
 from nsqha.server.peers.api import Peers
@@ -73,11 +74,12 @@ class Lookupd:
         lifetime_s = options.tombstone_lifetime_ns / SECOND
         self.controller: ControllerShell | None = None
         self._cluster: LookupCluster | None = None
+        audit = Audit()
         if store is not None:
             assert peers is not None, "a controller needs a way to reach nodes"
             name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
             self.controller = ControllerShell(
-                store, peers, clock, name=name, limits=_limits(options), gate=gate, gone=gone
+                store, peers, clock, name=name, limits=_limits(options), gate=gate, gone=gone, audit=audit
             )
             changes = MetadataChanges(
                 store.records, store.intents, random.SystemRandom(), channels_max=options.max_topic_channels
@@ -85,7 +87,7 @@ class Lookupd:
             self._cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
         self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
         api = LookupdApi(self.registry, clock, self._cluster, describe=self._described)
-        self._http = LookupdHttp(options, api, self._logger, guard)
+        self._http = LookupdHttp(options, api, self._logger, guard, audit)
         self.tcp_address = self.http_address = self.https_address = self.metrics_address = ""
 
     async def start(self) -> None:

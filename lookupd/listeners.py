@@ -26,13 +26,15 @@ from nsqha.server.runtime.tasks import TaskGroup
 class LookupdHttp:
     """Serves one LookupdApi wherever the options say."""
 
-    def __init__(self, options: LookupdOptions, api: LookupdApi, logger: Logger, guard: Guard | None) -> None:
+    def __init__(
+        self, options: LookupdOptions, api: LookupdApi, logger: Logger, guard: Guard | None, audit: Audit
+    ) -> None:
         """`guard`: who may do what, everybody without one."""
         self._options = options
         self._logger = logger
         self._sockets: dict[str, socket.socket] = {}
         self._tasks = TaskGroup()
-        audit, routes = Audit(), api.routes()
+        routes = api.routes()
         names = (host_name(), options.broadcast_address)
         self._servers = {
             name: HttpServer(served, logger, names=names, doors=HttpDoors(f"lookupd {name}", guard, audit))

@@ -15,6 +15,7 @@ OPEN = Need()
 VIEW = Need(frozenset({Role.VIEWER}))
 READ = Need(frozenset({Role.READER}))
 SEGMENTS = Need(frozenset({Role.SEGMENTS}))
+HOLD = Need(frozenset({Role.SEGMENTS}), change=True)
 PUBLISH = Need(frozenset({Role.PUBLISHER}))
 CONSUME = Need(frozenset({Role.CONSUMER}))
 LOOK_UP = Need(frozenset({Role.VIEWER, Role.PUBLISHER, Role.CONSUMER}))
@@ -117,10 +118,10 @@ GRPC: Mapping[str, Need] = {
     "nsqha.v1.Admin/UndoSeek": OPERATE,
     "nsqha.v1.Admin/SkipDamage": ADMINISTER,
     "nsqha.v1.Admin/PeekMessages": READ,
-    "nsqha.v1.Segments/Snapshot": SEGMENTS,
-    "nsqha.v1.Segments/RenewHold": SEGMENTS,
-    "nsqha.v1.Segments/ReleaseHold": SEGMENTS,
-    "nsqha.v1.Segments/CommitReader": SEGMENTS,
+    "nsqha.v1.Segments/Snapshot": HOLD,  # a change if it asks for a hold
+    "nsqha.v1.Segments/RenewHold": HOLD,
+    "nsqha.v1.Segments/ReleaseHold": HOLD,
+    "nsqha.v1.Segments/CommitReader": HOLD,
     "nsqha.v1.Replication/Push": NODES,
     "nsqha.v1.Replication/Status": NODES,
     "nsqha.v1.Replication/EpochEnd": NODES,

@@ -51,6 +51,7 @@ REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 JUDGED = (_ADMIN.full_name, _SEGMENTS.full_name, REFLECTION)
 """The services whose callers this gate looks at."""
 _LIST_MESSAGES = f"/{_ADMIN.full_name}/ListMessages"
+_SNAPSHOT = f"/{_SEGMENTS.full_name}/Snapshot"
 _STATUS = {
     UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
@@ -59,7 +60,7 @@ _STATUS = {
 _REFUSED = frozenset(code.name for code in _STATUS.values())
 _UNKNOWN = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "CANCELLED"))
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
-TARGETS = ("topic", "channel", "partition")
+TARGETS = ("topic", "topics", "pattern", "channel", "partition", "action", "paused", "hold_id", "hold_ms")
 """The fields of requests that the audit shows."""
 SHOWN_BYTES_MAX = 64 * 1024
 
@@ -181,12 +182,12 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
         try:
             await self._admitted(call, context, attempt)
             request = attempt.request = await _parsed(handler, data, context, method)
-            answer = await handler.unary_unary(request, context)
-            attempt.outcome = "done"
+            attempt.answer = answer = await handler.unary_unary(request, context)
             return answer
         finally:
-            if not attempt.passed_on:
-                self._audit.record(attempt.action(context, handler, data))
+            attempt.read(handler, data)
+            if not attempt.passed_on and not attempt.looks_only:
+                self._audit.record(attempt.action(context))
 
     # ---- who it is
 
@@ -241,15 +242,21 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
 class Attempt:
     """One change that is asked for, for the audit."""
 
-    __slots__ = ("_began", "_call", "by_node", "outcome", "request", "who")
+    __slots__ = ("_began", "_call", "answer", "by_node", "request", "who")
 
     def __init__(self, call: CallFacts) -> None:
         self.who = UNKNOWN
         self.by_node = False
         self.request: Any = None
-        self.outcome = ""
+        self.answer: Any = None
         self._call = call
         self._began = time.perf_counter()
+
+    def read(self, handler: Any, data: bytes) -> None:
+        """Read the request of a call that was refused before that, if it is not a large one."""
+        if self.request is None and len(data) <= SHOWN_BYTES_MAX:
+            with suppress(DecodeError):
+                self.request = handler.request_deserializer(data)
 
     @property
     def passed_on(self) -> bool:
@@ -259,20 +266,25 @@ class Attempt:
             return False
         return self.by_node and bool(request.HasField("here"))
 
-    def action(self, context: Context, handler: Any, data: bytes) -> AdminAction:
-        request = self.request
-        if request is None and len(data) <= SHOWN_BYTES_MAX:  # it was refused before it was read
-            with suppress(DecodeError):
-                request = handler.request_deserializer(data)
+    @property
+    def looks_only(self) -> bool:
+        """Whether nothing would have changed in any case: a snapshot that holds nothing."""
+        return self._call.method == _SNAPSHOT and self.request is not None and not self.request.hold_ms
+
+    def action(self, context: Context) -> AdminAction:
+        request, answer = self.request, self.answer
+        target = "" if request is None else target_of(request)
+        if self._call.method == _SNAPSHOT and answer is not None and not request.hold_id:
+            target += f" hold_id={answer.hold_id}"
         return AdminAction(
             who=self.who,
             role=str(self._call.need),
             address=peer_grpc.address_of(context),
             surface="grpc",
             method=self._call.method[1:],
-            target="" if request is None else target_of(request),
+            target=target,
             plan=bool(getattr(request, "plan_only", False)),
-            outcome=self.outcome or _outcome(context.code()),
+            outcome=_outcome(context.code()) if answer is None else outcome_of(answer),
             took=time.perf_counter() - self._began,
         )
 
@@ -280,8 +292,28 @@ class Attempt:
 def target_of(request: Any) -> str:
     """What a change is about: the names in its request."""
     fields = request.DESCRIPTOR.fields_by_name
-    shown = [name for name in TARGETS if name in fields and (name != "partition" or request.HasField(name))]
-    return " ".join(f"{name}={value}" for name in shown if (value := getattr(request, name)) or value == 0)
+    shown = []
+    for name in TARGETS:
+        if name not in fields or (fields[name].has_presence and not request.HasField(name)):
+            continue
+        value: Any = getattr(request, name)
+        if fields[name].is_repeated:
+            value = ",".join(value)
+        elif fields[name].enum_type is not None:
+            known = fields[name].enum_type.values_by_number.get(value)
+            value = value if known is None else known.name
+        elif isinstance(value, bool):
+            value = str(value).lower()
+        if value or fields[name].has_presence:
+            shown.append(f"{name}={value}")
+    return " ".join(shown)
+
+
+def outcome_of(answer: Any) -> str:
+    """`done`, or in how many partitions it failed: an answer has a line for each."""
+    lists = [getattr(answer, field.name) for field in answer.DESCRIPTOR.fields if field.is_repeated]
+    failed = sum(bool(getattr(part, "error", "")) for parts in lists for part in parts)
+    return f"failed: PARTITIONS ({failed})" if failed else "done"
 
 
 def _outcome(code: Any) -> str:

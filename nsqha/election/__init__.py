@@ -11,6 +11,7 @@ Downwards:
     memory      the metadata store in memory
     store       the contract of every metadata store
     rules       which changes of the metadata are allowed
+    recorded    the record of a change that a command writes into the metadata
     moves       changes of replicas that take several steps
     session     a process's membership in its cluster
     health      the state of a partition, in words

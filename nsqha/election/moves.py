@@ -14,6 +14,7 @@ Until the last step no old member of the ISR is removed. Intents are JSON object
     settings/balance                {"paused": true}
     names/<node uid>                {"node": 7, "name": "node-7"}
     hidden/<topic uid>.<node uid>   {"uid": 7, "node": 7, "at_ms": 1700000000000}
+    recorded/<16 hex digits>        the record of a change, for the audit: nsqha.election.recorded
 
 uids in names are 16 hex digits. A decommission stays until an operator removes it: the node gets no new replicas; it
 remembers the replicas of each partition that the node held, so that they can be brought back. A forgotten node is one

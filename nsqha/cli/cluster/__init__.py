@@ -8,5 +8,6 @@ Downwards:
     import_topics  a single node's topics become topics of a cluster
     looking        the cluster as etcd has it, or as a lookup daemon last knew it
     show           what status, nodes and topics show
+    recording      what the verbs change, for the audit
     access         how the verbs reach etcd and the nodes
 """

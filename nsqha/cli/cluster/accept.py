@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nsqha.cli.cluster.access import EtcdArguments, ask_each, opened
+from nsqha.cli.cluster.recording import Asked, asked
 from nsqha.cli.cluster.show import place
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import confirm, print_json, say, some, table
@@ -46,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     acceptance = EtcdAcceptance(etcd_options(flags), flags.cluster_name, SystemClock(), lambda text: None)
     try:
         with _store(args, flags, acceptance.look()) as store:
-            shown = _accept(args, store.records, acceptance)
+            without = " ".join(f"without={text}" for text in args.without or ())
+            with asked(store.intents, args, "accept-metadata", without) as change:
+                shown = _accept(args, store.records, acceptance, change)
     except StaleMetadata as error:
         raise exits.Exit(exits.CONFLICT, f"etcd was restored once more meanwhile ({error}); run this again") from None
     finally:
@@ -78,7 +81,9 @@ def _store(args: argparse.Namespace, flags: EtcdArguments, look: EtcdSnapshot) -
         begun.close()
 
 
-def _accept(args: argparse.Namespace, records: MetadataRecords, acceptance: EtcdAcceptance) -> dict[str, Any]:
+def _accept(
+    args: argparse.Namespace, records: MetadataRecords, acceptance: EtcdAcceptance, change: Asked
+) -> dict[str, Any]:
     cluster_id = records.cluster().record.cluster_id
     look = acceptance.look()
     if not look.waiting and look.hold is None:
@@ -89,9 +94,23 @@ def _accept(args: argparse.Namespace, records: MetadataRecords, acceptance: Etcd
     for line in _costs(planned, found):
         say(line)
     confirm(_question(planned, look), yes=args.yes)
+    with change.change():
+        planned, found = _change(args, records, acceptance, planned, look, found)
+    return _shown(planned, found, done=True)
+
+
+def _change(
+    args: argparse.Namespace,
+    records: MetadataRecords,
+    acceptance: EtcdAcceptance,
+    planned: RestorePlan,
+    look: EtcdSnapshot,
+    found: dict[int, NodeInventory | str],
+) -> tuple[RestorePlan, dict[int, NodeInventory | str]]:
+    """Make the metadata follow the nodes; returns the plan as it was carried out, and what nodes said then."""
     if planned.hold:
         acceptance.hold(Hold(by="nsqha cluster accept-metadata"))
-        look, found = _held(records, acceptance, set(_heard(found)), cluster_id, args)
+        look, found = _held(records, acceptance, set(_heard(found)), records.cluster().record.cluster_id, args)
         before, planned = planned, _plan(records, look, found)
         _refuse_if_unheard(planned, found, args)
         worse = {d.name for d in planned.losses} - {d.name for d in before.losses}
@@ -104,7 +123,7 @@ def _accept(args: argparse.Namespace, records: MetadataRecords, acceptance: Etcd
         _carry_out(records, planned)
     nodes = tuple(uid for uid in planned.nodes if uid in look.waiting)
     acceptance.accept(look.accepted, AcceptedMetadata(planned.generation, nodes))
-    return _shown(planned, found, done=True)
+    return planned, found
 
 
 def _gather(

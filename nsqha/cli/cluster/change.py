@@ -12,6 +12,7 @@ from typing import Any
 from lookupd.changes import MetadataChanges
 from nsqha.cli.cluster import show
 from nsqha.cli.cluster.access import Picture, ask_nodes, look, opened
+from nsqha.cli.cluster.recording import Asked, asked
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import confirm, print_json, say, show_count, some, table
 from nsqha.election.elect import ReplicaReport
@@ -25,7 +26,8 @@ CONTROLLER_HINT = "there is no controller now; this begins when a lookup daemon 
 
 
 def move(args: argparse.Namespace) -> int:
-    with opened(args) as store:
+    target = f"{_target(args)} replicas={args.nodes}"
+    with opened(args) as store, asked(store.intents, args, "move", target) as change:
         picture = look(store, args)
         name, meta = picture.partition(*args.topic)
         wanted = [picture.node(text.strip()) for text in args.nodes.split(",") if text.strip()]
@@ -34,7 +36,8 @@ def move(args: argparse.Namespace) -> int:
         if len(wanted) < enough:
             text = f"{name.topic} needs {enough} replicas and the controller would add the rest again; name {enough}"
             raise exits.Exit(exits.USAGE, text)
-        _changes(store).move({name: tuple(wanted)})
+        with change.change():
+            _changes(store).move({name: tuple(wanted)})
         _warn(picture)
 
         def left(now: Picture) -> str:
@@ -55,6 +58,12 @@ def move(args: argparse.Namespace) -> int:
     return exits.OK
 
 
+def _target(args: argparse.Namespace) -> str:
+    """The partition that is meant, for the audit."""
+    topic, number = args.topic
+    return f"topic={topic} partition={number or 0}"
+
+
 def _check_replicas(wanted: list[int], picture: Picture) -> None:
     if not wanted:
         raise exits.Exit(exits.USAGE, "name at least one node")
@@ -67,17 +76,19 @@ def _check_replicas(wanted: list[int], picture: Picture) -> None:
 
 
 def decommission(args: argparse.Namespace) -> int:
-    with opened(args) as store:
+    verb = "decommission --undo" if args.undo else "decommission"
+    with opened(args) as store, asked(store.intents, args, verb, f"node={args.node}") as change:
         picture = look(store, args)
         uid = picture.node(args.node, alive=False)
         changes = _changes(store)
         if args.undo:
-            back = _undo_decommission(uid, picture, changes, args)
+            back = _undo_decommission(uid, picture, changes, args, change)
         elif uid not in picture.intents.decommissions:
             planned = show.decommission(uid, picture)
             _say_plan(planned)
             confirm(f"empty {planned['node']}, and place no more on it?", yes=args.yes or not planned["replicas"])
-            changes.decommission(uid)
+            with change.change():
+                changes.decommission(uid)
             _warn(picture)
 
         def left(now: Picture) -> str:
@@ -119,7 +130,7 @@ def _say_plan(planned: dict[str, Any]) -> None:
 
 
 def _undo_decommission(
-    uid: int, picture: Picture, changes: MetadataChanges, args: argparse.Namespace
+    uid: int, picture: Picture, changes: MetadataChanges, args: argparse.Namespace, change: Asked
 ) -> dict[PartitionName, tuple[int, ...]]:
     """Show what comes back to a node, ask, and bring it back."""
     called = picture.name(uid)
@@ -131,13 +142,14 @@ def _undo_decommission(
     say(f"{called} keeps {show_count(kept, 'replica')}, and {len(back):,} that were moved away come back{away}")
     if back:
         confirm(f"bring {show_count(len(back), 'replica')} back to {called}?", yes=args.yes)
-    if not changes.recommission(uid):
-        raise exits.Exit(exits.NOT_FOUND, f"{called} is not being decommissioned")
+    with change.change():
+        if not changes.recommission(uid):
+            raise exits.Exit(exits.NOT_FOUND, f"{called} is not being decommissioned")
     return back
 
 
 def forget(args: argparse.Namespace) -> int:
-    with opened(args) as store:
+    with opened(args) as store, asked(store.intents, args, "forget", f"node={args.node}") as change:
         picture = look(store, args)
         uid = picture.node(args.node, alive=False)
         called = picture.name(uid)
@@ -158,7 +170,8 @@ def forget(args: argparse.Namespace) -> int:
             if plan[key]:
                 say(f"{show_count(len(plan[key]), 'replica')} {what}: {some(plan[key])}")
         confirm(f"forget {called}? If it comes back, its copies of these are removed.", yes=args.yes)
-        _changes(store).forget(uid)
+        with change.change():
+            _changes(store).forget(uid)
         _warn(picture)
         if args.wait:
 
@@ -176,16 +189,21 @@ def forget(args: argparse.Namespace) -> int:
 
 
 def balance_(args: argparse.Namespace) -> int:
-    with opened(args) as store:
+    verb = "balance --pause" if args.pause else "balance --resume" if args.resume else "balance"
+    with opened(args) as store, asked(store.intents, args, verb, f"limit={args.limit}") as change:
         changes = _changes(store)
         if args.pause or args.resume:
-            changes.pause_balance(args.pause)
+            with change.change():
+                changes.pause_balance(args.pause)
         picture = look(store, args)
         nodes = picture.able
         metas = {name: meta for name, meta in picture.metas.items() if name not in picture.intents.moves}
         found = [] if args.pause or args.resume else spread(metas, nodes, args.limit)
-        if found and not args.dry_run:
-            changes.move({planned.name: planned.replicas for planned in found})
+        if args.dry_run:
+            change.planned()
+        elif found:
+            with change.change():
+                changes.move({planned.name: planned.replicas for planned in found})
             _warn(picture)
     transfers = balance(metas, nodes, len(metas))
     shown = {
@@ -226,13 +244,14 @@ def _print_balance(shown: dict[str, Any]) -> None:
 def elect(args: argparse.Namespace) -> int:
     if not args.unclean and args.node is None:
         raise exits.Exit(exits.USAGE, "name the new leader, --node NODE; or use --unclean if no replica may lead")
-    with opened(args) as store:
+    target = _target(args) + (f" node={args.node}" if args.node is not None else "")
+    verb = "elect --unclean" if args.unclean else "elect"
+    with opened(args) as store, asked(store.intents, args, verb, target) as change:
         picture = look(store, args)
         name, meta = picture.partition(*args.topic)
         wanted = picture.node(args.node) if args.node is not None else 0
-        shown = _unclean(store, picture, name, meta, wanted, args) if args.unclean else None
-        if shown is None:
-            shown = _hand_over(store, picture, name, meta, wanted, args)
+        begin = _unclean if args.unclean else _hand_over
+        shown = begin(store, picture, name, meta, wanted, args, change)
     if args.json:
         print_json(shown)
     elif shown["done"]:
@@ -249,6 +268,7 @@ def _hand_over(
     meta: PartitionMeta,
     wanted: int,
     args: argparse.Namespace,
+    change: Asked,
 ) -> dict[str, Any]:
     """Name the successor; the controller elects it when it has everything that the leader has."""
     if meta.leader != wanted:
@@ -259,7 +279,8 @@ def _hand_over(
             raise exits.Exit(
                 exits.NOT_ALLOWED, f"{show.place(name)} has no leader to hand over; the controller elects one if it can"
             )
-        store.records.replace_partition(name.topic, name.uid, name.number, replace(meta, successor=wanted))
+        with change.change():
+            store.records.replace_partition(name.topic, name.uid, name.number, replace(meta, successor=wanted))
         _warn(picture)
 
     def left(now: Picture) -> str:
@@ -292,6 +313,7 @@ def _unclean(
     meta: PartitionMeta,
     wanted: int,
     args: argparse.Namespace,
+    change: Asked,
 ) -> dict[str, Any]:
     answers = ask_nodes(picture, name, args)
     reports = {uid: answer for uid, answer in answers.items() if isinstance(answer, ReplicaReport)}
@@ -305,7 +327,8 @@ def _unclean(
     leader = picture.name(found.meta.leader)
     confirm(f"make {leader} the leader of {show.place(name)} with what it has?", yes=args.yes)
     registered = {found.meta.leader: found.meta.registration}
-    put = store.records.replace_partition(name.topic, name.uid, name.number, found.meta, registered=registered)
+    with change.change():
+        put = store.records.replace_partition(name.topic, name.uid, name.number, found.meta, registered=registered)
     return {
         "topic": name.topic,
         "partition": name.number,

@@ -2,6 +2,9 @@
 
 Work that takes long is an intent in etcd, carried out by the controller: it continues when the verb or its terminal
 ends. --wait shows the progress.
+
+Who may use these verbs is etcd's to say (--etcd-user, --etcd-cert), and the cluster's where they ask nodes
+(--cluster-tls-cert, --cluster-secret-file). A token is for the lookup daemon that `status` asks when etcd is away.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from nsqha.cli.terminal.parser import (
     add_etcd,
     add_json,
     add_timeout,
+    add_token,
     add_verb,
     add_yes,
     count,
@@ -63,6 +67,7 @@ def _add_looks(verbs: Any) -> None:
         default=os.environ.get("NSQHA_ADDRESS", LOOKUPD_ADDRESS),
         help=f"lookup daemon's HTTP port, asked when etcd is away (default {LOOKUPD_ADDRESS}, $NSQHA_ADDRESS)",
     )
+    add_token(verb)
     _finish(verb)
     verb = add_verb(
         verbs,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqha.cli.cluster.access import EtcdArguments
+from nsqha.cli.cluster.recording import asked
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import confirm, print_json
 from nsqha.clock import SystemClock
@@ -82,7 +83,9 @@ def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single:
     confirm(f"{question} Afterwards this node cannot run without the cluster.", yes=args.yes)
     store = open_store(flags, SystemClock(), random.SystemRandom())
     try:
-        put_all(store, records)
+        target = f"node={journal.identity.node_uid:016x} topics={','.join(sorted(records))}"
+        with asked(store.intents, args, "import", target) as change, change.change():
+            put_all(store, records)
         identity = store.identity()
         cluster_id = store.records.cluster().record.cluster_id
         journal.node.accept_metadata(

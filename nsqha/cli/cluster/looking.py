@@ -26,16 +26,22 @@ def status_page(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
             found = look(store, args, forgiving=True)
             doubt = store.why_not()
     except Unavailable as error:
-        if (known := _known_by_lookupd(args.address)) is None:
+        try:
+            known = _known_by_lookupd(args.address)
+        except exits.Exit as refused:
+            raise exits.Exit(exits.NOT_ALLOWED, f"{error}; and the lookup daemon refuses: {refused}") from None
+        if known is None:
             raise
         return show.remembered(args.cluster_name, known, f"{error}; this is what the lookup daemon last knew"), "away"
     return show.status(found, doubt), found.etcd
 
 
 def _known_by_lookupd(address: str) -> dict[str, Any] | None:
-    """What a lookup daemon knows of the cluster; None if there is none at that address."""
+    """What a lookup daemon knows of the cluster; None: there is none at that address. Raises Exit: it wants a token."""
     try:
         found = discover(address, LOOKUPD_SECONDS)
         return found.cluster(LOOKUPD_SECONDS) if isinstance(found, LookupDaemon) else None
-    except exits.Exit:
+    except exits.Exit as error:
+        if error.status == exits.NOT_ALLOWED:
+            raise
         return None

@@ -188,7 +188,8 @@ def test_a_change_that_may_cost_something_is_shown_and_not_made(
     words: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = picture(meta((A, B, GONE), replicas=(A, B, GONE)), meta((GONE,), leader=GONE, replicas=(GONE,)))
-    monkeypatch.setattr(change, "opened", lambda args: contextlib.nullcontext())
+    store = MemoryStore(random.Random(1))
+    monkeypatch.setattr(change, "opened", lambda args: contextlib.nullcontext(store))
     monkeypatch.setattr(change, "look", lambda store, args: shown)
     monkeypatch.setattr(change, "_changes", lambda store: None)  # it is not asked for anything
     args = build_parser("cluster").parse_args(["cluster", *words, "--etcd-endpoint", "127.0.0.1:1"])
@@ -196,6 +197,10 @@ def test_a_change_that_may_cost_something_is_shown_and_not_made(
         args.run(args)
     assert refused.value.status == status
     assert status != exits.NOT_CONFIRMED or "node-a has 1 replica, 1 leadership" in capsys.readouterr().err
+    records = [intent.record for intent in store.intents.all().values()]
+    refused_ones = [(f"cluster {words[0]}", f"node={words[1]}", "refused: NOT_ALLOWED")]
+    expected = [] if status == exits.NOT_CONFIRMED else refused_ones
+    assert [(record["method"], record["target"], record["outcome"]) for record in records] == expected
 
 
 # ---- unclean election
