@@ -32,6 +32,8 @@ def test_an_older_etcd_under_running_nodes(restorable: Restorable) -> None:
     assert shown["restored"] == ["new"] and shown["unheard"] == [] and shown["generation"] == 1
     assert shown["partitions"] and all(partition["loss"] == "" for partition in shown["partitions"])
     cluster.check_replicas()
+    logs = [lookupd.log() for lookupd in cluster.lookupds]
+    assert sum(log.count("etcd cluster accept-metadata : done") for log in logs) == 1, "it is in the audit"
 
 
 def stop_all(cluster: Cluster) -> None:
