@@ -25,7 +25,9 @@ from tests.integration.servers import BIN, Node, free_port, wait_until
 from tests.integration.test_access_roles import TOKENS, RawClient, flag, headers_of, write_access
 
 GO_TOOLS = os.environ.get("NSQ_GO_TOOLS", os.environ["PATH"])
-NSQADMIN, NSQ_STAT = (shutil.which(tool, path=GO_TOOLS) or "" for tool in ("nsqadmin", "nsq_stat"))
+NSQADMIN, NSQ_STAT, NSQ_TAIL = (
+    shutil.which(tool, path=GO_TOOLS) or "" for tool in ("nsqadmin", "nsq_stat", "nsq_tail")
+)
 
 
 @pytest.fixture
@@ -154,8 +156,8 @@ def test_one_record_for_each_change(node: Node, tmp_path: Path) -> None:
         subprocess.run([str(BIN / "nsqha"), *words], capture_output=True, env=env, timeout=60)
     shown = [line.split(" ", 1)[0] + " " + line.split(") ", 1)[1] for line in audited(node)][7:]
     assert shown == [
-        "operator grpc nsqha.v1.Admin/PauseChannel topic=t channel=c: done",
-        "viewer grpc nsqha.v1.Admin/PauseChannel topic=t channel=c: refused: PERMISSION_DENIED",
+        "operator grpc nsqha.v1.Admin/PauseChannel topic=t channel=c paused=true: done",
+        "viewer grpc nsqha.v1.Admin/PauseChannel topic=t channel=c paused=true: refused: PERMISSION_DENIED",
         "operator grpc nsqha.v1.Admin/Seek topic=t channel=c: plan, done",
     ]
     assert "token-of-" not in node.log() and "a body" not in node.log()
@@ -235,6 +237,33 @@ def test_stock_tools_work_with_anonymous(node: Node) -> None:
     finally:
         admin.terminate()
         admin.wait(20)
+
+
+@pytest.mark.skipif(not NSQ_TAIL, reason="nsq_tail is not here: NSQ_GO_TOOLS names a folder")
+def test_stock_nsq_tail_shows_a_token_as_its_secret(node: Node, tmp_path: Path) -> None:
+    producer = RawClient(node)
+    producer.say(b"AUTH", b"token-of-publisher")
+    command = [NSQ_TAIL, f"--nsqd-tcp-address={node.tcp}", "--topic=t", "--channel=tail", "-n=1"]
+    for secret, refusal in (
+        ("", "Auth Required"),
+        ("token-of-viewer", "E_UNAUTHORIZED AUTH no authorizations found"),
+        ("token-of-nobody", "E_AUTH_FAILED AUTH failed"),
+    ):
+        option = [f"--consumer-opt=auth_secret,{secret}"] if secret else []
+        refused = subprocess.run([*command, *option], capture_output=True, text=True, timeout=60)
+        assert refused.returncode != 0 and refusal in refused.stderr
+    assert '"tail"' not in ask(node, "GET", "/stats?format=json", "admin")[1], "nothing was subscribed"
+    told = tmp_path / "told"
+    with told.open("w") as out:
+        tail = subprocess.Popen([*command, "--consumer-opt=auth_secret,token-of-consumer"], stdout=out, stderr=out)
+        try:
+            wait_until(lambda: '"tail"' in ask(node, "GET", "/stats?format=json", "admin")[1], "it has subscribed")
+            assert producer.say(b"PUB t", b"tailed") == b"OK"
+            assert tail.wait(30) == 0, "it ends after one message"
+        finally:
+            tail.kill()
+            tail.wait(20)
+    assert "tailed" in told.read_text()
 
 
 def listening(port: int) -> bool:

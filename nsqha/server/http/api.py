@@ -43,6 +43,7 @@ from nsqha.server.http.text import stats_text
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.listen import is_tcp
 from nsqha.server.runtime.measures import memory_stats
+from nsqha.server.runtime.tls import VERIFIED
 
 if TYPE_CHECKING:
     from nsqha.server.authorization.audit import Audit
@@ -261,7 +262,8 @@ class BrokerHttp:
             self._listeners.append(("HTTP", plain, http, None))
         if https is not None:
             assert tls is not None, "an HTTPS listener needs a certificate"
-            doors = HttpDoors("https", guard, audit)
+            verifies = broker.options.tls_client_auth_policy == VERIFIED
+            doors = HttpDoors("https", guard, audit, verifies=verifies)
             secure = http_envelope.HttpServer(api, self._logger, room=room, names=names, doors=doors)
             self._listeners.append(("HTTPS", secure, https, tls))
         if metrics is not None:

@@ -201,7 +201,7 @@ class HttpRequest:
 
     @property
     def certified(self) -> Grant | None:
-        """What the client's verified certificate grants; None: there is none."""
+        """What the client's certificate grants, where it was verified; None: there is none."""
         transport = self._inner.transport
         found = transport.get_extra_info("peercert") if transport else None
         return grant_of(found) if found else None
@@ -363,9 +363,13 @@ class HttpApi:
 class HttpDoors:
     """Who may do what on one surface, and the record of what changed."""
 
-    def __init__(self, surface: str = "http", guard: Guard | None = None, audit: Audit | None = None) -> None:
-        """Without `guard` everybody may do everything."""
+    def __init__(
+        self, surface: str = "http", guard: Guard | None = None, audit: Audit | None = None, *, verifies: bool = False
+    ) -> None:
+        """Without `guard` everybody may do everything. `verifies`: certificates of clients are verified, so that what
+        they say counts; Python's ssl shows those that were only asked for in the same way."""
         self.surface = surface
+        self._verifies = verifies
         self._guard = guard
         self._audit = audit
 
@@ -376,7 +380,7 @@ class HttpDoors:
             return
         topic = request.query.get("topic") if need.roles & BY_TOPIC else None
         authorization = request.headers.get("Authorization")
-        certified = request.certified if authorization is None else None
+        certified = request.certified if self._verifies and authorization is None else None
         try:
             request.who = guard.allow(need, request.remote, authorization, topic, certified=certified).who
         except Denied as denied:

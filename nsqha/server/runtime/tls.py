@@ -41,6 +41,8 @@ from nsqha.errors import ConfigError
 from nsqha.options import TLS_VERSIONS, Options
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:ECDHE+AES:DHE+AES:AES:!aNULL:!eNULL:!MD5"
+VERIFIED = "require-verify"
+"""The value of --tls-client-auth-policy with which a client's certificate is what it says."""
 _WEAK = ("TOO_WEAK", "TOO_SMALL")
 _VERIFY_PEER_OR_FAIL = 0x01 | 0x02  # SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT
 
@@ -80,7 +82,7 @@ def server_context(options: ListenerTlsFlags) -> ssl.SSLContext | None:
     if options.tls_client_auth_policy:
         if options.tls_root_ca_file:
             _load_roots(context, options.tls_root_ca_file)
-        if options.tls_client_auth_policy == "require-verify":
+        if options.tls_client_auth_policy == VERIFIED:
             context.verify_mode = ssl.CERT_REQUIRED
         else:
             _require_any_certificate(context)
