@@ -63,6 +63,8 @@ BODY_BYTES_LIMIT = 112 * MIB
 replicated."""
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 TLS_VERSIONS = {"": 0x0301, "tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
+VERIFIED = "require-verify"
+"""The value of --tls-client-auth-policy with which a client's certificate is what it says."""
 
 
 class TlsRequired(enum.IntEnum):
@@ -193,7 +195,7 @@ class Options:
     tls_cert: str = _flag(STRING, "", "path to the certificate file")
     tls_key: str = _flag(STRING, "", "path to the key file")
     tls_client_auth_policy: str = _flag(
-        choice("", "require", "require-verify"), "", "client certificates: require or require-verify"
+        choice("", "require", VERIFIED), "", "client certificates: require or require-verify"
     )
     tls_root_ca_file: str = _flag(STRING, "", "path to the certificates that client certificates are verified against")
     tls_required: TlsRequired = _flag(  # noqa: RUF009 - an enumeration is immutable
@@ -455,7 +457,7 @@ def checked(options: Options) -> Options:
         raise ConfigError(f"--audit-topic={options.audit_topic}: no topic name: 1 to 64 of . a-z A-Z 0-9 _ -")
     if options.tls_required and not options.tls_cert:
         raise ConfigError("cannot require TLS client connections without --tls-cert and --tls-key")
-    if options.tls_client_auth_policy == "require-verify" and not options.tls_root_ca_file:
+    if options.tls_client_auth_policy == VERIFIED and not options.tls_root_ca_file:
         raise ConfigError("--tls-client-auth-policy=require-verify needs --tls-root-ca-file")
     for fraction in options.e2e_processing_latency_percentiles:
         if not 0 < fraction <= 1:

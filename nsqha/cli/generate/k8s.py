@@ -11,14 +11,13 @@ from nsqha.cli.generate.topology import (
     IMAGE,
     LIVE_PATH,
     LOOKUPD_PORTS,
-    READY_PATH,
     SECRET_FILE,
     STARTED_PATH,
-    STARTUP_PERIOD_SECONDS,
     UID,
     DaemonPort,
+    HttpProbe,
     port,
-    started_periods,
+    probes,
     stop_seconds,
     variables,
 )
@@ -27,7 +26,24 @@ from nsqha.options import LookupdOptions, Options
 FOLDER = "deploy/k8s"
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.24"
 BROKERS, LOOKUPDS, ETCDS = 3, 2, 3
+PROBE_TIMEOUT_SECONDS = 5
 WRITTEN = "# Written by `nsqha generate k8s`; changes go into a kustomization of your own, with this as a resource.\n"
+POD_SECURITY = f"""\
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: {UID}
+        runAsGroup: {UID}
+        fsGroup: {UID}
+        fsGroupChangePolicy: OnRootMismatch
+        seccompProfile:
+          type: RuntimeDefault
+"""
+CONTAINER_SECURITY = """\
+          securityContext:
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities: {drop: [ALL]}
+"""
 ENDPOINTS = ",".join(f"nsqha-etcd-{n}.nsqha-etcd:{ETCD_PORT}" for n in range(ETCDS))
 
 
@@ -140,14 +156,7 @@ spec:
       # They would be variables of the daemon: NSQD_PORT, and so on.
       enableServiceLinks: false
       automountServiceAccountToken: false
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: {UID}
-        runAsGroup: {UID}
-        fsGroup: {UID}
-        fsGroupChangePolicy: OnRootMismatch
-        seccompProfile:
-          type: RuntimeDefault
+{POD_SECURITY}\
       topologySpreadConstraints:
 {_spread(name)}\
       containers:
@@ -159,30 +168,11 @@ spec:
             - {{name: POD_NAMESPACE, valueFrom: {{fieldRef: {{fieldPath: metadata.namespace}}}}}}
             - {{name: HOST_NAME, valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}}}
 {env}          ports:
-{shown}          # Until it has read its log: 1 TB on a slow disk.
-          startupProbe:
-            httpGet: {{path: {started}, port: http}}
-            periodSeconds: {STARTUP_PERIOD_SECONDS}
-            timeoutSeconds: 5
-            failureThreshold: {started_periods()}
-          # Only what a restart repairs: never etcd, replicas, or lag.
-          livenessProbe:
-            httpGet: {{path: {LIVE_PATH}, port: http}}
-            periodSeconds: 10
-            timeoutSeconds: 5
-            failureThreshold: 6
-          readinessProbe:
-            httpGet: {{path: {READY_PATH}, port: http}}
-            periodSeconds: 5
-            timeoutSeconds: 5
-            failureThreshold: 2
+{shown}{''.join(map(_probe, probes(started)))}\
           resources:
             requests: {{cpu: 500m, memory: 1Gi}}
             limits: {{memory: 4Gi}}
-          securityContext:
-            allowPrivilegeEscalation: false
-            readOnlyRootFilesystem: true
-            capabilities: {{drop: [ALL]}}
+{CONTAINER_SECURITY}\
           volumeMounts:
 {volume}            - {{name: secret, mountPath: {SECRET_FILE.rpartition("/")[0]}, readOnly: true}}
             - {{name: tmp, mountPath: /tmp}}
@@ -192,6 +182,17 @@ spec:
         - name: tmp
           emptyDir: {{}}
 {claims}"""
+
+
+def _probe(probe: HttpProbe) -> str:
+    why = f"          # {probe.why}\n" if probe.why else ""
+    failures = f"            failureThreshold: {probe.failures}\n" if probe.failures else ""
+    return f"""\
+{why}          {probe.kind}Probe:
+            httpGet: {{path: {probe.path}, port: {probe.port}}}
+            periodSeconds: {probe.period_seconds}
+            timeoutSeconds: {PROBE_TIMEOUT_SECONDS}
+{failures}"""
 
 
 def _labels(name: str) -> str:
@@ -240,14 +241,7 @@ spec:
     spec:
       enableServiceLinks: false
       automountServiceAccountToken: false
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: {UID}
-        runAsGroup: {UID}
-        fsGroup: {UID}
-        fsGroupChangePolicy: OnRootMismatch
-        seccompProfile:
-          type: RuntimeDefault
+{POD_SECURITY}\
       topologySpreadConstraints:
 {_spread("etcd")}\
       containers:
@@ -269,17 +263,11 @@ spec:
           ports:
             - {{name: client, containerPort: {ETCD_PORT}}}
             - {{name: peer, containerPort: {ETCD_PEER_PORT}}}
-          readinessProbe:
-            httpGet: {{path: /health, port: client}}
-            periodSeconds: 5
-            timeoutSeconds: 5
+{_probe(HttpProbe("readiness", "/health", 5, port="client"))}\
           resources:
             requests: {{cpu: 200m, memory: 256Mi}}
             limits: {{memory: 1Gi}}
-          securityContext:
-            allowPrivilegeEscalation: false
-            readOnlyRootFilesystem: true
-            capabilities: {{drop: [ALL]}}
+{CONTAINER_SECURITY}\
           volumeMounts:
             - {{name: data, mountPath: /etcd-data}}
   volumeClaimTemplates:

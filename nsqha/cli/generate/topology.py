@@ -37,6 +37,19 @@ class DaemonPort:
         return f"--{self.name}-address"
 
 
+@dataclass(frozen=True)
+class HttpProbe:
+    """One question to a daemon's HTTP port, and what an orchestrator does with it."""
+
+    kind: str  # as Kubernetes calls it
+    path: str
+    period_seconds: int
+    failures: int = 0
+    """How many in a row mean that it is so; 0: as the orchestrator has it."""
+    why: str = ""
+    port: str = "http"
+
+
 BROKER_PORTS = (
     DaemonPort("tcp", 4150),
     DaemonPort("http", 4151),
@@ -54,6 +67,16 @@ def port(ports: Sequence[DaemonPort], name: str) -> int:
 def started_periods() -> int:
     """How often a probe may fail until the log of a large node has been read."""
     return RECOVERY_BYTES // RECOVERY_BYTES_PER_SECOND // STARTUP_PERIOD_SECONDS
+
+
+def probes(started: str) -> tuple[HttpProbe, ...]:
+    """Those of a daemon that has started once `started` answers."""
+    whole_log = "Until it has read its log: 1 TB on a slow disk."
+    return (
+        HttpProbe("startup", started, STARTUP_PERIOD_SECONDS, started_periods(), whole_log),
+        HttpProbe("liveness", LIVE_PATH, 10, 6, "Only what a restart repairs: never etcd, replicas, or lag."),
+        HttpProbe("readiness", READY_PATH, 5, 2),
+    )
 
 
 def stop_seconds() -> int:

@@ -30,7 +30,7 @@ from nsqha import NSQ_VERSION
 from nsqha.access.roles import Need
 from nsqha.access.surfaces import BROKER_HTTP
 from nsqha.nsqlog import Logger
-from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name, networks
+from nsqha.options import LOG_LEVELS, VERIFIED, TlsRequired, config_value, host_name, networks
 from nsqha.server.http import debug as http_debug
 from nsqha.server.http import server as http_envelope
 from nsqha.server.http.administration import AdministrationRoutes
@@ -43,7 +43,6 @@ from nsqha.server.http.text import stats_text
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.listen import is_tcp
 from nsqha.server.runtime.measures import memory_stats
-from nsqha.server.runtime.tls import VERIFIED
 
 if TYPE_CHECKING:
     from nsqha.server.authorization.audit import Audit

@@ -27,7 +27,7 @@ from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.errors import ConfigError, StaleMetadata
 from nsqha.nsqlog import Logger
-from nsqha.options import Options, TlsRequired, version_line
+from nsqha.options import VERIFIED, Options, TlsRequired, version_line
 from nsqha.replication.clocks import BoundedClock
 from nsqha.server.authorization.audit_topic import AuditTopic
 from nsqha.server.authorization.exposure import warn_if_open
@@ -117,7 +117,7 @@ def exposed(options: Options) -> dict[str, str]:
     found = {} if options.auth_http_addresses else {"TCP": options.tcp_address}
     if options.tls_required != TlsRequired.YES:
         found["HTTP"] = options.http_address
-    if options.tls_cert and not options.tls_client_auth_policy:
+    if options.tls_cert and options.tls_client_auth_policy != VERIFIED:
         found["HTTPS"] = options.https_address
     if not options.cluster_tls_cert:
         found |= {} if options.cluster_secret_file else {"gRPC": options.grpc_address}

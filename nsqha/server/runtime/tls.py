@@ -38,11 +38,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nsqha.errors import ConfigError
-from nsqha.options import TLS_VERSIONS, Options
+from nsqha.options import TLS_VERSIONS, VERIFIED, Options
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:ECDHE+AES:DHE+AES:AES:!aNULL:!eNULL:!MD5"
-VERIFIED = "require-verify"
-"""The value of --tls-client-auth-policy with which a client's certificate is what it says."""
 _WEAK = ("TOO_WEAK", "TOO_SMALL")
 _VERIFY_PEER_OR_FAIL = 0x01 | 0x02  # SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT
 

@@ -16,7 +16,13 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import ConfigError
 from nsqha.options import Options
-from nsqha.server.node.start import Node, make_data_folder
+from nsqha.server.node.start import Node, exposed, make_data_folder
+
+
+@pytest.mark.parametrize(("policy", "asks"), [("", False), ("require", False), ("require-verify", True)])
+def test_a_listener_that_takes_any_certificate_asks_nobody_who_it_is(policy: str, asks: bool) -> None:
+    options = Options(tls_cert="c", tls_key="k", tls_client_auth_policy=policy, tls_root_ca_file="ca")
+    assert ("HTTPS" not in exposed(options)) is asks
 
 
 def test_a_folder_that_is_made_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
