@@ -617,8 +617,8 @@ def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str,
     options = kind(**{attribute: settings.values[name] for attribute, name in names.items()})
     known = [prefix + flag.name.upper().replace("-", "_") for flag in flags_of(kind) if flag.key]
     unknown = unknown_variables(environ, known, prefix)
-    notices = [*settings.notices, *misspelt(unknown)]
-    return LoadedOptions(options, settings.sources, tuple(notices), unknown)
+    notices = tuple(settings.notices) + tuple(misspelt(unknown))
+    return LoadedOptions(options, settings.sources, notices, unknown)
 
 
 TOOL_VARIABLES = frozenset(

@@ -114,8 +114,13 @@ def test_the_command_line_shows_its_token(node: Node, tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     refused = run("viewer", "topic", "delete", "orders", "--yes", *grpc)
     assert refused.returncode == 5 and "this needs the role admin, which viewer does not have" in refused.stderr
-    assert run("", "topic", "list", *grpc).returncode == 5
+    for where in (grpc, ("--address", node.http)):
+        nobody = run("", "topic", "list", *where)
+        assert nobody.returncode == 5 and "give a token: --token-file, or $NSQHA_TOKEN_FILE" in nobody.stderr
     assert run("viewer", "topic", "list", "--address", node.http).returncode == 0, "found by way of HTTP"
+    found = run("publisher", "pub", "orders", "hello", "--address", node.http)
+    assert found.returncode == 5 and "needs the port itself: --nsqd-tcp-address" in found.stderr
+    assert run("", "pub", "orders", "hello", *tcp).stderr.count("--token-file") == 1
     sent = run("publisher", "pub", "orders", "hello", *tcp)
     assert sent.returncode == 0, sent.stderr
     assert run("viewer", "pub", "orders", "hello", *tcp).returncode == 5
@@ -123,6 +128,15 @@ def test_the_command_line_shows_its_token(node: Node, tmp_path: Path) -> None:
     assert heard.returncode == 0 and "hello" in heard.stdout
     assert run("reader", "peek", "orders", *grpc).returncode == 0
     assert run("operator", "peek", "orders", *grpc).returncode == 5
+
+
+def test_health_is_checked_without_a_token(node: Node) -> None:
+    """An image's health check has none."""
+    for address in (node.http, node.tcp):
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("NSQHA_")}
+        command = [str(BIN / "nsqha"), "check", "node", "--address", address]
+        ended = subprocess.run(command, capture_output=True, text=True, env=plain, timeout=60)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_one_record_for_each_change(node: Node, tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ BROKER_CHANGES: Mapping[str, tuple[str, bytes | None]] = {
 def test_one_record_for_each_change_over_http(node: Node) -> None:
     changes = {name for name, need in BROKER_HTTP.items() if need.change}
     assert changes == BROKER_CHANGES.keys()
-    log, pace, wrong = AuditLog(node), Pace(), []
+    log, pace = AuditLog(node), Pace()
+    wrong: list[Any] = []
     log.fresh()
     for name, (query, body) in BROKER_CHANGES.items():
         status = send(node.http, name, query, body)
@@ -146,7 +147,9 @@ GRPC_CHANGES: Mapping[str, Any] = {
     "nsqha.v1.Admin/UpdateChannelPolicy": admin.UpdateChannelPolicyRequest(
         topic="g", channel="c", set=admin.ChannelPolicy(max_attempts=9)
     ),
-    "nsqha.v1.Admin/ChangeMessages": admin.ChangeMessagesRequest(topic="g", channel="c", action=1, state=1),
+    "nsqha.v1.Admin/ChangeMessages": admin.ChangeMessagesRequest(
+        topic="g", channel="c", action=admin.MESSAGE_ACTION_FINISH, state=admin.MESSAGE_STATE_WAITING
+    ),
     "nsqha.v1.Admin/Seek": admin.SeekRequest(topic="g", channel="c", target=admin.SeekTarget(end=True)),
     "nsqha.v1.Admin/UndoSeek": admin.UndoSeekRequest(topic="g", channel="c"),
     "nsqha.v1.Admin/SkipDamage": admin.SkipDamageRequest(topic="g"),
@@ -173,7 +176,8 @@ NAMED: Mapping[str, str] = {
 def test_one_record_for_each_change_over_grpc(node: Node) -> None:
     changes = {name for name, need in GRPC.items() if need.change}
     assert changes == GRPC_CHANGES.keys()
-    log, pace, wrong = AuditLog(node), Pace(), []
+    log, pace = AuditLog(node), Pace()
+    wrong: list[Any] = []
     log.fresh()
     with grpc.insecure_channel(flag(node, "grpc-address")) as channel:
         for method, message in GRPC_CHANGES.items():
@@ -294,7 +298,8 @@ def changes(log: AuditLog) -> list[str]:
 
 
 def test_one_record_for_each_verb_that_changes_a_broker(node: Node) -> None:
-    log, wrong = AuditLog(node), []
+    log = AuditLog(node)
+    wrong: list[Any] = []
     log.fresh()
     for verb, words in NODE_VERBS.items():
         if verb == "topic release":
@@ -346,7 +351,8 @@ def test_one_record_for_each_change_at_a_lookup_daemon(cluster: Cluster) -> None
     changes = {name for name, need in LOOKUPD_HTTP.items() if need.change}
     assert changes == LOOKUPD_CHANGES.keys()
     (lookupd,) = cluster.lookupds
-    log, pace, wrong = AuditLog(lookupd), Pace(), []
+    log, pace = AuditLog(lookupd), Pace()
+    wrong: list[Any] = []
     log.fresh()
     for name, query in LOOKUPD_CHANGES.items():
         if "topic=l" in query and "create" not in name:
@@ -373,7 +379,7 @@ def test_one_record_for_each_verb_that_writes_into_etcd(cluster: Cluster, tmp_pa
     send(lookupd.http, "POST /cluster/recommission", "?node=n3", None)
     made = nsqha("topic", "create", "e", *where(cluster))
     assert made.returncode == 0, made.stderr
-    leader = wait_until(lambda: cluster.meta("e").leader, "it is led")
+    leader = wait_until(lambda: (meta := cluster.meta("e")) and meta.leader, "it is led")
     nodes = [json.loads(line) for line in etcd(cluster, "nodes", "--json").stdout.splitlines()]
     follower = next(info["name"] for info in nodes if info["uid"] != f"{leader:016x}")
     single = stopped_node(tmp_path)
@@ -390,7 +396,8 @@ def test_one_record_for_each_verb_that_writes_into_etcd(cluster: Cluster, tmp_pa
         (0, "topics=imported: done", "import", (str(single), "--yes")),
         (0, "", "accept-metadata", ("--yes",)),  # no node waits: nothing changes
     ]
-    log, wrong = AuditLog(lookupd), []
+    log = AuditLog(lookupd)
+    wrong: list[Any] = []
     log.fresh()
     for status, said, verb, words in steps:
         ended = etcd(cluster, verb, *words)

@@ -12,6 +12,7 @@ from typing import Any
 
 from nsqha.cli.brokers.discovery import ENVIRONMENT, given, grpc_port, host_and_port, unreachable
 from nsqha.cli.brokers.token import token
+from nsqha.cli.brokers.token import wanted as token_wanted
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import CERTIFICATE_INCOMPLETE, GRPC_ADDRESS, did_you_mean
 from nsqha.cli.terminal.screen import print_json, say, some
@@ -19,6 +20,7 @@ from nsqha.cluster_secret import ClusterSecret, read_secret
 from nsqha.errors import ConfigError, Unavailable
 
 USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)  # statuses of a verb that names a topic or a channel
+ROLE = "needs the role"  # in a refusal by an access file
 LOOK_SECONDS = 1.0  # for requests that only make an error more useful
 CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
 
@@ -98,7 +100,7 @@ class Admin:
         if code is codes.INVALID_ARGUMENT:
             return exits.Exit(exits.USAGE, text)
         if code in (codes.PERMISSION_DENIED, codes.UNAUTHENTICATED):
-            return exits.Exit(exits.NOT_ALLOWED, text)
+            return exits.Exit(exits.NOT_ALLOWED, text + (token_wanted() if ROLE in text else ""))
         if code is codes.DEADLINE_EXCEEDED:
             what = f"no answer from {self.address} within {self._timeout_s:g} s"
             if not rpc.startswith(CHANGES_NOTHING):

@@ -24,7 +24,7 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Any
 
-from nsqha.cli.brokers.token import headers
+from nsqha.cli.brokers.token import headers, wanted
 from nsqha.cli.terminal import exits
 
 ENVIRONMENT = {
@@ -208,7 +208,9 @@ def _get(address: str, path: str, timeout_s: float) -> dict[str, Any]:
         connection.close()
     if answer.status in (401, 403, 429):
         refused = found.get("detail") if isinstance(found, dict) else None
-        why = refused or "it refuses plain HTTP; give the broker's TCP port"
+        why = f"{refused}{wanted()}" if refused else "it refuses plain HTTP; give the broker's TCP port"
+        if answer.status == 403 and refused:
+            why += "; a token without this role needs the port itself: --nsqd-tcp-address, --grpc-address"
         raise exits.Exit(exits.NOT_ALLOWED, f"{address}{path.partition('?')[0]}: {why}")
     if answer.status == 404:
         return {}

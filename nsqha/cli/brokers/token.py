@@ -10,6 +10,8 @@ import os
 from nsqha.cli.terminal import exits
 
 BYTES_MAX = 4096
+WANTED = "; give a token: --token-file, or $NSQHA_TOKEN_FILE"
+"""What is added to a refusal where none was shown."""
 
 
 def token() -> str:
@@ -27,6 +29,11 @@ def headers() -> dict[str, str]:
     """What a request by HTTP carries."""
     shown = token()
     return {"Authorization": f"Bearer {shown}"} if shown else {}
+
+
+def wanted() -> str:
+    """What to do about a refusal: nothing that is known, where a token was shown."""
+    return "" if token() else WANTED
 
 
 def _read(path: str) -> str:

@@ -33,10 +33,10 @@ HINTS = {
     b"E_INVALID DPUB timeout": "nsqd's --max-req-timeout bounds delays",
     b"E_BAD_MESSAGE PUB message too big": "nsqd's --max-msg-size bounds messages",
     b"E_BAD_MESSAGE DPUB message too big": "nsqd's --max-msg-size bounds messages",
-    b"E_AUTH_FAILED": "--auth-secret is not right, or the auth server does not answer",
-    b"E_AUTH_FIRST": "the broker requires AUTH: give --auth-secret or --auth-secret-file",
+    b"E_AUTH_FAILED": "the token or --auth-secret is not right, or the auth server does not answer",
+    b"E_AUTH_FIRST": "the broker requires AUTH: give --token-file, or --auth-secret-file for its auth server",
     b"E_AUTH_DISABLED": "the broker does not use AUTH: leave out --auth-secret",
-    b"E_UNAUTHORIZED": "--auth-secret does not allow it",
+    b"E_UNAUTHORIZED": "the token or --auth-secret does not allow it",
 }
 """Hints that are added to errors of the server."""
 
