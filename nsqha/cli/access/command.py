@@ -87,7 +87,12 @@ def run_token(args: argparse.Namespace) -> int:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    table, now = _parsed(args.file, _read(args.file)), datetime.now(UTC).timestamp()
+    from nsqha.server.authorization.access_file import read_table
+
+    try:
+        table, now = read_table(args.file), datetime.now(UTC).timestamp()
+    except ConfigError as error:
+        raise exits.Exit(exits.USAGE, str(error)) from None
     shown: list[dict[str, Any]] = [
         {
             "name": token.name,
@@ -110,7 +115,8 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def _append(path: str, name: str, lines: str) -> None:
-    """Replace the file by one with these lines too: a daemon never reads a half of them."""
+    """Replace the file by one with these lines too: a daemon never reads a half of them. A link stays one."""
+    path = os.path.realpath(path)
     there = _read(path) if os.path.exists(path) else b""
     table = _parsed(path, there)
     if any(token.name == name for token in table.tokens):

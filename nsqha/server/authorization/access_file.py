@@ -38,7 +38,7 @@ class AccessFile:
         self._seen: _Stamp | None = None  # another version, seen once
         self._said: _Stamp | None = None
         self._expired: set[str] = set()
-        self.table = self._read()
+        self.table = read_table(self.path)
         self._say_expired()
 
     @property
@@ -66,7 +66,7 @@ class AccessFile:
             self._seen = stamp
             return None
         try:
-            found = self._read()
+            found = read_table(self.path)
         except ConfigError as error:
             self._said = stamp
             text = "the previous version of the access file stays in use: %s"
@@ -100,19 +100,20 @@ class AccessFile:
             logger.warning("access_token_expired", text, self.path, name, name, path=self.path, token=name)
         return bool(fresh)
 
-    def _read(self) -> AccessTable:
-        path = self.path
-        text = read_private(FLAG, path, FILE_BYTES_MAX)
-        try:
-            table = parse(text)
-        except ConfigError as error:
-            raise ConfigError(f"{FLAG}={path}: {error}") from None
-        if not table.tokens and not table.anonymous.roles:
-            raise ConfigError(
-                f"{FLAG}={path}: it has no tokens, and nothing for callers without one, so nobody could do anything: "
-                "`nsqha access token NAME --role admin` makes a token"
-            )
-        return table
+
+def read_table(path: str) -> AccessTable:
+    """What the file says. ConfigError if a daemon can not use it."""
+    text = read_private(FLAG, path, FILE_BYTES_MAX)
+    try:
+        table = parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{FLAG}={path}: {error}") from None
+    if not table.tokens and not table.anonymous.roles:
+        raise ConfigError(
+            f"{FLAG}={path}: it has no tokens, and nothing for callers without one, so nobody could do anything: "
+            "`nsqha access token NAME --role admin` makes a token"
+        )
+    return table
 
 
 def _stamp(path: str) -> _Stamp:

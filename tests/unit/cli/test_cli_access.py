@@ -13,6 +13,9 @@ from nsqha.access.tokens import PREFIX, parse
 from nsqha.cli import build_parser
 from nsqha.cli.brokers import token as shown_token
 from nsqha.cli.terminal import exits
+from nsqha.clock import SystemClock
+from nsqha.errors import ConfigError
+from nsqha.server.authorization.access_file import AccessFile
 
 
 def run(*words: str) -> int:
@@ -74,12 +77,39 @@ def test_what_can_not_be_is_one_line(words: tuple[str, ...], why: str, capsys: p
 def test_a_broken_file_is_not_made_worse(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     path.write_text("anonymous = [")
+    path.chmod(0o600)
     for words in (("token", "x", "--role", "viewer", "--file", str(path)), ("check", str(path))):
         with pytest.raises(exits.Exit, match="it is no TOML file"):
             run(*words)
     assert path.read_text() == "anonymous = ["
     with pytest.raises(exits.Exit, match="give admin to a token of its own"):
         run("token", "x", "--role", "admin", "--topics", "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        ('anonymous = ["viewer"]', 0o644, "every user of this host may use it"),
+        ("", 0o600, "it has no tokens"),
+        ('anonymous = ["viwer"]', 0o600, "did you mean viewer"),
+    ],
+)
+def test_check_refuses_what_a_daemon_refuses(tmp_path: Path, text: str, mode: int, why: str) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(exits.Exit, match=why) as refused:
+        run("check", str(path))
+    with pytest.raises(ConfigError) as too:
+        AccessFile(str(path), SystemClock())
+    assert str(refused.value) == str(too.value) and refused.value.status == exits.USAGE
+
+
+def test_a_file_behind_a_link_gets_the_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link, path = tmp_path / "link.toml", tmp_path / "access.toml"
+    link.symlink_to(path)
+    made(capsys, "a", "--role", "viewer", "--file", str(link))
+    assert link.is_symlink() and b"[tokens.a]" in path.read_bytes()
 
 
 def test_where_a_token_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
