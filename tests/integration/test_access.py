@@ -7,16 +7,20 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from nsqha.access.roles import Role
 from nsqha.access.tokens import entry
 from nsqha.cli.brokers.v2client import V2Connection
 from nsqha.cli.brokers.v2security import Security
+from nsqha.pb.v1 import admin_pb2
+from nsqha.pb.v1.admin_pb2_grpc import AdminStub
 from pyspark_nsqha.model import ReadFailed, Split
 from pyspark_nsqha.options import ConnectOptions
 from pyspark_nsqha.reading.fetch import runs
@@ -128,6 +132,33 @@ def test_the_command_line_shows_its_token(node: Node, tmp_path: Path) -> None:
     assert heard.returncode == 0 and "hello" in heard.stdout
     assert run("reader", "peek", "orders", *grpc).returncode == 0
     assert run("operator", "peek", "orders", *grpc).returncode == 5
+
+
+def test_an_address_tries_twenty_wrong_tokens_a_second_whatever_the_surface(node: Node) -> None:
+    def over_http(token: str, source: str = "127.0.0.1") -> int:
+        connection = http.client.HTTPConnection(node.http, timeout=20, source_address=(source, 0))
+        connection.request("GET", "/stats", headers={"Authorization": f"Bearer {token}"})
+        try:
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    began, answers = time.monotonic(), []
+    with grpc.insecure_channel(flag(node, "grpc-address")) as channel:
+        topics = AdminStub(channel).ListTopics
+        while not {429, "RESOURCE_EXHAUSTED"} <= set(answers):
+            answers += [over_http("wrong") for _ in range(30)]
+            try:
+                topics(admin_pb2.ListTopicsRequest(), metadata=[("authorization", "Bearer wrong")], timeout=20)
+            except grpc.RpcError as error:
+                answers.append(error.code().name)
+            assert time.monotonic() < began + 60
+    tried = sum(answer in (401, "UNAUTHENTICATED") for answer in answers)
+    assert tried <= 20 * (time.monotonic() - began + 1)
+    assert over_http("wrong", "127.0.0.2") == 401, "another address has its own"
+    assert over_http(TOKENS["viewer"]) == 200, "a right one is nobody's guess"
+    client = RawClient(node)
+    assert client.say(b"AUTH", b"wrong") == b"E_AUTH_FAILED AUTH failed", "as ever, and then the connection ends"
 
 
 def test_health_is_checked_without_a_token(node: Node) -> None:
