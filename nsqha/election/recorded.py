@@ -20,6 +20,7 @@ from typing import Any
 
 PREFIX = "recorded/"
 WAITING_MAX = 1000  # records that no controller has taken yet; a command beyond that goes on without one, and says so
+SECONDS_MAX = 1e6
 CHARACTERS_MAX = 500  # of each text, when it is read: anything may be in the store
 
 
@@ -57,7 +58,7 @@ def read_recorded(intent: Mapping[str, Any]) -> RecordedChange:
         _text(intent.get(name)) for name in ("who", "from", "method", "target", "outcome")
     )
     took = intent.get("took")
-    seconds = float(took) if isinstance(took, int | float) else 0.0
+    seconds = took if isinstance(took, float) and 0 <= took < SECONDS_MAX else 0.0
     return RecordedChange(who, address, method, target, bool(intent.get("plan")), outcome, seconds)
 
 

@@ -149,7 +149,15 @@ def test_what_another_controller_removed_is_left_alone() -> None:
     run(story)
 
 
-@pytest.mark.parametrize("intent", [{}, {"who": 7, "outcome": ["x"], "took": "long"}, {"outcome": "x" * 10**6}])
+@pytest.mark.parametrize(
+    "intent",
+    [
+        {},
+        {"who": 7, "outcome": ["x"], "took": "long"},
+        {"outcome": "x" * 10**6, "took": 10**400},
+        {"outcome": "done", "took": float("nan"), "plan": "?"},
+    ],
+)
 def test_anything_may_be_in_the_store(intent: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "UNFINISHED_S", 0.001)
 
