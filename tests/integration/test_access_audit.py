@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from nsqha.pb.v1 import admin_pb2 as admin
 from nsqha.pb.v1 import segments_pb2 as segments
 from tests.integration.cluster import Cluster
 from tests.integration.servers import BIN, Daemon, Node, free_port, wait_until
-from tests.integration.test_access_roles import TOKENS, asked, called, flag, headers_of, write_access
+from tests.integration.test_access_roles import CALLERS, TOKENS, asked, called, flag, headers_of, may, write_access
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -371,6 +372,29 @@ def test_one_record_for_each_change_at_a_lookup_daemon(cluster: Cluster) -> None
         send(lookupd.http, name, "?topic=l", None)
         wrong += [(name, line) for line in log.fresh()]
     assert not wrong
+
+
+def test_each_role_at_each_route_of_a_clusters_lookup_daemon(cluster: Cluster) -> None:
+    (lookupd,) = cluster.lookupds
+    wrong = []
+    for name, caller in product(sorted(LOOKUPD_HTTP), CALLERS):
+        status = asked(lookupd.http, name, caller)
+        allowed = may(caller or "viewer", LOOKUPD_HTTP[name])  # as `anonymous` may there
+        if status == 405 or (status not in (401, 403)) is not allowed:
+            wrong.append((name, caller, status))
+    assert not wrong
+
+
+def test_no_token_makes_a_node_at_any_method_between_them(cluster: Cluster) -> None:
+    wrong, codes = [], set()
+    with grpc.insecure_channel(cluster.nodes[0].grpc) as channel:
+        for method, caller in product(sorted(name for name, need in GRPC.items() if need == NODES), CALLERS):
+            code = called(channel, method, caller)
+            codes.add(code)
+            # What only the peer port has is not served here at all.
+            if code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED):
+                wrong.append((method, caller, code))
+    assert not wrong and grpc.StatusCode.UNAUTHENTICATED in codes
 
 
 def test_one_record_for_each_verb_that_writes_into_etcd(cluster: Cluster, tmp_path: Path) -> None:

@@ -189,6 +189,14 @@ class Registrar:
             return {}
         return {"Authorization": f"Bearer {await asyncio.to_thread(read_token, self._token_file)}"}
 
+    def _remedy(self, status: int, trusted: bool) -> str:
+        """What to do about the answer of a daemon with an access file."""
+        if status not in (401, 403):
+            return ""
+        if not self._token_file:
+            return f": it wants a token, role viewer: give {TOKEN_FLAG}"
+        return f": this is for the token of {TOKEN_FLAG}, role viewer" if trusted else UNTOLD
+
     async def _channels(self, url: str, trusted: bool) -> list[str]:
         """`trusted`: the daemon may see the token."""
         import aiohttp
@@ -210,8 +218,7 @@ class Registrar:
                     if len(body) > CHANNELS_BYTES_MAX:
                         raise ValueError(f"more than {CHANNELS_BYTES_MAX} bytes")
                 if response.status != 200:
-                    untold = "" if trusted or response.status != 401 or not self._token_file else UNTOLD
-                    raise ValueError(f"status {response.status}{untold}")
+                    raise ValueError(f"status {response.status}{self._remedy(response.status, trusted)}")
                 return msgspec.json.decode(body, type=_Channels).channels or []
         except (aiohttp.ClientError, ConfigError, OSError, TimeoutError, ValueError) as error:
             self._logger.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))

@@ -339,6 +339,20 @@ def test_a_daemon_with_an_access_file_is_shown_the_token(tmp_path: Path) -> None
     assert shown == ["Authorization: Bearer first", "Authorization: Bearer second"]
 
 
+def test_a_daemon_that_wants_a_token_is_said_with_the_flag(caplog: pytest.LogCaptureFixture) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        async with serving(registrar, lookupd, address, serve):
+            assert await registrar.known_channels("t") == []
+
+    run(conversation, lambda: {"a": []})
+    assert "status 401: it wants a token, role viewer: give --lookupd-token-file" in caplog.text
+
+
 @pytest.mark.parametrize("trusted", [True, False])
 def test_only_a_daemon_that_the_options_name_is_shown_the_token(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, trusted: bool
