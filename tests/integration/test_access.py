@@ -143,7 +143,8 @@ def test_an_address_tries_twenty_wrong_tokens_a_second_whatever_the_surface(node
         finally:
             connection.close()
 
-    began, answers = time.monotonic(), []
+    began = time.monotonic()
+    answers: list[int | str] = []
     with grpc.insecure_channel(flag(node, "grpc-address")) as channel:
         topics = AdminStub(channel).ListTopics
         while not {429, "RESOURCE_EXHAUSTED"} <= set(answers):

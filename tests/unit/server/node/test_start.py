@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 import socket
@@ -16,7 +17,20 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import ConfigError
 from nsqha.options import Options
-from nsqha.server.node.start import Node, exposed, make_data_folder
+from nsqha.server.node.start import Node, advice, exposed, make_data_folder
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (errno.EROFS, "the volume is read-only: mount it for writing"),
+        (errno.EACCES, "give it the folder (chown), or name another with --data-path"),
+        (errno.EPERM, "give it the folder (chown)"),
+        (errno.EIO, ""),
+    ],
+)
+def test_what_to_do_about_a_folder_that_can_not_be_written(code: int, what: str) -> None:
+    assert what in advice(OSError(code, "x")) and bool(what) is bool(advice(OSError(code, "x")))
 
 
 @pytest.mark.parametrize(("policy", "asks"), [("", False), ("require", False), ("require-verify", True)])
