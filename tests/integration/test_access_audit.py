@@ -397,6 +397,28 @@ def test_no_token_makes_a_node_at_any_method_between_them(cluster: Cluster) -> N
     assert not wrong and grpc.StatusCode.UNAUTHENTICATED in codes
 
 
+def test_what_a_node_passes_on_to_leaders_has_one_record(cluster: Cluster) -> None:
+    made = nsqha("topic", "create", "wide", "--partitions", "6", *where(cluster))
+    assert made.returncode == 0, made.stderr
+    wait_until(lambda: all((meta := cluster.meta("wide", n)) and meta.leader for n in range(6)), "all are led")
+    leaders = {meta.leader for n in range(6) if (meta := cluster.meta("wide", n))}
+    assert len(leaders) > 1, "some are led elsewhere"
+    log = AuditLog(*cluster.nodes)
+    log.fresh()
+    offsets = dict.fromkeys(range(6), 0)
+    requests = {
+        "Snapshot": segments.SnapshotRequest(topics=["wide"], hold_ms=60_000, hold_id=HOLD),
+        "RenewHold": segments.RenewHoldRequest(hold_id=HOLD),
+        "CommitReader": segments.CommitReaderRequest(topic="wide", channel="r", offsets=offsets),
+        "ReleaseHold": segments.ReleaseHoldRequest(hold_id=HOLD),
+    }
+    with grpc.insecure_channel(cluster.nodes[0].grpc) as channel:
+        for name, request in requests.items():
+            code = called(channel, f"nsqha.v1.Segments/{name}", "reader", request.SerializeToString())
+            found = log.fresh(1)
+            assert code is grpc.StatusCode.OK and len(found) == 1 and found[0].endswith(": done"), (name, code, found)
+
+
 def test_one_record_for_each_verb_that_writes_into_etcd(cluster: Cluster, tmp_path: Path) -> None:
     """A verb that goes through leaves one, also one that plans, and one that is refused."""
     (lookupd,) = cluster.lookupds
