@@ -25,7 +25,7 @@ from pyspark_nsqha.model import ReadFailed, Split
 from pyspark_nsqha.options import ConnectOptions
 from pyspark_nsqha.reading.fetch import runs
 from pyspark_nsqha.snapshot import Segments, SnapshotRequest
-from tests.integration.servers import BIN, Node, free_port, wait_until
+from tests.integration.servers import BIN, Lookupd, Node, free_port, wait_until
 from tests.integration.test_access_roles import TOKENS, RawClient, flag, headers_of, write_access
 
 GO_TOOLS = os.environ.get("NSQ_GO_TOOLS", os.environ["PATH"])
@@ -283,6 +283,36 @@ def test_stock_tools_work_with_anonymous(node: Node) -> None:
     finally:
         admin.terminate()
         admin.wait(20)
+
+
+@pytest.mark.skipif(not NSQADMIN, reason="nsqadmin is not here: NSQ_GO_TOOLS names a folder")
+def test_stock_nsqadmin_finds_nodes_at_a_lookup_daemon_and_changes_nothing(tmp_path: Path) -> None:
+    access = write_access(tmp_path / "access.toml", 'anonymous = ["viewer"]\n')
+    token = tmp_path / "token"
+    token.write_text(TOKENS["viewer"])
+    token.chmod(0o600)
+    port, flags = free_port(), [f"--access-file={access}"]
+    with Lookupd(tmp_path / "lookupd", flags) as lookupd:
+        known = [f"--lookupd-tcp-address={lookupd.tcp}", f"--lookupd-token-file={token}"]
+        with Node(tmp_path / "node", flags=[*flags, *known, "--broadcast-address=127.0.0.1"]) as node:
+            assert ask(node, "POST", "/topic/create?topic=t", "operator")[0] == 200
+            wait_until(lambda: b'"t"' in get(int(lookupd.http.rpartition(":")[2]), "/topics"), "it is registered")
+            command = [NSQADMIN, f"--lookupd-http-address={lookupd.http}", f"--http-address=127.0.0.1:{port}"]
+            tool = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                wait_until(lambda: listening(port), "nsqadmin listens")
+                assert json.loads(get(port, "/api/topics"))["topics"] == ["t"]
+                assert len(json.loads(get(port, "/api/nodes"))["nodes"]) == 1
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                connection.request("DELETE", "/api/topics/t")
+                assert b"401" in connection.getresponse().read()
+                assert ask(node, "GET", "/stats?format=json", "viewer")[1].count('"t"'), "it is still there"
+                said = [line for daemon in (lookupd, node) for line in daemon.log().splitlines() if "AUDIT" in line]
+                refused = [line for line in said if "POST /topic/delete topic=t: refused: UNAUTHORIZED" in line]
+                assert len(refused) == 2, "one at each that was asked"
+            finally:
+                tool.terminate()
+                tool.wait(20)
 
 
 @pytest.mark.skipif(not NSQ_TAIL, reason="nsq_tail is not here: NSQ_GO_TOOLS names a folder")
