@@ -57,11 +57,20 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unknown flag {word}; flags of a verb come after it")
         if self.verbs() or self._gathered:
             return super().parse_known_args(args, namespace)
+        rest = self._after_dashes()
+        before, after = _split(args) if rest is not None and args is not None else (args, [])
         self._gathered = True
         try:  # flags may stand anywhere, also in front of an optional argument
-            return self.parse_known_intermixed_args(args, namespace)
+            found, unknown = self.parse_known_intermixed_args(before, namespace)
         finally:
             self._gathered = False
+        if rest is not None and after:
+            setattr(found, rest.dest, [*getattr(found, rest.dest), *after])
+        return found, unknown
+
+    def _after_dashes(self) -> argparse.Action | None:
+        """The argument that takes what follows `--`: argparse gives that to the first one that is left."""
+        return next((action for action in self.positionals() if str(action.metavar).startswith("-- ")), None)
 
     def _with_times(self, args: Sequence[str]) -> list[str]:
         """Rewrite times for argparse: `-2h` after a flag becomes part of it as its value, elsewhere it is `@-2h`."""
@@ -110,6 +119,12 @@ class Parser(argparse.ArgumentParser):
     def positionals(self) -> list[argparse.Action]:
         """The positional arguments, in order."""
         return [action for action in self._actions if not action.option_strings and action.dest != "help"]
+
+
+def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What is before `--`, and what follows it."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

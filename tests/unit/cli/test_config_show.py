@@ -40,6 +40,15 @@ def test_each_value_has_its_origin(
     }
 
 
+@pytest.mark.parametrize("before", [(), ("broker",), ("--json",), ("broker", "--json")])
+def test_flags_of_the_daemon_follow_dashes_wherever_they_are(
+    before: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = build_parser("config").parse_args(["config", "show", *before, "--", "--sync=interval", "--snappy=false"])
+    assert (args.daemon, args.flags) == ("broker", ["--sync=interval", "--snappy=false"])
+    assert args.run(args) == 0 and "interval" in capsys.readouterr().out
+
+
 def test_all_shows_defaults_but_not_what_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
     found = shown(capsys, "lookupd", "--all")
     assert found["tombstone_lifetime"] == ("45s", "default")
