@@ -9,6 +9,7 @@ Downwards:
     replay       seek and undo: from times and ids to offsets, and what that would cost
     messages     single messages of a channel: looked at, and changed
     skipping     lets stopped channels continue, and gives up what no replica has
+    call_counts  how many calls were answered, by method and status
     access       whether the caller has permission, and whether the request can be read
     fan_out      sends a request about a topic to the leader of each partition
     topic_request  such a request: which partitions it concerns, and what one of them answers

@@ -25,6 +25,7 @@ from nsqha import hot, ids
 from nsqha.admin import messages, peeking, policies, replay
 from nsqha.admin.access import JUDGED, AdminGate
 from nsqha.admin.answers import Context, answers, refuse
+from nsqha.admin.call_counts import CallCounter
 from nsqha.admin.describe import SYNC, Describer
 from nsqha.admin.fan_out import FanOut
 from nsqha.admin.peer_admins import GrpcOthers, PeerAdmins
@@ -315,7 +316,9 @@ class AdminServer:
         view = _alone if cluster is None else cluster.leaders.members.view
         gate = AdminGate(view, guard, self._audit, proofs=self._secret is not None)
         alone = 0 if self._peers else ALONE_BYTES_MAX
-        gates = [*peer_grpc.gates(self._secret, JUDGED if guard is not None else ()), gate]
+        counter = CallCounter()
+        self._broker.endpoints.grpc_requests = counter.counts
+        gates = [counter, *peer_grpc.gates(self._secret, JUDGED if guard is not None else ()), gate]
         server = aio.server(interceptors=gates, options=peer_grpc.server_options(alone))
         if cluster is not None:
             self._others = GrpcOthers(tls=self._tls, secret=self._secret)

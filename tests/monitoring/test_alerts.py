@@ -49,6 +49,9 @@ CASES: dict[str, Case] = {
         60,
     ),
     "NsqhaFollowerBehind": Case({'nsqha_push_lag_seconds{instance="a",follower="b"}': "9x10 0x20"}, 5, 20),
+    "NsqhaCatchUpStalls": Case(
+        {'nsqha_catch_up_left_bytes{instance="a",kind="rebuild"}': "5000x60 4000-100x60"}, 45, 90
+    ),
     "NsqhaRefusesToLead": Case({'nsqha_cluster_node_refuses_to_lead{node="a",why="declines"}': "1x10 _x20"}, 5, 20),
     "NsqhaChannelStuck": Case({f'nsqha_channel_stuck{{{C},partition="0"}}': "1x10 0x20"}, 5, 20),
     "NsqhaChannelOld": Case({f'nsqha_channel_oldest_unfinished_seconds{{{C},partition="0"}}': "1000x20 0x20"}, 10, 30),
@@ -102,6 +105,9 @@ CASES: dict[str, Case] = {
     ),
     "NsqhaLogDamaged": Case({'nsqha_log_events_total{instance="a",event="log_damaged"}': "1x10 _x20"}, 5, 20),
     "NsqhaPossibleLoss": Case({'nsqha_log_events_total{instance="a",event="possible_loss"}': "1x10 _x20"}, 5, 20),
+    "NsqhaAuthUnanswered": Case(
+        {'nsqha_auth_refused_logins_total{instance="a",why="no_answer"}': "0+6x10 60x30"}, 8, 30
+    ),
     "NsqhaClockOffset": Case({'nsqha_clock_offset_seconds{instance="a",peer="b"}': "-5x15 0x20"}, 10, 30),
     "NsqhaCertificateExpires": Case(
         {'nsqha_certificate_expiry_timestamp_seconds{instance="a",path="/x"}': "86400x10 99999999x20"}, 5, 20
@@ -128,6 +134,10 @@ HEALTHY = {
     'nsqha_partition_leader_changes_total{topic="t"}': "1x200",
     'nsqha_partition_epoch{topic="t",partition="0"}': "4x200",
     'nsqha_push_lag_seconds{instance="a",follower="b"}': "0.1x200",
+    'nsqha_catch_up_left_bytes{instance="a",kind="rebuild"}': "900000-3000x200",
+    'nsqha_catch_up_left_bytes{instance="a",kind="follower"}': "0x200",
+    'nsqha_auth_refused_logins_total{instance="a",why="no_answer"}': "7x200",
+    'nsqha_auth_refused_logins_total{instance="a",why="refused"}': "0+6x200",
     f"nsqha_channel_clients{{{C}}}": "1x200",
     f'nsqha_channel_depth{{{C},partition="0"}}': "5x200",
     f'nsqha_channel_stuck{{{C},partition="0"}}': "0x200",

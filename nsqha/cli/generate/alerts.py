@@ -120,6 +120,15 @@ ALERTS = (
         "Its disk (`nsqha_fsync_seconds`), its CPU, or the link between the two.",
     ),
     Alert(
+        "NsqhaCatchUpStalls",
+        "min_over_time(nsqha_catch_up_left_bytes[15m]) > 0 and delta(nsqha_catch_up_left_bytes[15m]) >= 0",
+        "15m",
+        WARNING,
+        "{{ $labels.instance }} lacks {{ $value | humanize1024 }}B of its leaders' logs, and comes no nearer.",
+        "`nsqha cluster status` names the replicas. `catch_up_delayed` in its log says why; where clients leave it no "
+        "room, a higher `--catch-up-bytes-per-second` does.",
+    ),
+    Alert(
         "NsqhaRefusesToLead",
         'max by (node, why) (nsqha_cluster_node_refuses_to_lead{why!="leaving"}) > 0',
         "1m",
@@ -230,6 +239,14 @@ ALERTS = (
         CRITICAL,
         "Acknowledged messages may be gone, as a topic does not sync before OK.",
         "docs/guarantees.md says what each mode survives. Have producers send again, or `nsqha seek` to what is there.",
+    ),
+    Alert(
+        "NsqhaAuthUnanswered",
+        'rate(nsqha_auth_refused_logins_total{why="no_answer"}[5m]) > 0',
+        "2m",
+        CRITICAL,
+        "{{ $labels.instance }} lets clients in no more: auth servers do not answer.",
+        "`auth_failed` in its log has what each server said. Clients that were let in go on until an answer expires.",
     ),
     Alert(
         "NsqhaClockOffset",

@@ -217,6 +217,19 @@ DASHBOARDS: dict[str, tuple[str, dict[str, str], tuple[Panel, ...]]] = {
             Panel(
                 "HTTP requests", ((rate(f"nsqha_http_requests_total{ON}", "route, code"), "{{route}} {{code}}"),), "ops"
             ),
+            Panel(
+                "gRPC requests",
+                ((rate(f"nsqha_grpc_requests_total{ON}", "method, code"), "{{method}} {{code}}"),),
+                "ops",
+            ),
+            Panel(
+                "Logins and requests that were refused",
+                (
+                    (rate(f"nsqha_auth_refused_logins_total{ON}", "instance, why"), "{{instance}} login {{why}}"),
+                    (rate(f"nsqha_access_refused_requests_total{ON}", "instance, status"), "{{instance}} {{status}}"),
+                ),
+                "ops",
+            ),
             Panel("Events to look into", ((f"nsqha_log_events_total{ON}", "{{instance}} {{event}}"),)),
             Panel(
                 "Certificates expire in",
@@ -236,6 +249,12 @@ DASHBOARDS: dict[str, tuple[str, dict[str, str], tuple[Panel, ...]]] = {
             ),
             Panel("Oldest batch not acknowledged", (("nsqha_push_lag_seconds", "{{instance}} to {{follower}}"),), "s"),
             Panel("Bytes not acknowledged", (("nsqha_push_lag_bytes", "{{instance}} to {{follower}}"),), "bytes"),
+            Panel(
+                "Left to fetch",
+                (("nsqha_catch_up_left_bytes", "{{instance}} {{kind}}"),),
+                "bytes",
+                text="Of replicas that fell behind, and of those that began empty.",
+            ),
             Panel("Followers behind", (("nsqha_cluster_followers_behind", "{{instance}}"),)),
             Panel(
                 "Changes of in-sync replicas",

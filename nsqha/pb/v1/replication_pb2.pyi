@@ -712,6 +712,7 @@ class FetchReply(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     ANCHOR_FIELD_NUMBER: _builtins.int
+    END_POSITION_FIELD_NUMBER: _builtins.int
     entries: _builtins.bytes
     data: _builtins.bytes
     """without the frames of entries marked LOST, which come only to followers (epoch > 0)"""
@@ -720,6 +721,8 @@ class FetchReply(_message.Message):
     """of the log that was read"""
     anchor: _builtins.bytes
     """set when `first` is not there any more: the entry before the oldest file pair"""
+    end_position: _builtins.int
+    """of the leader's log, in bytes; 0: a build that does not say"""
     def __init__(
         self,
         *,
@@ -728,10 +731,11 @@ class FetchReply(_message.Message):
         committed: _builtins.int = ...,
         end: _builtins.int = ...,
         anchor: _builtins.bytes = ...,
+        end_position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "committed", b"committed", "data", b"data", "end", b"end", "entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "committed", b"committed", "data", b"data", "end", b"end", "end_position", b"end_position", "entries", b"entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

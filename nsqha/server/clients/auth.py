@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import random
 import ssl
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES_MAX = 1 << 20
 _ACCEPT = "application/vnd.nsq; version=1.0"
+_REFUSALS = (401, 403)  # others are of a server that does not work, or is none
 _PERMISSIONS = frozenset(("subscribe", "publish"))
 ANSWERS_MAX = 1000  # that are remembered of one expression
 Matches = Callable[[str], bool]
@@ -49,6 +51,10 @@ Matches = Callable[[str], bool]
 
 class AuthFailed(Exception):
     """No server gave an answer that can be used. The text is for the log, not for the client."""
+
+
+class LoginRefused(AuthFailed):
+    """A server answered that the client is not to be let in."""
 
 
 # ---- the decisions
@@ -206,16 +212,24 @@ class AuthClient:
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
         self._logger = Logger("auth")
+        self.refused: Counter[str] = Counter()
+        """How often a client was not let in: refused, no_answer that can be used, nothing_allowed."""
 
     async def ask(self, question: Question) -> AuthState:
         """The first usable answer; AuthFailed, after a line in the log, if there is none."""
         start = self._rng.randrange(len(self._addresses))
-        failures = []
+        failures, why = [], "no_answer"
         for address in self._addresses[start:] + self._addresses[:start]:
             try:
-                return read_answer(await self._fetch(endpoint(address), question), self._clock.monotonic())
+                state = read_answer(await self._fetch(endpoint(address), question), self._clock.monotonic())
             except AuthFailed as error:
                 failures.append(f"{address}: {error}")
+                why = "refused" if isinstance(error, LoginRefused) else why
+                continue
+            if not state.authorizations:
+                self.refused["nothing_allowed"] += 1
+            return state
+        self.refused[why] += 1
         reasons = "; ".join(failures)
         self._logger.warning("auth_failed", "AUTH: no usable answer for %s: %s", question.remote_ip, reasons)
         raise AuthFailed(reasons)
@@ -247,7 +261,8 @@ class AuthClient:
             )
             async with request as response:
                 if response.status != 200:
-                    raise AuthFailed(f"status {response.status}")
+                    kind = LoginRefused if response.status in _REFUSALS else AuthFailed
+                    raise kind(f"status {response.status}")
                 return await _bounded(response)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             # aiohttp may say the whole address, and the secret is in it.

@@ -62,6 +62,7 @@ class NodeMetrics(Collector):
         of_node = [
             *_process(stats),
             http_requests(self._requests),
+            _grpc_requests(stats),
             *_storage(stats),
             *_segments(stats),
             *_publishing(stats),
@@ -128,6 +129,15 @@ def http_requests(requests: Requests) -> Metric:
         "HTTP requests that were answered; what is no route counts as (none).",
         ("route", "code"),
         [((route, str(status)), count) for (route, status), count in sorted(requests.items())],
+    )
+
+
+def _grpc_requests(stats: BrokerStats) -> Metric:
+    return counters(
+        "grpc_requests",
+        "Calls that the gRPC port answered, a stream when it ends; what is no method counts as (none).",
+        ("method", "code"),
+        [(labels, count) for labels, count in stats.node.grpc_requests],
     )
 
 
@@ -222,6 +232,12 @@ def _publishing(stats: BrokerStats) -> Iterator[Metric]:
         [((status,), count) for status, count in node.access_refused],
     )
     yield counters(
+        "auth_refused_logins",
+        "Clients that auth servers did not let in: refused, no_answer that can be used, or nothing_allowed.",
+        ("why",),
+        [((why,), count) for why, count in node.auth_refused],
+    )
+    yield counters(
         "audit_lost_records", "Records of changes that the audit topic did not take.", (), [((), node.audit_lost)]
     )
     yield gauge("ephemeral_bytes", "Memory that #ephemeral topics hold.", node.ephemeral_bytes)
@@ -250,6 +266,12 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
         "cluster_followers_behind",
         "Partitions that this node follows and that catch up, or have no leader.",
         cluster.followers_behind,
+    )
+    yield gauges(
+        "catch_up_left_bytes",
+        "What replicas here lack of their leaders' logs: those that fell behind (follower) or began empty (rebuild).",
+        ("kind",),
+        [(("follower",), cluster.catch_up_bytes), (("rebuild",), cluster.rebuild_bytes)],
     )
     yield gauge(
         "cluster_under_replicated",

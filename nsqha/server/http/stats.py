@@ -210,6 +210,8 @@ class ClusterStats:
     leaders: int = 0  # partitions led here
     followers: int = 0  # partitions followed here
     followers_behind: int = 0  # partitions followed here that catch up or have no leader
+    catch_up_bytes: int = 0  # that these still lack, as far as their leaders have said where they end
+    rebuild_bytes: int = 0  # the same of replicas that began with nothing
     under_replicated: int = 0  # partitions led here with fewer in-sync replicas than the topic is to have
     below_min_isr: int = 0  # partitions led here that acknowledge nothing
     push_lag: tuple[PushLag, ...] = ()
@@ -254,6 +256,8 @@ class NodeStats:
     loop_lag_seconds: HistogramData = EMPTY_SECONDS
     publish_errors: tuple[tuple[str, int], ...] = ()  # by error code
     access_refused: tuple[tuple[str, int], ...] = ()  # requests that the access file refused, by status
+    auth_refused: tuple[tuple[str, int], ...] = ()  # logins that auth servers did not allow, by reason
+    grpc_requests: tuple[tuple[tuple[str, str], int], ...] = ()  # calls answered, by method and status
     audit_lost: int = 0  # records that the audit topic did not take
     log_events: tuple[tuple[str, int], ...] = ()  # recovery cuts, checksum errors, possible losses: event -> count
     retention_removed_bytes: int = 0

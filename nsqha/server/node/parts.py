@@ -12,7 +12,7 @@ from nsqha.server.authorization.audit import Audit
 from nsqha.server.http.broker_api import BoundPorts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from nsqha.clock import Now
     from nsqha.commitlog.journal import NodeJournal
@@ -62,6 +62,8 @@ class Endpoints:
     guard: Guard | None = None  # who may do what; None: everybody everything
     audit: Audit = field(default_factory=Audit)
     audit_topic: AuditTopic | None = None
+    grpc_requests: Mapping[tuple[str, str], int] = field(default_factory=dict)  # answered, by method and status
+    auth_refused: Mapping[str, int] = field(default_factory=dict)  # logins that auth servers did not allow, by reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,8 @@ def node_stats(node: NodeFigures) -> NodeStats:
         loop_lag_seconds=measures.loop_lag_seconds.data(),
         publish_errors=tuple(sorted(measures.publish_errors.items())),
         access_refused=() if endpoints.guard is None else endpoints.guard.figures,
+        auth_refused=tuple(sorted(endpoints.auth_refused.items())),
+        grpc_requests=tuple(sorted(endpoints.grpc_requests.items())),
         audit_lost=0 if endpoints.audit_topic is None else endpoints.audit_topic.lost,
         log_events=tuple(sorted(measures.log_events.items())),
         retention_removed_bytes=measures.retention_removed_bytes,

@@ -421,6 +421,7 @@ class Node:
             request_seconds=options.http_client_request_timeout_ns / 1e9,
             tls=tls.client_context(options),
         )
+        broker.endpoints.auth_refused = auth.refused
         self._closers.append(auth.close)
         return auth
 

@@ -108,16 +108,20 @@ class ReplicaAnswers:
             return await self._fetch_anywhere(request)
         leadership = self._led(request.cluster_id, request.key, request.epoch)
         log = leadership.log
-        end = log.end.log_id
+        end, position = log.end.log_id, log.end.position
         if request.first < log.start.log_id:
             anchor = log.entry_before(log.start.log_id)
-            return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
+            reply = pb.FetchReply(committed=leadership.committed, end=end, end_position=position)
+            reply.anchor = anchor.encode()
+            return reply
         if request.first >= end:
-            return pb.FetchReply(committed=leadership.committed, end=end)
+            return pb.FetchReply(committed=leadership.committed, end=end, end_position=position)
         run = await self._read(log, request, request.end or end, lost=True)
         if self._led(request.cluster_id, request.key, request.epoch) is not leadership:
             raise Unavailable("this node began another epoch of the partition meanwhile; its files may have been cut")
-        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
+        reply = pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
+        reply.end_position = position
+        return reply
 
     async def _read(
         self, log: LogReader, request: pb.FetchRequest, end: int, *, lost: bool = False

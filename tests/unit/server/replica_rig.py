@@ -307,13 +307,14 @@ def serving(log: PartitionLog, epoch: int, committed: int = 0) -> Callable[[str,
         if method == "EpochEnd":
             found = copying.epoch_end(log, request.asked_epoch)
             return pb.EpochEndReply(epoch=found.epoch, end=found.end, chain=found.chain, start=log.start.log_id)
+        ends: Any = {"committed": committed, "end": log.end.log_id, "end_position": log.end.position}
         if request.first < log.start.log_id:
             anchor = log.entry_before(log.start.log_id)
-            return pb.FetchReply(committed=committed, end=log.end.log_id, anchor=anchor.encode())
+            return pb.FetchReply(anchor=anchor.encode(), **ends)
         if request.first >= log.end.log_id:
-            return pb.FetchReply(committed=committed, end=log.end.log_id)
+            return pb.FetchReply(**ends)
         batch = copying.read_run(log, request.first, log.end.log_id, request.max_bytes)
-        return pb.FetchReply(entries=batch.entries, data=batch.data, committed=committed, end=log.end.log_id)
+        return pb.FetchReply(entries=batch.entries, data=batch.data, **ends)
 
     return answer
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nsqha.replication.clocks import BoundedClock
     from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.partition.topic import Topic
+    from nsqha.server.replica.following.follower import Follower
     from nsqha.server.replica.leading.leadership import Leadership
     from nsqha.server.replica.leading.sender import FollowerStream
 
@@ -34,6 +35,8 @@ def cluster_stats(cluster: Membership, clock: BoundedClock) -> ClusterStats:
         leaders=len(replicas.leading),
         followers=len(replicas.followers),
         followers_behind=sum(f.behind or f.port is None for f in replicas.followers.values()),
+        catch_up_bytes=sum(_lacked(f) for f in replicas.followers.values() if not f.leader_log.rebuilding),
+        rebuild_bytes=sum(_lacked(f) for f in replicas.followers.values() if f.leader_log.rebuilding),
         under_replicated=under,
         below_min_isr=below,
         push_lag=tuple(
@@ -49,6 +52,10 @@ def cluster_stats(cluster: Membership, clock: BoundedClock) -> ClusterStats:
         forwarded=cluster.routing.forward_service.forwarded,
         relayed=cluster.routing.relay_service.relayed,
     )
+
+
+def _lacked(follower: Follower) -> int:
+    return follower.leader_log.lacked_from(follower.log.end.position)
 
 
 def _push_lag(

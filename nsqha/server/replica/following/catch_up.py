@@ -85,6 +85,8 @@ class CatchUp:
         """Come near the leader's end. Unavailable: it is not our leader any more, or can not be reached."""
         follower = self._follower
         follower.behind = True
+        if follower.log.end.log_id == follower.log.start.log_id:
+            follower.leader_log.rebuilding = True
         await self._agree()
         await self._pull()
         if follower.applier.state is None:
@@ -148,6 +150,7 @@ class CatchUp:
             raise Unavailable("this log cannot begin again from the leader's")
         if not self._files.may_lose_committed(self._follower):
             check_replacement(anchor.log_id + 1, committed=self._follower.applier.committed)
+        self._follower.leader_log.rebuilding = True
         logger.warning("log_replaced", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
         await self._files.replace_log(self._follower, anchor)
 
@@ -173,6 +176,7 @@ class CatchUp:
             first = log.end.log_id
             reply = await ahead.reply(first)
             self._check()
+            follower.leader_log.end_position = reply.end_position
             if reply.anchor:
                 await self._replace_log(first)
                 continue

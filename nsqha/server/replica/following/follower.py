@@ -70,17 +70,20 @@ class FollowerRuntime:
 class LeaderLog:
     """Ends of the leader's log, and where it is known to part from ours."""
 
-    __slots__ = ("committed", "differs_at", "start")
+    __slots__ = ("committed", "differs_at", "end_position", "rebuilding", "start")
 
     def __init__(self) -> None:
         self.start = 0  # its end when its epoch began: everything that was committed before is below
         self.committed = 0  # as the leader says; it may be above the end of our log
+        self.end_position = 0  # where it ended when it was asked for batches last; 0: we catch up with none
+        self.rebuilding = False  # our log began with nothing, and has not caught up since
         self.differs_at: int | None = None  # our batch that the leader of this epoch has another one for
 
     def begin(self, start: int, *, new_epoch: bool) -> None:
         """A leader has opened the partition: what it said before does not count."""
         self.start = start
         self.committed = 0
+        self.end_position = 0
         if new_epoch:
             self.differs_at = None
 
@@ -88,6 +91,15 @@ class LeaderLog:
         """Whether a log that ends here has everything that was committed when the leader last pushed to it, and
         everything that was committed before its epoch."""
         return 0 < self.committed <= end and self.start <= end
+
+    def lacked_from(self, position: int) -> int:
+        """Bytes to fetch by a log that ends at `position`; 0 until the leader has said where its own ends."""
+        return max(self.end_position - position, 0)
+
+    def caught_up(self) -> None:
+        """The rest is pushed."""
+        self.end_position = 0
+        self.rebuilding = False
 
     def compare(self, entries: Sequence[Entry], own_log: PartitionLog, last: Entry | None) -> None:
         """These, of the leader, did not fit our log, whose last entry was `last`: if that shows where the two part, the
@@ -245,6 +257,7 @@ class Follower:
     def caught_up(self) -> None:
         """The leader may push now."""
         self.behind = False
+        self.leader_log.caught_up()
         if self.sync != "none" and self.log.unsynced() is not None:
             self._runtime.disk.request(self)  # what was pulled; the leader may wait for nothing else
         self.applier.apply()

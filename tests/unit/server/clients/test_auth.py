@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+from collections import Counter
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -190,7 +192,15 @@ class AuthServer:
         writer.close()
 
 
-def ask(*servers: AuthServer, question: Question | None = None, seed: int = 3, **options: Any) -> AuthState:
+def ask(
+    *servers: AuthServer,
+    question: Question | None = None,
+    seed: int = 3,
+    refused: Counter[str] | None = None,
+    **options: Any,
+) -> AuthState:
+    """`refused` gets what the client counted."""
+
     async def run() -> AuthState:
         addresses = [await server.serve() for server in servers] or ["127.0.0.1:1"]
         if path := options.pop("path", ""):
@@ -199,6 +209,8 @@ def ask(*servers: AuthServer, question: Question | None = None, seed: int = 3, *
         try:
             return await client.ask(question or Question(b"good", "127.0.0.1"))
         finally:
+            if refused is not None:
+                refused.update(client.refused)
             await client.close()
             for server in servers:
                 server.server.close()
@@ -271,6 +283,25 @@ def test_what_is_said_of_a_failure_holds_no_secret() -> None:
         with pytest.raises(AuthFailed) as caught:
             ask(server, path=path, question=Question(secret, "127.0.0.1"))
         assert "do-not-tell" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("servers", "why"),
+    [
+        ([AuthServer(b"", "403 Forbidden")], "refused"),
+        ([AuthServer(b"", "401 Unauthorized"), AuthServer(b"", "500 Oops")], "refused"),
+        ([AuthServer(b"", "500 Oops")], "no_answer"),
+        ([AuthServer(b"nope")], "no_answer"),
+        ([], "no_answer"),
+        ([AuthServer(answer(authorizations=[]))], "nothing_allowed"),
+        ([AuthServer(answer())], ""),
+    ],
+)
+def test_who_is_not_let_in_is_counted_by_the_reason(servers: list[AuthServer], why: str) -> None:
+    refused = Counter[str]()
+    with contextlib.suppress(AuthFailed):
+        ask(*servers, refused=refused)
+    assert refused == ({why: 1} if why else {})
 
 
 def test_no_server_at_all_is_a_failure() -> None:

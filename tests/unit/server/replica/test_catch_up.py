@@ -516,6 +516,82 @@ def test_the_next_part_is_asked_for_while_one_is_stored() -> None:
     run(scenario)
 
 
+def lacked(rig: ReplicaRig) -> int:
+    """What the statistics say."""
+    return rig.follower.leader_log.lacked_from(rig.follower.log.end.position)
+
+
+async def lacking(rig: ReplicaRig, log: PartitionLog) -> list[tuple[int, int, bool]]:
+    """(what it lacked, what it really lacked, rebuilding) each time that it asked for batches."""
+    asked, serves = [], serving(log, 1)
+
+    def noted(method: str, request: Any) -> Any:
+        if method == "Fetch":
+            follower = rig.follower
+            really = log.end.position - follower.log.end.position
+            asked.append((lacked(rig), really, follower.leader_log.rebuilding))
+        return serves(method, request)
+
+    await pulled(rig, log, noted, min_isr=1)
+    return asked
+
+
+def test_what_is_left_to_fetch_is_known_from_the_first_answer_on() -> None:
+    async def scenario() -> None:
+        rig, log = ReplicaRig(), long_log()
+        asked = await lacking(rig, log)
+        assert asked[0][0] == 0, "the leader has not said yet where its log ends"
+        assert len(asked) > 3 and all(lacks == really > 0 for lacks, really, _ in asked[1:-1]), asked
+        assert all(rebuilding for *_, rebuilding in asked)
+        assert (lacked(rig), rig.follower.leader_log.rebuilding) == (0, False), "it has caught up"
+
+    run(scenario)
+
+
+def test_a_replica_that_has_something_is_no_rebuild() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, log = await followed(rig)
+        add(log, 1, b"pushed")
+        stream.push(1, log, 1)
+        await pause(0.1)
+        for _ in range(40):
+            add(log, 2, b"z" * 100_000)
+        await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+        seen = []
+
+        def noted(method: str, request: Any) -> Any:
+            seen.append(rig.follower.leader_log.rebuilding)
+            return serving(log, 2)(method, request)
+
+        rig.peers.serves = noted
+        rig.leader(A).ask(2, log)
+        await pause(1)
+        assert same(rig.follower.log, log) and len(seen) > 2 and not any(seen)
+
+    run(scenario)
+
+
+def test_a_leader_that_does_not_say_where_its_log_ends_leaves_it_unknown() -> None:
+    """One of an older build."""
+
+    async def scenario() -> None:
+        rig, log, found = ReplicaRig(), long_log(), []
+        serves = serving(log, 1)
+
+        def older(method: str, request: Any) -> Any:
+            found.append(lacked(rig))
+            reply = serves(method, request)
+            if method == "Fetch":
+                reply.ClearField("end_position")
+            return reply
+
+        await pulled(rig, log, older, min_isr=1)
+        assert set(found) == {0}
+
+    run(scenario)
+
+
 def test_everybody_else_has_a_turn_while_a_long_answer_is_stored() -> None:
     async def scenario() -> None:
         rig, log = ReplicaRig(), long_log(200, 8_000)
