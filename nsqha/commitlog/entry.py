@@ -58,6 +58,7 @@ _WHOLE = struct.Struct(">QQQQQIIIIHHQQI")
 _CRC = struct.Struct(">I")
 ENTRY_BYTES = _WHOLE.size
 CRC_AT = ENTRY_BYTES - 4
+VERSION_AT = 56
 
 PLACE_END = 1 << 62
 TIME_END = 1 << 63

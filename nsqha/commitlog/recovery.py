@@ -2,10 +2,10 @@
 
 What is kept, cut and reported is the table in `nsqha.commitlog.corruption.verdict`; here it is carried out.
 
-The order of work: unlink leftovers; sync the last two pairs and drop them from the page cache, so that what is read
-is what the disk has; finish a cut that the journal knows of; scan; judge; restore; cut; sync. An interrupted recovery
-is repeated from the start and finds the same. Every cut that removes an entry is journalled before and cleared after
-(`Cuts`); bytes that follow the last entry and contain none go without.
+The order of work: refuse what a later version wrote; unlink leftovers; sync the last two pairs and drop them from the
+page cache, so that what is read is what the disk has; finish a cut that the journal knows of; scan; judge; restore;
+cut; sync. An interrupted recovery is repeated from the start and finds the same. Every cut that removes an entry is
+journalled before and cleared after (`Cuts`); bytes that follow the last entry and contain none go without.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nsqha.commitlog.corruption.rebuild import RebuildOutcome, rebuild
 from nsqha.commitlog.corruption.scan import Scan, scan_data, scan_entries
 from nsqha.commitlog.corruption.verdict import Circumstances, CorruptRange, CutTail, RecoveryReport, Verdict, judge
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
-from nsqha.commitlog.files.directory import LogFiles, find
+from nsqha.commitlog.files.directory import LogFiles, check_versions, find
 from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, Pair, drop_files, set_aside, unlink
 from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
@@ -93,6 +93,7 @@ def recover(
     limits = limits or LogLimits()
     storage.make_dirs(directory)
     found = find(storage, directory, identity)
+    check_versions(storage, directory, found.pairs[-2:])
     if found.dropping:
         drop_files(storage, directory, found.dropping)
     unlink(storage, directory, found.leftovers, COMMITLOG, SEGMENT)

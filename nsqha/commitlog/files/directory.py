@@ -7,10 +7,14 @@ first entry that verifies. Nothing is changed here; recovery writes such anchors
     X.dropping           every pair up to X was being unlinked: see `pairs.drop_files`
     an unreadable pair   the remains of a roll: goes if its segment is empty and its commitlog has no entry
     an unfinished pair   the last one, with less than an anchor: its creation was cut short, and nothing was lost
+
+An entry that verifies and is of a later version was written by a later build. It is refused before anything is touched:
+who does not know what its bytes mean would take them for damage.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +24,7 @@ from nsqha.commitlog.entry import (
     ENTRY_BYTES,
     FAULTY,
     VERSION,
+    VERSION_AT,
     Entry,
     decode,
     decode_all,
@@ -37,11 +42,15 @@ from nsqha.commitlog.files.pairs import (
     parse_name,
 )
 from nsqha.commitlog.storage import read_around
-from nsqha.errors import LogCorrupt
+from nsqha.errors import ConfigError, LogCorrupt
 from nsqha.frames import MESSAGE
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
+
+
+_CHECKED_BYTES = 8192 * ENTRY_BYTES
+_KNOWN = tuple(enumerate(struct.pack(">HH", VERSION, CRC_ZLIB), VERSION_AT))  # where in an entry, and which byte
 
 
 @dataclass
@@ -74,6 +83,8 @@ def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: 
     for position in sorted(positions - dropping):
         raw = _slots(storage, directory, position)
         anchor = decode(raw[:ENTRY_BYTES])
+        if anchor is not None:
+            _check_version(anchor, directory)
         good = anchor is not None and anchor.end_position == position
         if not good:
             anchor = _derived(storage, directory, raw, position, identity, found.pairs)
@@ -90,6 +101,37 @@ def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: 
         if last in found.restored and _is_unfinished(storage, directory, last.position):
             found.unfinished = last
     return found
+
+
+def check_versions(storage: Storage, directory: str, pairs: list[Pair]) -> None:
+    """ConfigError if an entry of these pairs is of a version that this build does not know."""
+    for pair in pairs:
+        name = f"{directory}/{file_name(pair.position, COMMITLOG)}"
+        if not storage.exists(name):
+            continue
+        file = storage.open(name, read_only=True)
+        try:
+            for at in range(0, file.size(), _CHECKED_BYTES):
+                _check_block(read_around(file, _CHECKED_BYTES, at), directory)
+        finally:
+            file.close()
+
+
+def _check_block(raw: bytes, directory: str) -> None:
+    """Byte by byte of all entries at once: nearly always there is nothing to look at."""
+    if all(raw[at::ENTRY_BYTES].count(byte) == len(raw[at::ENTRY_BYTES]) for at, byte in _KNOWN):
+        return
+    for entry in decode_all(raw):
+        if entry is not None:
+            _check_version(entry, directory)
+
+
+def _check_version(entry: Entry, directory: str) -> None:
+    if entry.version > VERSION or entry.crc_kind > CRC_ZLIB:
+        raise ConfigError(
+            f"{directory}: batch {entry.log_id} has version {entry.version} of the log's format (checksum "
+            f"{entry.crc_kind}), this version reads up to {VERSION} ({CRC_ZLIB}); start a newer version"
+        )
 
 
 def _slots(storage: Storage, directory: str, position: int) -> bytes:

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from nsqha.commitlog.corruption.verify import verify
-from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.entry import ENTRY_BYTES, VERSION_AT
 from nsqha.commitlog.files.pairs import unlink_some
 from nsqha.commitlog.log import LogLimits, Place
 from nsqha.commitlog.reading.lookup import LogReader
-from nsqha.errors import LogCorrupt, Poisoned
+from nsqha.errors import ConfigError, LogCorrupt, Poisoned
 from nsqha.frames import EPOCH_START, PROGRESS
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.commitlog.damaged_logs import COMMITLOG, ONE_PAIR, SEGMENT, Built
@@ -207,3 +207,36 @@ def test_a_failed_sync_during_recovery_does_not_report_an_end() -> None:
     built.storage.fail("sync")
     with pytest.raises(Poisoned):
         reopen(built.storage, local_durable=11, limits=ONE_PAIR)
+
+
+# ---- what a later version wrote
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("field", ["version", "crc_kind"])
+@pytest.mark.parametrize("which", [1, 4, 10, "anchor"])
+def test_a_batch_of_a_later_version_is_refused_and_nothing_is_changed(
+    which: int | str, field: str, replicas: int
+) -> None:
+    built = Built(limits=LogLimits(segment_bytes=800)) if which == "anchor" else Built()
+    if which == "anchor":
+        pair = built.log.files.pairs[-1]
+        path, at, entry = pair.path(".commitlog"), 0, pair.anchor
+    else:
+        assert isinstance(which, int)
+        path, at, entry = COMMITLOG, built.log.files.pair_of(which).slot(which), built.entry(which)
+    file = built.storage.open(path)
+    file.pwrite(entry._replace(**{field: 2}).encode(), at)
+    file.sync()
+    before = built.storage.contents()
+    said = rf"^{DIRECTORY}: batch {entry.log_id} has version .*; start a newer version$"
+    with pytest.raises(ConfigError, match=said):
+        reopen(built.storage, replicas=replicas, local_durable=11, limits=built.limits)
+    assert built.storage.contents() == before
+
+
+def test_bytes_that_do_not_verify_are_of_no_later_version() -> None:
+    built = Built()
+    built.flip_entry(4, VERSION_AT, VERSION_AT + 1)
+    (cut,) = reopen(built.storage, local_durable=1, limits=built.limits).report.cuts
+    assert (cut.at.log_id, cut.why) == (4, "torn"), "as any other end that does not verify"
