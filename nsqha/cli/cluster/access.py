@@ -74,9 +74,14 @@ class Picture:
 
     @cached_property
     def away(self) -> list[int]:
+        """Nodes that are not alive: those that are missed, and those that were emptied and may be gone for good."""
+        return sorted({*self.missed, *self.intents.decommissions} - set(self.nodes))
+
+    @cached_property
+    def missed(self) -> list[int]:
         """Nodes that records name but that are not alive."""
         named = {uid for meta in self.metas.values() for uid in (*meta.replicas, *meta.isr)}
-        return sorted((named | self.intents.decommissions) - set(self.nodes))
+        return sorted(named - set(self.nodes))
 
     @cached_property
     def replaced(self) -> dict[int, int]:

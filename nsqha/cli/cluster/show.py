@@ -30,7 +30,7 @@ def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
         "revision": picture.revision,
         "controller": {"name": controller.name, "epoch": controller.epoch} if controller else None,
         "nodes": sorted(picture.names(picture.nodes)),
-        "away": sorted(picture.names(picture.away)),
+        "away": sorted(picture.names(picture.missed)),
         "partitions": len(metas),
         "leaderless": states[LEADERLESS],
         "below_min_isr": states[BELOW],
@@ -232,6 +232,8 @@ def node_state(uid: int, picture: Picture) -> str:
     if node is None:
         if uid in picture.replaced:
             return f"away, replaced by {picture.replaced[uid]:016x}"
+        if uid not in picture.missed:
+            return "away, decommissioned"
         return "away, forgotten" if uid in picture.intents.forgotten else "away"
     if node.poisoned:
         return f"poisoned: {node.poisoned}"

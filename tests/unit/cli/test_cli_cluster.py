@@ -136,6 +136,16 @@ def test_a_node_that_is_away_keeps_its_last_name() -> None:
     assert show.node_state(GONE, forgotten) == "away, forgotten"
 
 
+def test_a_node_that_was_emptied_and_is_gone_is_not_missed() -> None:
+    """`nsqha check cluster` would warn of it for ever."""
+    emptied = Intents({}, frozenset({GONE}), names={GONE: "node-d"})
+    shown = picture(meta(), intents=emptied)
+    assert show.status(shown)["away"] == [] and show.node_state(GONE, shown) == "away, decommissioned"
+    assert shown.node("node-d", alive=False) == GONE, "its decommission can be taken back"
+    not_yet = picture(meta(replicas=(A, B, GONE)), intents=emptied)
+    assert show.status(not_yet)["away"] == ["node-d"] and show.node_state(GONE, not_yet) == "away"
+
+
 def test_what_no_other_host_can_take_is_said_with_the_reason() -> None:
     emptied = Intents({}, frozenset({A}))
     stuck = show.decommission(A, picture(meta(), meta((A, B), replicas=(A, B)), intents=emptied))["stuck"]
