@@ -23,12 +23,13 @@ class Certificates:
         self._openssl("req", "-x509", *_NEW_KEY, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-days", "2",
                       "-subj", f"/CN={name}")  # fmt: skip
 
-    def issue(self, name: str, *names: str, ca: str = "ca") -> None:
+    def issue(self, name: str, *names: str, ca: str = "ca", days: int = 2) -> None:
         """A certificate for `names` (DNS:.., IP:.., URI:..; none: it has only the common name), of that CA."""
         self._openssl("req", *_NEW_KEY, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         (self.folder / f"{name}.ext").write_text(f"subjectAltName={','.join(names)}\n" if names else "")
         self._openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key",
-                      "-CAcreateserial", "-out", f"{name}.crt", "-days", "2", "-extfile", f"{name}.ext")  # fmt: skip
+                      "-CAcreateserial", "-out", f"{name}.crt", "-days", f"{days}",
+                      "-extfile", f"{name}.ext")  # fmt: skip
 
     def cert(self, name: str) -> str:
         return str(self.folder / f"{name}.crt")

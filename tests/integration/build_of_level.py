@@ -1,4 +1,4 @@
-"""A program `nsqd` of another build, as far as builds differ in what they say of themselves: levels and version.
+"""A daemon of another build, as far as builds differ in what they say of themselves: levels and version.
 
     program(folder, build="0.0.9", oldest=1, newest=1) -> path of an executable
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
+_MODULES = {"nsqd": "nsqha.cli.nsqd", "nsqlookupd": "lookupd.__main__"}
 _PROGRAM = """#!{python}
 import sys
 
@@ -23,15 +24,16 @@ nsqha.__version__ = {build!r}
 from nsqha.election import model
 
 model.PEER_LEVEL_OLDEST, model.PEER_LEVEL = {oldest}, {newest}
-from nsqha.cli.nsqd import main
+from {module} import main
 
 main()
 """
 
 
-def program(folder: Path, *, build: str, oldest: int, newest: int) -> str:
+def program(folder: Path, *, build: str, oldest: int, newest: int, daemon: str = "nsqd") -> str:
     """An executable file; what it imports later sees these constants."""
-    path = folder / f"nsqd-{build}"
-    path.write_text(_PROGRAM.format(python=sys.executable, root=str(ROOT), build=build, oldest=oldest, newest=newest))
+    path = folder / f"{daemon}-{build}"
+    given = {"build": build, "oldest": oldest, "newest": newest, "module": _MODULES[daemon]}
+    path.write_text(_PROGRAM.format(python=sys.executable, root=str(ROOT), **given))
     path.chmod(0o755)
     return str(path)

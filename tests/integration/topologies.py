@@ -87,15 +87,19 @@ class Container:
             self.process.wait()
             self.process = None
 
+    def succeeds(self, command: list[str]) -> bool:
+        """Whether a command that runs in it ends with 0."""
+        environment = {"PATH": f"{BIN}:/usr/bin:/bin", **self.environment}
+        words = [str(BIN / command[0]), *command[1:]]
+        return subprocess.run(words, env=environment, capture_output=True, timeout=30).returncode == 0
+
     def passes(self, kind: str) -> bool:
         """What the probe of this kind says now; one that the file does not have passes."""
         probe = self.probes.get(kind)
         if probe is None:
             return True
         if isinstance(probe, list):
-            command = [str(BIN / probe[0]), *probe[1:]]
-            environment = {"PATH": f"{BIN}:/usr/bin:/bin", **self.environment}
-            return subprocess.run(command, env=environment, capture_output=True, timeout=30).returncode == 0
+            return self.succeeds(probe)
         port, path, seconds = probe
         try:
             with urllib.request.urlopen(f"http://{self.ip}:{port}{path}", timeout=seconds) as answer:
