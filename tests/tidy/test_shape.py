@@ -24,7 +24,7 @@ LARGE = {
     # One data structure with its readers and writers.
     "DeferredStore": (28, 12),
     # What is put together here is named here.
-    "Broker": (20, 22),
+    "Broker": (21, 22),
     "Membership": (15, 18),
     # Counters and limits of one connection, job or thread pool, read where they are changed.
     "PartitionPublisher": (14, 16),

@@ -167,7 +167,7 @@ class NodeRoutes:
         accept = request.headers.get("Accept", "")
         # One scrape at a time: each follows from the one before which topics and channels have series of their own.
         async with self._scrape:
-            stats = self._broker.snapshot(topic, clients=False)
+            stats = await self._broker.snapshot_in_turns(topic)
             bound = self._bounds.pop(topic, None) or SeriesBound()
             if len(self._bounds) >= FILTERS_MAX:
                 del self._bounds[next(name for name in self._bounds if name)]

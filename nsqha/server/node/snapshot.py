@@ -1,10 +1,13 @@
 """One moment of the broker as the immutable records of `server.http.stats`.
 
-Taken only on request. Figures of a channel are the sums over the partitions this node leads.
+Taken only on request. Figures of a channel are the sums over the partitions this node leads. A node that leads much is
+looked at topic by topic where somebody asks each second: 60 topics of 16 partitions take 60 ms.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from nsqha.server.partition.topic import Topic
     from nsqha.server.topics.topics import Topics
 
+TURN_SECONDS = 0.0005  # of looking at topics, until clients have their turn
 RANGES_MAX = 100  # damaged ranges that are shown one by one
 
 
@@ -77,6 +81,21 @@ def broker_stats(node: NodeFigures, topic: str, clients: bool) -> BrokerStats:
         topics=tuple(topic_stats(t, now, clients, node.side) for t in topics),
         producers=tuple(producers),
         node=node_stats(node),
+    )
+
+
+async def broker_stats_in_turns(node: NodeFigures, topic: str) -> BrokerStats:
+    """The same without connections. Each topic is as it was at one moment, and clients are served between two."""
+    topics = [t for t in node.topics.values() if topic in ("", t.name)]
+    found, began = [], time.perf_counter()
+    for each in topics:
+        if time.perf_counter() - began >= TURN_SECONDS:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+        if node.topics.get(each.name) is each:  # it is not deleted meanwhile
+            found.append(topic_stats(each, node.now(), False, node.side))
+    return BrokerStats(
+        health=node.health(), start_time_ns=node.start_time_ns, topics=tuple(found), node=node_stats(node)
     )
 
 

@@ -135,7 +135,7 @@ class StatsdPusher:
         transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=address)
         try:
             self._logger.info("statsd_push", "STATSD: pushing stats to %s", self._address)
-            stats = self._broker.snapshot(clients=False)
+            stats = await self._broker.snapshot_in_turns()
             memory = memory_stats()
             made = lines(
                 stats,

@@ -167,6 +167,9 @@ class FakeBroker:
     def checks(self) -> Sequence[Check]:
         return self.check_list
 
+    async def snapshot_in_turns(self, topic: str = "") -> BrokerStats:
+        return self.snapshot(topic, clients=False)
+
     def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
         return BrokerStats(
             health=self.health_text,
