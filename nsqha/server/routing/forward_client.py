@@ -40,6 +40,7 @@ WINDOW_BYTES = 8 << 20  # under way at one other node; a publish that is larger 
 MESSAGE_BYTES = 1 << 20  # publishes are sent together up to this much
 HOUSEKEEPING_SECONDS = 1.0
 GREETING_SECONDS = 1.0  # a node that does not answer for this time is tried again
+DIAL_AGAIN_SECONDS = 0.02  # ... and one that refuses, for all its publishers together, after this
 ANSWER_SLACK_SECONDS = 5.0  # beyond what the leader may take until it answers
 
 logger = Logger("forwarding")
@@ -262,8 +263,9 @@ class ForwardLink:
 
     def close(self, why: str) -> None:
         """That node leads nothing any more, or this node stops."""
-        self._end(why)
-        self._stream.close(why)
+        if not self.ended:
+            self._end(why)
+            self._stream.close(why)
 
     def _end(self, why: str) -> None:
         if self.ended:
@@ -293,6 +295,11 @@ class ForwardLink:
         overdue = now - self._wait_seconds
         while self._queue and self._queue[0][1].at < overdue:
             self._queue.popleft()[1].failed(f"{NOT_STORED}{self.address} does not take publishes in time")
+
+    @property
+    def refused_just_now(self) -> bool:
+        """Whether that node was dialled a moment ago, and did not answer."""
+        return self.ended and not self.greeted and self._loop.time() < self._begun + DIAL_AGAIN_SECONDS
 
     @property
     def idle(self) -> bool:
@@ -385,6 +392,11 @@ class Forwarder:
         if leader is None or leader.node == self._leaders.node:
             self._leaders.not_led(topic, number)
             return None
+        link = self._links.get(leader.node)
+        if link is not None and link.address == leader.peer_address and link.refused_just_now:
+            # Thousands of publishers of a node that died would dial it, each on its own, when others are to lead.
+            self._leaders.not_led(topic, number, by=leader.node)
+            return None
         return RemoteTarget(self._link(leader), leader, number)
 
     def _changed(self, topic: str) -> None:
@@ -423,15 +435,18 @@ class Forwarder:
         return link
 
     def _link_ended(self, link: ForwardLink, why: str) -> None:
-        if self._links.get(link.node) is link:
-            del self._links[link.node]
         if link.greeted:  # else it is tried again and again
+            if self._links.get(link.node) is link:
+                del self._links[link.node]
             logger.info("forward_ended", "publishes to %s: %s", link.address, why)
 
     def _keep_house(self) -> None:
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
         for link in list(self._links.values()):
-            link.keep_house()
+            if link.ended:
+                del self._links[link.node]
+            else:
+                link.keep_house()
         for topic in [topic for topic, publishers in self._by_topic.items() if not publishers]:
             del self._by_topic[topic]
 

@@ -217,6 +217,30 @@ def test_a_leader_that_is_dead_already_costs_a_wait_and_no_unknown_outcome():
     Nodes(3).run(story)
 
 
+def test_a_thousand_publishers_of_a_node_that_died_dial_it_no_more_often_than_one(monkeypatch: Any):
+    async def story(nodes: Any) -> None:
+        topics = [f"t{n}" for n in range(1000)]
+        dials, stream = [], nodes[1].peers.stream
+        monkeypatch.setattr(nodes[1].peers, "stream", lambda *how: dials.append(how) or stream(*how))
+        for topic in topics:
+            nodes.appoint(topic, 0, 2)
+        nodes.net.crash("n2")
+        lanes = [nodes[1].forwarder.publisher(topic, 1) for topic in topics]
+        outcomes = [Outcome() for _ in topics]
+        for lane, outcome in zip(lanes, outcomes, strict=True):
+            lane.publish(hot.frame(b"x"), outcome)
+            await asyncio.sleep(0.0003)  # as clients do: not all in one turn
+        await asyncio.sleep(0.7)
+        assert len(dials) <= 1.0 / forwarding.DIAL_AGAIN_SECONDS + 1
+        for topic in topics:
+            nodes[3].lead(topic, 0, nodes[3].log)
+            nodes[1].leaders.appoint(topic, 0, 3, 2)
+        await answered(*outcomes)
+        assert len(nodes[3].log) == 1000
+
+    Nodes(3).run(story)
+
+
 def test_a_machine_that_went_silent_holds_nobody_up_longer_than_its_lease():
     async def story(nodes: Any) -> None:
         nodes[2].lead("t", 0, nodes[2].log, at_once=False)
