@@ -92,6 +92,7 @@ class Ballot:
     now: float
     dead: frozenset[int] = frozenset()  # a dead old leader leaves the ISR if min_isr allows
     last: frozenset[int] = frozenset()  # chosen only if no other can be: leaving, or being emptied
+    gather_s: float = GATHER_S
 
     def answered(self, members: Iterable[int]) -> dict[int, ReplicaReport]:
         """Reports of `members`, each from the process life that is registered."""
@@ -178,7 +179,7 @@ def _lost(ballot: Ballot, heard: Mapping[int, ReplicaReport], why: str) -> Elect
 def _gathering(ballot: Ballot, members: Iterable[int], heard: Mapping[int, ReplicaReport]) -> Wait | None:
     """Wait a moment for members that have not answered, so that the most complete log is found."""
     missing = sorted(set(members) - set(heard) - ballot.failed)
-    until = ballot.since + GATHER_S
+    until = ballot.since + ballot.gather_s
     if missing and ballot.now < until:
         return Wait(f"waiting for {_names(missing)}", until)
     return None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from nsqha.election.controller.events import Say
 from nsqha.election.controller.rounds import Round, TopicPartition
 from nsqha.election.controller.state import ControllerState, text_of
-from nsqha.election.elect import Ballot, Elected, Wait, choose
+from nsqha.election.elect import GATHER_S, Ballot, Elected, Wait, choose
 from nsqha.election.placement import PartitionName
 
 SILENT, IDLE, DEAF = "leader does not answer", "leader does not lead", "leader commits nothing"
@@ -115,6 +115,8 @@ class Elections:
                 now,
                 frozenset(dead),
                 state.last(part.name, now) | ({meta.leader} if round_.why == IDLE else set()),
+                # Who has much to say of many is waited for, or who answers first would lead all of them.
+                GATHER_S + state.limits.key_s * (len(state.rounds) - 1),
             )
         )
         if isinstance(found, Elected):

@@ -23,17 +23,27 @@ class PendingProbes:
         self._waiting: defaultdict[tuple[int, bool], set[PartitionName]] = defaultdict(set)
         self._number = 0
 
-    def ask(self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False) -> Probe | None:
-        """Ask a node what it has of these partitions; None: it has not answered the last request yet."""
+    def ask(
+        self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False, suspected: bool = True
+    ) -> Probe | None:
+        """Ask a node what it has of these partitions; None: it has not answered the last request yet. `urgent`: it
+        has little time to answer; more of it for many partitions, unless it is `suspected` itself."""
         asked = self._asked.get((node, urgent))
         if asked is not None and now < asked.due:
             return None
         chosen = tuple(sorted(set(keys))[: self._limits.keys_max])
         self._number += 1
         timeout = self._limits.doubt_s if urgent else self._limits.probe_s
+        if not suspected:
+            timeout += self._limits.key_s * max(0, len(chosen) - 1)
         # A lost answer would block the node for ever; after twice its time-out the request counts as lost.
         self._asked[node, urgent] = OpenProbe(self._number, frozenset(chosen), now, now + 2 * timeout)
         return Probe(self._number, node, chosen, timeout)
+
+    def asked(self, node: int, key: PartitionKey, since: float, now: float) -> bool:
+        """Whether the node was asked for this partition since then, and still has time to answer."""
+        probes = (self._asked.get((node, urgent)) for urgent in (True, False))
+        return any(p is not None and since <= p.sent and now < p.due and key in p.keys for p in probes)
 
     def wait(self, node: int, urgent: bool, names: Iterable[PartitionName]) -> None:
         """Ask for these when the answer to the open request is there."""

@@ -126,12 +126,16 @@ class Probing:
                 again = state.limits.begin_ask_s
             for uid in self._members(part.meta, round_):
                 heard = round_.heard.get(uid)
-                if uid in state.nodes and (heard is None or now - heard >= again):
+                if uid not in state.nodes or (heard is not None and now - heard < again):
+                    continue
+                if not self._probes.asked(uid, part.key, round_.since, now):
                     wanted[uid, round_.kind == "doubt"].append(name)
             state.wake_at(now + again)
         for (uid, urgent), waiting in wanted.items():
-            room = state.limits.keys_max
-            if not self._probe(uid, [state.parts[name].key for name in waiting[:room]], now, urgent=urgent):
+            room = state.limits.round_keys
+            suspected = state.standing.suspected_since(uid) is not None
+            keys = [state.parts[name].key for name in waiting[:room]]
+            if not self._probe(uid, keys, now, urgent=urgent, suspected=suspected):
                 room = 0
             self._probes.wait(uid, urgent, waiting[room:])
 
@@ -141,9 +145,11 @@ class Probing:
             return (meta.leader, meta.successor)
         return meta.isr or meta.replicas
 
-    def _probe(self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False) -> bool:
+    def _probe(
+        self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False, suspected: bool = True
+    ) -> bool:
         """False: it has not answered the last question yet."""
-        probe = self._probes.ask(node, keys, now, urgent=urgent)
+        probe = self._probes.ask(node, keys, now, urgent=urgent, suspected=suspected)
         if probe is not None:
             self._state.actions.append(probe)
         return probe is not None

@@ -20,6 +20,7 @@ class ControllerLimits:
 
     doubt_s: float = 0.1  # a suspected leader has this long to answer
     probe_s: float = 1.0
+    key_s: float = 0.0003  # more for each partition that is asked for: a node that says much of many is not silent
     ask_again_s: float = 0.25
     begin_ask_s: float = 0.05  # between requests to replicas of a new partition, while they begin their logs
     transfer_ask_s: float = 0.02
@@ -35,6 +36,7 @@ class ControllerLimits:
     audit_s: float = 2.0  # between requests to leaders whether they lead
     idle_audits: int = 5  # a leader that does not lead in this many audits is replaced (2 if it gave the epoch up)
     keys_max: int = 1000  # per probe
+    round_keys: int = 250  # ... while leaders are sought: the first are elected while the next are asked for
     audit_keys: int = 200  # per audit and node, of leaders that led when they were last asked
     plan: PlanLimits = field(default_factory=PlanLimits)
 

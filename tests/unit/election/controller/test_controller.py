@@ -257,6 +257,17 @@ def test_the_rest_of_the_isr_is_asked_together_with_the_suspected_leader() -> No
     assert put.meta.leader in others and put.registered == {put.meta.leader: put.meta.registration}
 
 
+def test_who_was_asked_with_the_suspected_leader_is_not_asked_twice() -> None:
+    c = cluster()
+    m, _, meta = machine(c)
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    again = m.step(NotAnswered(asked[meta.leader].number, meta.leader, "refused"), c.now + 0.01)
+    assert not probes(again)
+    first, second = [uid for uid in asked if uid != meta.leader]
+    assert not puts(m.step(answer(c, asked[first]), c.now + 0.02)), "the other one may have more"
+    assert puts(m.step(answer(c, asked[second]), c.now + 0.03))
+
+
 def test_an_answer_to_an_older_question_elects_nobody() -> None:
     c = cluster()
     m, name, meta = machine(c)

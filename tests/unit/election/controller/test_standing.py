@@ -123,3 +123,15 @@ def test_one_question_at_a_time_to_each_node_and_one_that_is_urgent() -> None:
     assert questions.returned(first.number, A) == (None, set())
     lost = questions.ask(A, [(1, 0)], 1.0)
     assert lost is not None and questions.ask(A, [], 1.0 + 2 * limits.probe_s) is not None, "it counts as lost"
+
+
+def test_who_is_asked_for_many_has_more_time_unless_it_is_suspected() -> None:
+    questions = PendingProbes(limits := ControllerLimits())
+    keys = [(1, number) for number in range(limits.round_keys)]
+    leader = questions.ask(A, keys, 0.0, urgent=True)
+    follower = questions.ask(B, keys, 0.0, urgent=True, suspected=False)
+    assert leader is not None and leader.timeout_s == limits.doubt_s
+    assert follower is not None and follower.timeout_s == limits.doubt_s + limits.key_s * (len(keys) - 1)
+    assert questions.asked(B, (1, 0), 0.0, 0.1) and not questions.asked(B, (2, 0), 0.0, 0.1)
+    assert not questions.asked(B, (1, 0), 0.05, 0.1), "before the doubt"
+    assert not questions.asked(B, (1, 0), 0.0, 2 * follower.timeout_s), "it counts as lost"
