@@ -245,6 +245,8 @@ class OsLock:
 class OsStorage:
     """The machine's file system."""
 
+    _named = ""  # a directory whose own name was synced, by this object
+
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
         flags = (os.O_RDONLY if read_only else os.O_RDWR) | (os.O_CREAT if create else 0)
         return OsFile(path, os.open(path, flags, 0o640))
@@ -256,17 +258,22 @@ class OsStorage:
         return sorted(os.listdir(path))
 
     def make_dirs(self, path: str) -> None:
-        above = os.path.dirname(path) or "."
-        if os.path.isdir(path):
-            self._sync_name(path, above)
-            return
-        self.make_dirs(above)
-        try:
-            os.mkdir(path, 0o750)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise
-        self.sync_dir(above)
+        missing, there = list[str](), path
+        while not os.path.isdir(there):
+            missing.append(there)
+            there = os.path.dirname(there) or "."
+        if there != self._named:
+            self._sync_name(there, os.path.dirname(there) or ".")
+        if missing:
+            self._named = there  # each new topic is made in the same folder
+        for folder in reversed(missing):
+            try:
+                os.mkdir(folder, 0o750)
+            except FileExistsError:
+                if not os.path.isdir(folder):
+                    raise
+            # Before anything is made in it: who finds it looks no further up.
+            self.sync_dir(os.path.dirname(folder) or ".")
 
     def _sync_name(self, path: str, above: str) -> None:
         """Sync the name of a directory that is there: the process that made it may have been killed before that."""

@@ -132,6 +132,22 @@ def test_names_are_listed_renamed_and_removed(place: Place) -> None:
     assert not storage.exists(f"{top}/d/e")
 
 
+def test_the_folder_of_all_topics_is_not_synced_again_for_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, synced = OsStorage(), list[str]()
+    monkeypatch.setattr(storage, "sync_dir", lambda path: synced.append(os.path.relpath(path, tmp_path)))
+    for topic in ("a", "b", "c"):
+        storage.make_dirs(f"{tmp_path}/topics/{topic}/0")
+    first, second = ["..", ".", "topics", "topics/a"], [".", "topics", "topics/b"]
+    assert synced == [*first, *second, "topics", "topics/c"]
+    synced.clear()
+    other = OsStorage()  # of another process: the one that made `topics` may have been killed before its sync
+    monkeypatch.setattr(other, "sync_dir", storage.sync_dir)
+    other.make_dirs(f"{tmp_path}/topics/d")
+    assert synced == [".", "topics"]
+
+
 def test_a_removed_file_lives_on_for_those_who_hold_it(place: Place) -> None:
     storage, top = place
     file = storage.open(f"{top}/f", create=True)

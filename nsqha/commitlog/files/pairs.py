@@ -93,8 +93,8 @@ class Pair:
         except OSError as error:
             self._undo_create(names, error)
             raise
+        commitlog.sync()  # it has data: what the file system does for that leaves next to nothing for the others
         segment.sync()
-        commitlog.sync()
         names.sync()
 
     def _undo_create(self, names: Directory, error: OSError) -> None:

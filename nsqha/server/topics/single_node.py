@@ -37,6 +37,7 @@ class SingleNodePlacement:
         self._records = context.metadata.records
         self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: no client ever used them
         self._making = 0  # partitions of topics that are being made
+        self._at_most: int | None = None  # no more partitions than this are here or being made; None: not counted yet
 
     def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
         return settings
@@ -62,9 +63,12 @@ class SingleNodePlacement:
 
     @contextmanager
     def _room(self, new: int) -> Iterator[None]:
-        has = self._making + sum(len(topic.record.partitions) for topic in self._topics.values())
-        check_number("this node", has, new, self._context.options.max_node_partitions)
+        bound = self._context.options.max_node_partitions
+        if self._at_most is None or 0 < bound < self._at_most + new:  # else a new topic would cost what there are
+            self._at_most = self._making + sum(len(topic.record.partitions) for topic in self._topics.values())
+        check_number("this node", self._at_most, new, bound)
         self._making += new
+        self._at_most += new
         try:
             yield
         finally:

@@ -605,6 +605,19 @@ def test_a_new_topic_has_the_channels_that_lookup_daemons_know_in_its_first_reco
     asyncio.run(story())
 
 
+def test_a_new_topic_does_not_cost_what_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def story():
+        async with running(tmp_path, max_node_partitions=1000) as broker:
+            await broker.topics.ensure_topic("first")
+            walks, values = [], broker.topics.values
+            monkeypatch.setattr(broker.topics, "values", lambda: walks.append(1) or values())
+            for number in range(20):
+                await broker.topics.ensure_topic(f"t{number}")
+            assert len(walks) < 20, "housekeeping walks, too, about once a second"
+
+    asyncio.run(story())
+
+
 def test_a_node_takes_no_more_partitions_than_it_may_have(tmp_path: Path):
     async def story():
         async with running(tmp_path, max_node_partitions=4) as broker:
