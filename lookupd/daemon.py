@@ -39,6 +39,7 @@ from nsqha.server.authorization.audit import Audit
 from nsqha.server.authorization.exposure import warn_if_open
 from nsqha.server.authorization.guard import Guard
 from nsqha.server.peers.api import Peers
+from nsqha.server.runtime.allocator import full_collections
 from nsqha.server.runtime.listen import bound_address, bound_port, listen, raise_open_files_limit
 from nsqha.server.runtime.service_manager import ServiceManager
 from nsqha.server.runtime.tasks import TaskGroup
@@ -174,6 +175,7 @@ async def _until_signal(options: LookupdOptions) -> None:
             warn_if_open({"HTTP": options.http_address, "HTTPS": options.https_address})
         lookupd = Lookupd(options, clock=clock, store=store, peers=peers, gate=store, guard=guard)
         await lookupd.start()
+        full_collections.start(loop)
         manager.ready(f"answers at {lookupd.http_address}")
         await signalled.wait()
         manager.stopping()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -33,7 +34,12 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
     logger = nsqlog.Logger("node")
     for notice in notices:
         logger.info("flag_without_meaning", "%s", notice)
-    from nsqha.server.node.start import advice, serve_until_signal
+    gc.disable()  # to import makes a hundred thousand objects that stay, and no garbage
+    try:
+        from nsqha.server.node.start import advice, serve_until_signal
+    finally:
+        gc.freeze()
+        gc.enable()
 
     try:
         return serve_until_signal(options, open_grpc)

@@ -34,7 +34,6 @@ from nsqha.server.node.housekeeping import Housekeeping
 from nsqha.server.node.log_sources import SingleNodeLogs
 from nsqha.server.node.parts import Endpoints, NodeParts, RoutedNode
 from nsqha.server.node.scrubbing import NodeScrub
-from nsqha.server.node.snapshot import broker_stats, broker_stats_in_turns
 from nsqha.server.partition.delivery import Delivery
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
@@ -303,9 +302,13 @@ class Broker:
         self.options = replace(self.options, log_level=level)
 
     def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
+        from nsqha.server.node.snapshot import broker_stats  # a tenth of a start, and nothing asks before the end of it
+
         return broker_stats(self, topic, clients)
 
     async def snapshot_in_turns(self, topic: str = "") -> BrokerStats:
+        from nsqha.server.node.snapshot import broker_stats_in_turns
+
         return await broker_stats_in_turns(self, topic)
 
     def health(self) -> str:

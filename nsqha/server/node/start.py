@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import importlib
 import os
 import random
@@ -29,26 +28,22 @@ from nsqha.errors import ConfigError, StaleMetadata
 from nsqha.nsqlog import Logger
 from nsqha.options import VERIFIED, Options, TlsRequired, version_line
 from nsqha.replication.clocks import BoundedClock
-from nsqha.server.authorization.audit_topic import AuditTopic
 from nsqha.server.authorization.exposure import warn_if_open
 from nsqha.server.authorization.guard import Guard
 from nsqha.server.clients.auth import AuthClient
 from nsqha.server.clients.connection import Connection
-from nsqha.server.clients.token_auth import AnonymousState
 from nsqha.server.http.broker_api import BoundPorts, announced_ports
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.parts import NodeParts
 from nsqha.server.node.registrar import ProducerIdentity, Registrar, read_token
-from nsqha.server.node.statsd import StatsdPusher, host_prefix
 from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime import listen
-from nsqha.server.runtime.allocator import FreedMemory, keep_large_blocks
+from nsqha.server.runtime.allocator import FreedMemory, full_collections, keep_large_blocks
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import collector
 from nsqha.server.runtime.page_cache import boot_id, page_cache_of
 from nsqha.server.runtime.service_manager import ServiceManager
 from nsqha.server.runtime.tasks import TaskGroup, first_done
-from nsqha.server.safe_mode.rebuilding import records
 from nsqha.wire.limits import ProtocolLimits
 
 if TYPE_CHECKING:
@@ -236,16 +231,22 @@ class Node:
         ports = {name: listen.bound_port(sock) for name, sock in sockets.items() if name in ("tcp", "http", "https")}
         broker.endpoints.ports = BoundPorts(ports.get("tcp", 0), ports.get("http", 0), ports.get("https", 0))
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
+            from nsqha.server.safe_mode.rebuilding import records
+
             storage = OsStorage()
             for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
                 store.records.put_recovered(record)
         await broker.open_topics()
         limits = replace(limits_of(options), ports=lambda: ports_of(broker))
         if guard is not None:
+            from nsqha.server.clients.token_auth import AnonymousState
+
             needs_none = AnonymousState(guard)
             limits = replace(limits, asks_auth=lambda: not needs_none.needs_no_auth)
             guard.file.on_change.append(broker.connections.judge_again)
         if options.audit_topic:
+            from nsqha.server.authorization.audit_topic import AuditTopic
+
             at = broker.endpoints
             at.audit_topic = AuditTopic(options.audit_topic, broker.publishing.publish)
             at.audit.publish = at.audit_topic.put
@@ -257,9 +258,7 @@ class Node:
             await self._register(broker, cluster)
         collector.start()
         keep_large_blocks()
-        # What exists now lives as long as the process: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        full_collections.start(loop)
         FreedMemory(loop).start()
 
     def _guard(self) -> Guard | None:
@@ -448,6 +447,8 @@ class Node:
         registrar.set_peers(options.lookupd_tcp_addresses)
         self._closers.append(registrar.close)
         if options.statsd_address:
+            from nsqha.server.node.statsd import StatsdPusher, host_prefix
+
             prefix = host_prefix(
                 options.statsd_prefix, options.broadcast_address, options.broadcast_http_port or broker.ports.http
             )
@@ -456,13 +457,13 @@ class Node:
             self._tasks.spawn(pusher.run())
 
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket], context: ClientContext) -> None:
-        from nsqha.server.http.api import BrokerHttp
-
         loop = asyncio.get_running_loop()
         clients = partial(Connection, context, broker.connections)
         self._server = await loop.create_server(clients, sock=sockets["tcp"], backlog=listen.BACKLOG)
         logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
-        http = BrokerHttp(
+        # aiohttp takes a third of a start to import: V2 clients are served meanwhile.
+        http_api = await asyncio.to_thread(importlib.import_module, "nsqha.server.http.api")
+        http = http_api.BrokerHttp(
             broker,
             sockets.get("http"),
             sockets.get("https"),
