@@ -5,8 +5,9 @@
     first PUB    to a topic that does not exist, at a broker that is alone on an empty folder
     failover     kill -9 of the node that leads most: from there until each partition that it led takes a publish, sent
                  through another node
-    start        of that node with all its logs, and of a broker that is alone on an empty folder: until both TCP and
-                 HTTP listen
+    start        of that node with all its logs, and of a broker that is alone on an empty folder: until V2 clients are
+                 served ("tcp"), and until HTTP is as well
+    memory       resident, of the broker that has most, with every partition led and followed
 
 A failover ends for a partition with the OK to a publish that was sent after the kill, through a node that lives. All
 partitions have a connection of their own for this, so the figures are those of partitions, not of one queue.
@@ -55,6 +56,7 @@ def run(count: int, workspace: Path) -> dict[str, float]:
         figures["created_cpu_s"] = sum(tree.cpu_ns() - before for tree, before in zip(trees, cpu, strict=True)) / 1e9
         time.sleep(SETTLE_S)
         figures["idle_cpu_ms_per_s"] = _idle(trees)
+        figures["resident_mb"] = max(tree.memory().rss_bytes for tree in trees) / 1e6
         led = [_led_by(workspace / "cell" / "data" / f"node-{number + 1}.log") for number in range(len(nodes))]
         victim = max(range(len(nodes)), key=lambda number: len(led[number]))
         outages = asyncio.run(_failover(nodes, victim, led[victim]))
@@ -62,14 +64,15 @@ def run(count: int, workspace: Path) -> dict[str, float]:
         spread = sorted(outages)
         figures["failover_p50_s"], figures["failover_last_s"] = spread[len(spread) // 2], spread[-1]
         time.sleep(1.0)
-        figures["start_with_topics_s"] = _started_again(nodes[victim], workspace / "again")
+        again = _started_again(nodes[victim], workspace / "again")
+        figures["start_with_topics_tcp_s"], figures["start_with_topics_s"] = again
         assert server.alive()
     return figures
 
 
 def _alone(folder: Path) -> dict[str, float]:
     """Start of a broker on an empty folder, and the first publishes to new topics there."""
-    starts, pubs = [], []
+    served, starts, pubs = [], [], []
     arguments = servers.our_broker("compiled").arguments(
         data=folder, tcp="127.0.0.1:0", http="127.0.0.1:0", sync="interval", flags=()
     )
@@ -77,12 +80,14 @@ def _alone(folder: Path) -> dict[str, float]:
         data = folder / str(turn)
         data.mkdir(parents=True)
         words = [word.replace(f"--data-path={folder}", f"--data-path={data}") for word in arguments]
-        with _process(words, folder / f"{turn}.log") as (seconds, tcp):
-            starts.append(seconds)
+        with _process(words, folder / f"{turn}.log") as (times, tcp):
+            served.append(times[0])
+            starts.append(times[1])
             if turn == STARTS - 1:
                 time.sleep(1.0)
                 pubs = _first_pubs(tcp)
     return {
+        "start_empty_tcp_s": Spread.of(served).median,
         "start_empty_s": Spread.of(starts).median,
         "first_pub_p50_ms": Spread.of(pubs).median,
         "first_pub_max_ms": max(pubs),
@@ -102,17 +107,21 @@ def _first_pubs(tcp: client.Address) -> list[float]:
 
 
 @contextmanager
-def _process(arguments: Sequence[str], log: Path) -> Iterator[tuple[float, client.Address]]:
-    """A broker; (seconds until TCP and HTTP listen, its TCP address). It is ended."""
+def _process(arguments: Sequence[str], log: Path) -> Iterator[tuple[tuple[float, float], client.Address]]:
+    """A broker; (seconds until TCP, and until TCP and HTTP are served), its TCP address. It is ended."""
     begun = time.perf_counter()
+    served = 0.0
     with log.open("wb") as out:
         process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
         while not {"TCP", "HTTP"} <= (found := servers.parse_listening(log.read_text(errors="replace"))).keys():
+            if not served and "TCP" in found:
+                served = time.perf_counter() - begun
             if process.poll() is not None or time.perf_counter() - begun > servers.START_TIMEOUT_S:
                 raise servers.CannotStart(f"{arguments[0]}:\n{log.read_text(errors='replace')[-2000:]}")
             time.sleep(servers.POLL_S)
-        yield time.perf_counter() - begun, found["TCP"]
+        seconds = time.perf_counter() - begun
+        yield (served or seconds, seconds), found["TCP"]
     finally:
         process.terminate()
         try:
@@ -122,9 +131,9 @@ def _process(arguments: Sequence[str], log: Path) -> Iterator[tuple[float, clien
             process.wait()
 
 
-def _started_again(node: dict[str, Any], log: Path) -> float:
-    with _process(node["start"], log) as (seconds, _):
-        return seconds
+def _started_again(node: dict[str, Any], log: Path) -> tuple[float, float]:
+    with _process(node["start"], log) as (times, _):
+        return times
 
 
 def described(log: Path) -> list[dict[str, Any]]:
