@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nsqha import hot
 from nsqha.commitlog.corruption.repair import LogRepair
-from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, Entry, Place, genesis
+from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, UNREADABLE, Entry, Place, genesis
 from nsqha.commitlog.files.open_logs import OpenLogs
 from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.journal import CutIntent
@@ -140,6 +140,13 @@ class PartitionLog(LogReader):
         if not verifies(entry, data) and not (entry.flags & LOST and not data):
             raise LogCorrupt(f"the bytes that came with {entry} are not its own")
         self._write(entry, raw or entry.encode(), data)
+
+    def append_next_copy(self, raw: bytes, data: bytes) -> Entry | None:
+        """`append_copy` of one batch by the bytes of its entry. None: nothing is written; `append_copy` knows why."""
+        entry = hot.copied_entry(Entry, self.files.last, raw, data, UNREADABLE | BROKEN_CHAIN)
+        if entry is not None:
+            self._write(entry, raw, data)
+        return entry
 
     def encoded(self, entry: Entry) -> bytes:
         written, raw = self._written

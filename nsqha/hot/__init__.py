@@ -11,7 +11,7 @@ and control frames of the log have the same outer shape: `[size u32 = 4 + len(pa
     walk, skip_control           where the frames of a batch end
     patch_attempts               one frame for a redelivery
     crc32                        of a batch, as zlib's
-    next_entry                   the commitlog entry of a batch
+    next_entry, copied_entry     the commitlog entry of a batch; one that came from elsewhere
     fins_end, Ring               FIN commands -> slots of the in-flight ring
     Publisher, PublishQueue      PUBs of one connection -> what waits for the next batch
     tell_stored, Slot, Replies   a committed batch -> OKs, in the order of each client's commands
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         SINGLE,
         WAITING,
         Ring,
+        copied_entry,
         crc32,
         fins_end,
         frame,
@@ -77,6 +78,7 @@ else:
             SINGLE,
             WAITING,
             Ring,
+            copied_entry,
             crc32,
             fins_end,
             frame,
@@ -101,6 +103,7 @@ else:
             SINGLE,
             WAITING,
             Ring,
+            copied_entry,
             crc32,
             fins_end,
             frame,
@@ -135,6 +138,7 @@ __all__ = [
     "Slot",
     "Taken",
     "Waiter",
+    "copied_entry",
     "crc32",
     "fins_end",
     "frame",

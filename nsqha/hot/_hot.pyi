@@ -33,6 +33,9 @@ def next_entry(
     epoch: int,
     durable: int,
 ) -> tuple[T, bytes]: ...
+def copied_entry(
+    cls: type[T], previous: tuple[int, ...], raw: bytes, data: bytes | bytearray, odd: int
+) -> T | None: ...
 def fins_end(data: bytes, pos: int, end: int) -> int: ...
 
 class Ring:

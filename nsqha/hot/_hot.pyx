@@ -105,6 +105,7 @@ cdef enum:
     SPAN_LIMIT = 1 << 26
 
 cdef int64_t SIZE_LIMIT = 0x7FFFFFFF
+cdef uint64_t PLACE_END = 0x4000000000000000
 
 HEADER = HEADER_BYTES
 SPAN_MAX = SPAN_LIMIT
@@ -359,6 +360,45 @@ def next_entry(type cls not None, previous, data, uint32_t count, uint32_t flags
     store32(out + ENTRY_BYTES - 4, crc_of(out, ENTRY_BYTES - 4))
     fields = (log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, 1, 1, chain, durable)
     return new_tuple(cls, fields), raw  # what cls(...) does, in half the time
+
+
+def copied_entry(type cls not None, previous, bytes raw not None, data, uint32_t odd):
+    cdef uint8_t[8 + LINKED_BYTES] linked
+    cdef Py_buffer view
+    cdef bint same
+    if not isinstance(previous, tuple) or len(previous) != 13:
+        raise ValueError("an entry has 13 fields")
+    if PyBytes_GET_SIZE(raw) != ENTRY_BYTES:
+        return None
+    cdef tuple last = <tuple>previous
+    cdef const uint8_t* d = <const uint8_t*>PyBytes_AS_STRING(raw)
+    cdef uint64_t log_id = load64(d), epoch = load64(d + 8), offset = load64(d + 16), position = load64(d + 24)
+    cdef uint64_t timestamp_ns = load64(d + 32), chain = load64(d + LINKED_BYTES)
+    cdef uint32_t count = load32(d + 40), size = load32(d + 44), crc = load32(d + 48), flags = load32(d + 52)
+    if load32(d + ENTRY_BYTES - 4) != crc_of(d, ENTRY_BYTES - 4):
+        return None
+    if flags & odd or load32(d + 56) != 0x10001 or log_id >= PLACE_END or offset >= PLACE_END or position >= PLACE_END:
+        return None
+    if (timestamp_ns >> 63 or log_id != <uint64_t>last[0] + 1 or offset != <uint64_t>last[2] + <uint64_t>last[5]
+            or position != <uint64_t>last[3] + <uint64_t>last[6] or timestamp_ns < <uint64_t>last[4]
+            or epoch < <uint64_t>last[1]):
+        return None
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        same = view.len == size and crc_of(<const uint8_t*>view.buf, view.len) == crc
+    finally:
+        PyBuffer_Release(&view)
+    if not same:
+        return None
+    store64(linked, last[11])
+    memcpy(linked + 8, d, LINKED_BYTES)
+    cdef uint8_t[8] digest
+    blake2b_short(digest, 8, linked, 8 + LINKED_BYTES)
+    if load64(digest) != chain:
+        return None
+    fields = (log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, 1, 1, chain,
+              load64(d + LINKED_BYTES + 8))
+    return new_tuple(cls, fields)
 
 
 # In flight

@@ -27,6 +27,7 @@ __all__ = [
     "SPAN_MAX",
     "WAITING",
     "Ring",
+    "copied_entry",
     "crc32",
     "fins_end",
     "frame",
@@ -55,6 +56,9 @@ _CONSTANT = struct.Struct(">qH13s")
 _STAMP = struct.Struct("23s3s")
 _LINKED = struct.Struct(">QQQQQQIIIIHH")  # the chain before, and what the chain covers
 _LONG = struct.Struct(">Q")
+_ENTRY = struct.Struct(">QQQQQIIIIHHQQI")
+_PLACE_END = 1 << 62  # of log ids, offsets and positions
+_TIME_END = 1 << 63
 _NO_FRAME = (0, 0)
 _ID_LIMIT = 2**64
 
@@ -347,6 +351,29 @@ def next_entry(
         raise OverflowError(str(error)) from None
     entry = tuple.__new__(cls, (*fields, int.from_bytes(digest, "big"), durable))
     return entry, head + _SIZE.pack(zlib.crc32(head))
+
+
+def copied_entry(cls: type[T], previous: tuple[int, ...], raw: bytes, data: bytes | bytearray, odd: int) -> T | None:
+    """The entry in `raw`, a `cls`, if it is sound, has none of the flags `odd`, follows `previous` in every respect,
+    and `data` is what it describes. None: something of that is not so, and `commitlog.entry` says what."""
+    last_id, last_epoch, offset, position, timestamp_ns, count, size, _, _, _, _, chain, _ = previous
+    if len(raw) != _ENTRY.size:
+        return None
+    fields = _ENTRY.unpack(raw)
+    if fields[-1] != zlib.crc32(raw[: _ENTRY.size - _SIZE.size]) or fields[8] & odd or fields[9:11] != (1, 1):
+        return None
+    if max(fields[0], fields[2], fields[3]) >= _PLACE_END or fields[4] >= _TIME_END:
+        return None
+    if (fields[0], *fields[2:4]) != (last_id + 1, offset + count, position + size):
+        return None
+    if fields[4] < timestamp_ns or fields[1] < last_epoch:
+        return None
+    if len(data) != fields[6] or zlib.crc32(data) != fields[7]:
+        return None
+    digest = hashlib.blake2b(_LINKED.pack(chain, *fields[:11]), digest_size=8).digest()
+    if int.from_bytes(digest, "big") != fields[11]:
+        return None
+    return tuple.__new__(cls, fields[:-1])
 
 
 # In flight

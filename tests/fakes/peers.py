@@ -32,10 +32,14 @@ class FakeStream:
         self.asks: Callable[[], Message | None] | None = None
         self.closed = False
         self.peer = PeerIdentity(address)
-        self.pending = 0
         self.heard = 0.0
         self.pings = 0
+        self._queue: list[Any] = []  # sent while it was stuck
         self._loop = loop
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue)
 
     def ping(self) -> None:
         """The test answers, by `heard`, or not."""
@@ -45,7 +49,7 @@ class FakeStream:
         if not self.closed:
             copy = type(message)()
             copy.CopyFrom(message)
-            self.sent.append(copy)
+            (self._queue if self.stuck else self.sent).append(copy)
 
     def pull(self, give: Callable[[], Message | None]) -> None:
         if not self.closed:
@@ -53,6 +57,9 @@ class FakeStream:
 
     def room(self) -> None:
         """Ask for what there is, unless nothing would go."""
+        if not self.stuck:
+            self.sent += self._queue
+            self._queue.clear()
         while self.asks is not None and not self.stuck:
             give, self.asks = self.asks, None
             if (message := give()) is not None:
@@ -61,6 +68,7 @@ class FakeStream:
     def close(self, why: str = "") -> None:
         if not self.closed:
             self.closed, self.asks = True, None
+            self._queue.clear()
             self._loop.call_soon(self.handler.on_closed, why)
 
 

@@ -139,7 +139,7 @@ class GroupCommit:
     ) -> None:
         """`commit`: the commit point moved. `resume`: a disk that refused may be tried again. `stop`: an invariant is
         broken."""
-        self.publishes = WaitingPublishes(runtime, led, life, self._flush_soon, memory)
+        self.publishes = WaitingPublishes(runtime, led, life, self._publish_came, memory)
         self.publishes.queue.write_lone = self.write_lone if memory is None else None
         self.events = PendingEvents()
         self.outstanding = OutstandingBatches(led, life, self.publishes, runtime.measures, self.schedule)
@@ -176,6 +176,15 @@ class GroupCommit:
         self.publishes.linger.stop()
         if not self.publishes.queue.scheduled:
             self.publishes.queue.scheduled = True
+            self._flush_soon()
+
+    def _publish_came(self) -> None:
+        """The queue is not empty any more. Who was alone in the last batch is not worth gathering for."""
+        publishes = self.publishes
+        if publishes.linger.lone and self.on_appended is not None and not self.outstanding.batches:
+            publishes.queue.scheduled = False
+            self._flush()
+        else:
             self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -217,6 +226,7 @@ class GroupCommit:
     def write(self, *, force_events: bool = False, take_publishes: bool = True, patient: bool = False) -> bool:
         """Write one batch. False if the disk refused. `patient`: only progress is due, which no caller waits for."""
         led, publishes = self._led, self.publishes
+        publishes.linger.lone = False
         now = read(self._runtime.clock)
         patient = patient and not self.events.urgent
         events = self.events.take(led.cursors if self._life.serving else None, now, force_events)

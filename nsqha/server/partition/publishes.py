@@ -149,7 +149,7 @@ class Linger:
     `committed` is called at each commit that leaves nothing outstanding, `waits` at each flush after it.
     """
 
-    __slots__ = ("_bytes", "_first", "_for_last", "_last", "_runs", "_turns")
+    __slots__ = ("_bytes", "_first", "_for_last", "_last", "_runs", "_turns", "lone")
 
     def __init__(self) -> None:
         self._bytes = 0  # expected
@@ -158,9 +158,11 @@ class Linger:
         self._first = _Patience()
         self._last = _Patience()
         self._for_last = False  # waits for the last ones too
+        self.lone = False  # one publisher alone was answered, and nothing was written since
 
     def committed(self, runs: int, size: int, bytes_max: int) -> None:
         """`runs` runs, of `size` bytes in all, were answered just now or wait; no more than `bytes_max` ever will."""
+        self.lone = runs == 1
         if self._first.tries():
             self._runs = runs
             self._bytes = min(size, bytes_max)

@@ -220,6 +220,7 @@ class Http2Stream(asyncio.Protocol):
         at, end = 0, len(data)
         frames = self._turns.frames
         messages = self.messages
+        self.out.turn.read_begins()
         try:
             while frames and end - at >= FRAME.size and messages.left and not messages.ended:
                 high, low, kind, flags, stream = FRAME.unpack_from(data, at)
@@ -249,6 +250,7 @@ class Http2Stream(asyncio.Protocol):
             self._violated(str(error), error.code)
         except (struct.error, ValueError, IndexError) as error:
             self._violated(str(error))
+        self.out.turn.read_ended()
         if messages.ended:
             return
         self._rest = data[at:]

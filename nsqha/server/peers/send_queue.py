@@ -1,7 +1,8 @@
 """Messages on their way out of one stream: what flow control and the socket let pass is written, the rest waits.
 
 A message is one write on the loop wherever it can be. While something waits, the owner of the stream is not asked for
-more (`pull`).
+more (`pull`). Who pulls while bytes that came are handled is asked right behind them, and else in the next turn of the
+loop: a turn more is a look at every socket, which an ack need not wait for.
 """
 
 from __future__ import annotations
@@ -34,6 +35,42 @@ TOGETHER_BYTES = 4096  # a message up to here is copied behind its head, which c
 SLICE_BYTES = 256 << 10  # that are copied together for TLS, where each buffer becomes a record of its own
 
 
+class AskTurn:
+    """When the owner of a stream is asked what it has to say: right behind what is being read, or in the next turn."""
+
+    __slots__ = ("_ask", "_loop", "_reading", "_soon", "_wanted")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ask = ask
+        self._reading = False  # what came is being handled
+        self._wanted = False  # to be asked behind it
+        self._soon = False  # the next turn asks
+
+    def ask(self) -> None:
+        """The owner has something to say."""
+        if self._reading:
+            self._wanted = True
+        elif not self._soon:
+            self._soon = True
+            self._loop.call_soon(self._next_turn)
+
+    def read_begins(self) -> None:
+        """Bytes that came are handled from now on."""
+        self._reading = True
+
+    def read_ended(self) -> None:
+        """They are handled: what the owner wants to say about them leaves at once."""
+        self._reading = False
+        if self._wanted:
+            self._wanted = False
+            self._ask()
+
+    def _next_turn(self) -> None:
+        self._soon = False
+        self._ask()
+
+
 class SendQueue:
     """The sending direction of one stream, and of its connection's windows."""
 
@@ -47,7 +84,7 @@ class SendQueue:
         self._queue: deque[bytes] = deque()  # its first is being written
         self._sent = 0  # bytes of that one and its head
         self._give: Callable[[], Message | None] | None = None  # asked when the queue is empty
-        self._asking = False  # `_ask` will be called
+        self.turn = AskTurn(self._loop, self._ask)
         self._together = FRAME_BYTES_MAX if tls else TOGETHER_BYTES
         self._frame_max = FRAME_BYTES
         self._window = WINDOW_BYTES  # left of the connection's
@@ -107,15 +144,9 @@ class SendQueue:
 
     def pull(self, give: Callable[[], Message | None]) -> None:
         self._give = give
-        self._ask_soon()
-
-    def _ask_soon(self) -> None:
-        if not self._asking:
-            self._asking = True
-            self._loop.call_soon(self._ask)
+        self.turn.ask()
 
     def _ask(self) -> None:
-        self._asking = False
         give = self._give
         if give is None or self._queue or self.paused:
             return  # `write_on` comes back to it
@@ -131,7 +162,7 @@ class SendQueue:
     def _ask_on(self) -> None:
         """Ask again if it is wanted."""
         if self._give is not None and not self._queue and not self.paused:
-            self._ask_soon()
+            self.turn.ask()
 
     def put(self, message: Message) -> None:
         """Write the message, or queue it."""

@@ -548,6 +548,47 @@ def test_an_entry_follows_the_one_before(hot: ModuleType, last: tuple[int, ...],
     assert raw[76:] == struct.pack(">I", zlib.crc32(raw[:76]))
 
 
+@unhurried
+@given(
+    last=st.tuples(*[st.integers(0, 2**61)] * 5, *[words] * 4, st.just(1), st.just(1), longs, longs),
+    data=st.binary(max_size=100),
+    later=st.tuples(st.integers(0, 2**60), st.integers(0, 2**60)),
+    wrong=st.integers(0, 80 * 8 - 1),
+)
+def test_an_entry_that_came_is_taken_only_if_it_is_the_next_one(
+    hot: ModuleType, last: tuple[int, ...], data: bytes, later: tuple[int, int], wrong: int
+) -> None:
+    entry, raw = hot.next_entry(tuple, last, data, 3, 5, last[4] + later[0], last[1] + later[1], 9)
+    assert hot.copied_entry(tuple, last, raw, data, 2) == entry
+    assert hot.copied_entry(tuple, last, raw, data, 4) is None, "a flag that is handled elsewhere"
+    assert hot.copied_entry(tuple, last, raw, data + b"x", 0) is None
+    assert hot.copied_entry(tuple, entry, raw, data, 0) is None, "twice"
+    flipped = bytearray(raw)
+    flipped[wrong // 8] ^= 1 << wrong % 8
+    assert hot.copied_entry(tuple, last, bytes(flipped), data, 0) is None
+    sound = bytes(flipped[:76]) + struct.pack(">I", zlib.crc32(flipped[:76]))
+    if wrong // 8 < 68:  # what is durable is neither in the chain nor checked
+        assert hot.copied_entry(tuple, last, sound, data, 0) is None
+    for size in (0, 79, 81):
+        assert hot.copied_entry(tuple, last, (raw + b"x")[:size], data, 0) is None
+
+
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_an_entry_beyond_what_a_log_can_have_is_none(hot: ModuleType, place: int) -> None:
+    last = [0] * 5 + [0] * 4 + [1, 1, 0, 0]
+    last[place] = 2**62 - (place == 0)
+    _, raw = hot.next_entry(tuple, tuple(last), b"a", 0, 0, 5, 1, 1)
+    assert hot.copied_entry(tuple, tuple(last), raw, b"a", 0) is None
+
+
+def test_an_entry_of_another_chain_time_or_epoch_is_not_taken(hot: ModuleType) -> None:
+    last = (1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 1, 10, 11)
+    for n, value in ((11, 12), (4, 4), (1, 1)):
+        other = (*last[:n], value, *last[n + 1 :])
+        _, raw = hot.next_entry(tuple, other, b"a", 1, 0, value if n == 4 else 5, value if n == 1 else 2, 1)
+        assert hot.copied_entry(tuple, last, raw, b"a", 0) is None
+
+
 class Named(tuple[int, ...]):
     """A class of entries."""
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Protocol
 
 from nsqha.commitlog import copying
-from nsqha.commitlog.entry import Entry
+from nsqha.commitlog.entry import ENTRY_BYTES, Entry
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.cursor.committed.state import NEEDS_LOOK, PartitionState
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
@@ -229,22 +229,15 @@ class Follower:
 
     def _append(self, message: pb.Append) -> None:
         """LogCorrupt: they do not follow what is here, or are not what their entries say."""
-        log, applier, last = self.log, self.applier, self.log.last
-        run = list(copying.batches(message.entries, message.data))
-        count = 0
-        try:
-            if run and run[0][0].log_id != log.end.log_id:
-                run = run[first_new([entry for entry, _, _ in run], log, self.epoch) :]
-            for entry, data, raw in run:
-                log.append_copy(entry, data, raw)
-                count += entry.count or 1
-                if entry.lost:
-                    applier.on_damage(entry.log_id, entry.log_id + 1)  # a replica that has more may give it
-                if applier.state is not None:
-                    applier.wrote((entry, data if entry.flags & NEEDS_LOOK else None))
-        except LogCorrupt:
-            self.leader_log.compare([entry for entry, _, _ in run], log, last)
-            raise
+        log, raw, data = self.log, message.entries, message.data
+        # One batch that goes on where the log ends is by far the usual case.
+        entry = log.append_next_copy(raw, data) if len(raw) == ENTRY_BYTES else None
+        if entry is not None:
+            count = entry.count or 1
+            if self.applier.state is not None:
+                self.applier.wrote((entry, data if entry.flags & NEEDS_LOOK else None))
+        else:
+            count = append_each(self, message)
         assert self.port is not None
         if self.sync == "always" and not message.patient and log.unsynced() is not None:
             self._sync_rounds.request(log.end.log_id)
@@ -373,6 +366,27 @@ def _waits(follower: Follower) -> bool:
     busy = unsynced or jobs.running is not None or jobs.removing or log.forgotten_files
     uncommitted = applier.known != (log.end.log_id, log.end.log_id)
     return bool(busy or uncommitted or not applier.fit or log.doubtful_from is not None)
+
+
+def append_each(follower: Follower, message: pb.Append) -> int:
+    """Append what the follower does not have yet; how many messages that is."""
+    log, applier, last = follower.log, follower.applier, follower.log.last
+    run = list(copying.batches(message.entries, message.data))
+    count = 0
+    try:
+        if run and run[0][0].log_id != log.end.log_id:
+            run = run[first_new([entry for entry, _, _ in run], log, follower.epoch) :]
+        for entry, data, raw in run:
+            log.append_copy(entry, data, raw)
+            count += entry.count or 1
+            if entry.lost:
+                applier.on_damage(entry.log_id, entry.log_id + 1)  # a replica that has more may give it
+            if applier.state is not None:
+                applier.wrote((entry, data if entry.flags & NEEDS_LOOK else None))
+    except LogCorrupt:
+        follower.leader_log.compare([entry for entry, _, _ in run], log, last)
+        raise
+    return count
 
 
 def first_new(entries: Sequence[Entry], log: PartitionLog, epoch: int) -> int:

@@ -8,8 +8,9 @@ sent and not acknowledged. There is no queue of batches besides the log: a follo
 from the same reads, by and by from the files.
 A stream that cannot take more asks for nothing, so one slow follower delays no other and costs no memory.
 
-What was appended before a stream asks leaves in one message; followers that are equally far share what is made for the
-first of them. The committed point rides with appends; only a log that falls silent tells it alone, a moment later.
+The first batch after an answer of a follower leaves at once; what is appended behind it, until the stream asks, leaves
+in one message. Followers that are equally far share what is made for the first of them. The committed point rides with
+appends; only a log that falls silent tells it alone, a moment later.
 Spec: `Push` (the leader's half).
 """
 
@@ -292,10 +293,11 @@ class FollowerProgress:
 
 
 class PushTimes:
-    """How long a follower node takes to acknowledge."""
+    """When a follower node answers, and how long it takes to acknowledge."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
+        self.answered = False  # it has, since batches were last sent at once
         self.seconds = Histogram(SECONDS_BOUNDS)  # from sending batches to their acknowledgement
 
     def acknowledged(self, sent_at: float) -> None:
@@ -405,6 +407,7 @@ class FollowerStream:
         self._stream.send(pb.PushMessage(hello=self.hello))
 
     def on_message(self, message: pb.PushReply) -> None:
+        self.times.answered = True
         if message.HasField("hello"):
             # Again when it registers: a node serves before that, and members of the ISR are named by registration.
             self._greeted = True
@@ -449,10 +452,17 @@ class FollowerStream:
     # ---- batches
 
     def wake(self, progress: FollowerProgress) -> None:
-        """Send what is new when the stream asks."""
+        """Send what is new: at once, or while an answer is awaited when the stream asks, with all that is new then."""
         self._dirty[progress] = None
-        if self._stream is not None:
-            self._stream.pull(self._next)
+        stream = self._stream
+        if stream is None:
+            return
+        if self.times.answered and not stream.pending:
+            if (message := self._next()) is not None:
+                self.times.answered = False
+                stream.send(message)
+        else:
+            stream.pull(self._next)
 
     def _next(self) -> pb.PushMessage | None:
         """What is new, as much as fits one message."""

@@ -246,6 +246,38 @@ def test_a_lone_publish_is_written_committed_delivered_and_answered_at_once():
     assert rig.partition.high_watermark == rig.log.end.offset and not rig.budget.used
 
 
+def acked(rig: PartitionRig) -> None:
+    end = rig.log.end.log_id
+    rig.partition.replica_acked(8, end, end)
+
+
+def test_with_followers_who_was_alone_is_pushed_at_once():
+    rig = PartitionRig(sync="interval")
+    pushed: list[int] = []
+    rig.partition.batches.set_followers(lambda: pushed.append(rig.log.end.log_id), None)
+    rig.partition.leader.set_isr({7, 8}, {7, 8})
+    rig.publish(b"one")
+    assert not pushed, "nothing is known of who publishes"
+    rig.turn()
+    acked(rig)
+    first = rig.publish(b"two")
+    assert len(pushed) == 2, "in the turn of the publish"
+    second = rig.publish(b"three")
+    rig.turn()
+    assert len(pushed) == 2, "it waits for the commit of the batch before"
+    acked(rig)
+    assert first.answers == ["OK"] and not second.answers
+    outcomes = [second, rig.publish(b"four")]
+    rig.turn()
+    assert len(pushed) == 3, "now there are two"
+    acked(rig)
+    outcomes += [rig.publish(b"five"), rig.publish(b"six")]
+    assert len(pushed) == 3, "the first of them waits for the other"
+    rig.turn()
+    acked(rig)
+    assert len(pushed) == 4 and [outcome.answers for outcome in outcomes] == [["OK"]] * 4
+
+
 def waits_for_the_disk(rig: PartitionRig) -> None:
     rig.partition.batches.sync.change("always")
 

@@ -212,6 +212,30 @@ def test_what_is_said_before_a_method_is_named_is_bounded() -> None:
     run(scenario)
 
 
+def test_what_is_said_about_what_came_leaves_right_behind_it() -> None:
+    order: list[str] = []
+
+    def give() -> Any:
+        order.append("asked")
+        return reply(7)
+
+    def make(stream: PeerStream) -> Recorder:
+        def react(message: Any) -> None:
+            asyncio.get_running_loop().call_soon(order.append, "turn")
+            stream.pull(give)
+
+        return Recorder(react)
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(OPENING, caller.request())
+        await caller.fields()
+        caller.write(frame(DATA, 0, STREAM, body(push(1))), frame(DATA, 0, STREAM, body(push(2))))
+        assert await caller.messages(1) == [7]
+        assert order[0] == "asked" and order.count("asked") == 1, "once for all that came, and a turn earlier"
+
+    run(scenario, make)
+
+
 def test_who_reads_nothing_from_the_start_on_is_asked_for_nothing() -> None:
     """The socket was full before there was a stream."""
     asked = 0

@@ -143,7 +143,7 @@ def test_it_says_hello_then_asks_then_pushes_from_where_the_follower_is() -> Non
     assert leader.said == [("opened", 5, 9, 2, 2)]
 
 
-def test_what_was_appended_in_one_tick_leaves_in_one_message() -> None:
+def test_the_first_batch_leaves_at_once_and_what_comes_behind_it_together() -> None:
     rig = FollowerStreamsRig()
     leaders = [Leader(log_of(), uid=uid) for uid in (1, 2)]
     pushed = [rig.pushing(leader) for leader in leaders]
@@ -153,9 +153,32 @@ def test_what_was_appended_in_one_tick_leaves_in_one_message() -> None:
         one.wake()
         add(leader.log, 1, b"b")
         one.wake()
+    assert rig.sent_ids() == [1], "nothing is awaited from the follower, so it is not gathered for"
     rig.turn()
-    assert len(rig.stream.sent) == before + 1
+    assert len(rig.stream.sent) == before + 2
     assert rig.sent_ids(leader=leaders[0]) == rig.sent_ids(leader=leaders[1]) == [1, 2]
+    add(leaders[0].log, 1, b"c")
+    pushed[0].wake()
+    assert len(rig.stream.sent) == before + 2, "the follower has not answered"
+    rig.turn()
+    rig.acked(leaders[0], 4)
+    add(leaders[1].log, 1, b"c")
+    pushed[1].wake()
+    assert rig.sent_ids(leader=leaders[1]) == [1, 2, 3], "it has answered, whatever it was about"
+
+
+def test_nothing_leaves_at_once_while_something_is_pending() -> None:
+    rig, leader = FollowerStreamsRig(), Leader(log_of())
+    pushed = rig.pushing(leader)
+    rig.stream.stuck = True
+    for end in (2, 3):
+        add(leader.log, 1, b"a")
+        pushed.wake()
+        rig.acked(leader, end)
+        assert rig.stream.pending == 1, "more would wait there without a bound"
+    rig.stream.stuck = False
+    rig.turn()
+    assert rig.sent_ids() == [1, 2]
 
 
 def test_a_window_is_filled_and_goes_on_with_acks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +211,7 @@ def test_one_full_window_holds_up_no_other_partition(monkeypatch: pytest.MonkeyP
     assert rig.sent_ids(leader=quick) == [1]
 
 
-def test_a_full_stream_is_given_all_there_is_in_one_message_once_it_has_room() -> None:
+def test_a_full_stream_is_given_one_message_and_then_all_the_rest() -> None:
     rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
     rig.stream.stuck = True
@@ -201,7 +224,7 @@ def test_a_full_stream_is_given_all_there_is_in_one_message_once_it_has_room() -
     rig.stream.stuck = False
     rig.turn()
     assert rig.sent_ids() == [1, 2, 3]
-    assert len(rig.stream.sent) == before + 1
+    assert len(rig.stream.sent) == before + 2
     assert not rig.loop.armed, "nothing is polled"
 
 
@@ -473,12 +496,13 @@ def test_an_entry_of_ours_that_can_not_be_read_ends_no_stream(monkeypatch: pytes
 def test_a_partition_that_is_not_led_any_more_is_pushed_no_more() -> None:
     rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
-    add(leader.log, 1, b"x")
-    pushed.wake()
+    for _ in range(2):
+        add(leader.log, 1, b"x")
+        pushed.wake()
     pushed.stop()
     rig.pass_time(1)
     rig.acked(leader, 2)
-    assert rig.sent_ids() == [] and all(said[0] != "ack" for said in leader.said)
+    assert rig.sent_ids() == [1] and all(said[0] != "ack" for said in leader.said)
 
 
 def test_a_copy_that_is_a_beginning_of_ours_is_near() -> None:
