@@ -274,7 +274,8 @@ class Options:
         INT, 8 * MIB, "bytes/s of reading stored messages that have no readers, to find damage early; 0: off", least=0
     )
     catch_up_bytes_per_second: int = _flag(
-        INT, 32 * MIB, "bytes/s that all replicas that catch up outside the ISR may pull; 0: no limit", least=0
+        INT, 32 * MIB, "bytes/s that replicas outside the ISR pull to this node at most, or get from it; 0: no limit",
+        least=0
     )
     scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "shortest time between two such reads of everything", least=1)
     max_topic_channels: int = _flag(

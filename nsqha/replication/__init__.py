@@ -8,6 +8,7 @@ Downwards:
     leader      the progress of the replicas, and the commit point
     acceptance  what a follower answers to a leader, and the reverse: decided on entries alone
     clocks      which time it is, when clocks of nodes disagree or one is set
+    pace        how fast replicas that are far behind are filled
     silence     whether another node is heard, by a witness that runs itself
     divergence  where a follower's log diverges from the leader's, found by epochs
 """

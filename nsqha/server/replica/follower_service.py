@@ -24,7 +24,8 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
-from nsqha.server.replica.following.catch_up import CALL_SECONDS, CatchUp, SharedRate
+from nsqha.replication.pace import SharedRate
+from nsqha.server.replica.following.catch_up import CALL_SECONDS, CatchUp
 from nsqha.server.replica.following.receiver import Receiver
 
 if TYPE_CHECKING:

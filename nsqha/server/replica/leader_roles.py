@@ -21,6 +21,7 @@ from nsqha import ids
 from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
+from nsqha.replication.pace import SharedRate
 from nsqha.server.opening.opener import OpenedLog
 from nsqha.server.replica.leading.leadership import Leadership, LeadershipRuntime
 from nsqha.server.replica.leading.records import PartitionRecords
@@ -55,6 +56,7 @@ class LeaderRoles:
         topic_of: Callable[[str, int], Topic | None],
         leaders_changed: Callable[[str], None],
         limits: IsrLimits | None,
+        push_bytes_per_second: int = 0,
     ) -> None:
         self._runtime = runtime
         self._table = table
@@ -73,6 +75,7 @@ class LeaderRoles:
             table.ticking,
             runtime.opener.measures,
             limits,
+            SharedRate(push_bytes_per_second),
         )
 
     # ---- begin

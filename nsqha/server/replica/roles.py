@@ -65,7 +65,7 @@ class ReplicaLimits:
 
     sync_every: int  # messages per fsync with sync=interval
     sync_seconds: float
-    catch_up_bytes_per_second: int = 0  # of all partitions that catch up; 0: as much as they like
+    catch_up_bytes_per_second: int = 0  # of all partitions that catch up here, or are filled from here; 0: no limit
     isr: IsrLimits | None = None  # None: the defaults
 
 
@@ -124,6 +124,7 @@ class Replicas:
             topic_of=topic_of,
             leaders_changed=cluster.changed,
             limits=limits.isr,
+            push_bytes_per_second=limits.catch_up_bytes_per_second,
         )
         self.removal = ReplicaRemoval(runtime, table, self._leader_roles, integrity, self.logs)
         self.service = FollowerService(

@@ -84,14 +84,16 @@ class FakeCluster:
 class FakeLinks:
     def __init__(self) -> None:
         self.added: list[int] = []
+        self.rests: dict[int, Any] = {}
         self.prepared: set[tuple[int, str]] = set()
         self.committed_of: list[Any] = []
 
     def prepare(self, node: int, address: str) -> None:
         self.prepared.add((node, address))
 
-    def add(self, leader: Any, node: int, address: str) -> Any:
+    def add(self, leader: Any, node: int, address: str, rest_after: Any = None) -> Any:
         self.added.append(node)
+        self.rests[node] = rest_after
         return FakePushed()
 
     def moved(self, node: int, address: str) -> None:

@@ -24,6 +24,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import check_cut, check_replacement
 from nsqha.replication.divergence import Divergence, EpochEndAnswer, InSync, RangeGone, Truncate
+from nsqha.replication.pace import BATCH_COST_MIN, SharedRate
 from nsqha.server.runtime.tasks import awaited
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ FETCH_BYTES = 1 << 20
 NEAR_BYTES = 256 << 10  # so close to the end that the leader may push the rest
 CALL_SECONDS = 5.0
 SLICE_COST = 128 << 10  # stored at once, before everything else on this node has its turn
-BATCH_COST_MIN = 4 << 10  # bytes that a batch counts as at least: small ones cost more processor than disk
-BURST_SECONDS = 1.0  # of a pace, that may be done at once
 
 Call = Callable[[str, Any], Awaitable[Any]]
 """`await call("Fetch", request)`: ask the leader."""
@@ -267,22 +266,3 @@ class _Ahead:
         asked, self._asked, self._first = self._asked, None, -1
         if asked is not None:
             asked.cancel()
-
-
-class SharedRate:
-    """A rate that several jobs share: each says what it has done and gets the seconds to rest before it does more.
-
-    Nothing is reserved, so a job that is given up owes nothing. A job that did nothing for a while may do as much as
-    fits in `BURST_SECONDS` at once: short work is never slowed down."""
-
-    def __init__(self, per_second: int) -> None:
-        """0: as much as they like."""
-        self.per_second = per_second
-        self._paid_until = float("-inf")  # by this time everything that was done is in order
-
-    def done(self, cost: int, now: float) -> float:
-        """Something of this cost was done; seconds to rest. Time is monotonic, in seconds."""
-        if not self.per_second:
-            return 0.0
-        self._paid_until = max(self._paid_until, now - BURST_SECONDS) + cost / self.per_second
-        return max(self._paid_until - now, 0.0)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqha.election.model import NodeInfo, PartitionMeta
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from nsqha.ids import PartitionKey
     from nsqha.replication.followers import IsrLimits
     from nsqha.replication.isr import Action, Outcome
+    from nsqha.replication.pace import SharedRate
     from nsqha.server.partition.partition import Partition
     from nsqha.server.replica.leading.records import RecordStore
     from nsqha.server.replica.leading.sender import FollowerProgress, FollowerStreams, PushPiece
@@ -55,6 +57,7 @@ class LeadershipRuntime:
     ticking: dict[Leadership, None]  # those that wait for something get ticks
     measures: Measures
     limits: IsrLimits | None = None
+    push_rate: SharedRate | None = None  # of all that is pushed to replicas that are far behind; None: no limit
 
 
 class PublishHold:
@@ -105,7 +108,16 @@ class PushTargets:
         for node in sorted(wanted - set(self._followers)):
             info = nodes.get(node)
             if info is not None and info.peer_address:
-                self._followers[node] = self._runtime.links.add(self._leadership, node, info.peer_address)
+                rest = partial(self._rest, node)
+                self._followers[node] = self._runtime.links.add(self._leadership, node, info.peer_address, rest)
+
+    def _rest(self, node: int, cost: int) -> float:
+        """Seconds to rest after so much was pushed to a follower that lacks more than that."""
+        meta, rate = self._leadership.meta, self._runtime.push_rate
+        alive = {self._runtime.node, *self._runtime.nodes()}
+        if rate is None or node in meta.isr or len(alive.intersection(meta.isr)) < meta.min_isr:
+            return 0.0  # messages may have to wait for it
+        return rate.done(cost, self._runtime.clock.monotonic())
 
     def stop(self) -> None:
         """Push to none any more."""

@@ -29,6 +29,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
 from nsqha.replication.acceptance import same_past
+from nsqha.replication.pace import BATCH_COST_MIN
 from nsqha.server.peers.api import PeerStream
 from nsqha.server.runtime.backoff import Backoff
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 logger = Logger("sender")
 
 T = TypeVar("T")
+RestAfter = Callable[[int], float]
 
 MESSAGE_BYTES = 1 << 20  # of data in one message; one batch always goes whole
 WINDOW_BYTES = 4 << 20  # of a partition, sent to one follower and not acknowledged
@@ -108,17 +110,20 @@ class FollowerProgress:
     __slots__ = (
         "_backoff",
         "_can_not_write",
+        "_end_then",
+        "_rest_after",
         "_sent",
         "_window",
         "committed_sent",
         "leader",
         "link",
         "next",
+        "resting",
         "retry",
         "state",
     )
 
-    def __init__(self, leader: LeadingPartition, link: FollowerStream) -> None:
+    def __init__(self, leader: LeadingPartition, link: FollowerStream, rest_after: RestAfter | None = None) -> None:
         self.leader = leader
         self.link = link
         self.state = PushState.IDLE
@@ -129,6 +134,9 @@ class FollowerProgress:
         self._window = 0
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._can_not_write = False  # the follower has refused what was sent, and has acknowledged nothing since
+        self.resting: asyncio.TimerHandle | None = None  # it is far behind, and clients go first
+        self._rest_after = rest_after
+        self._end_then = 0  # of the leader's log when it rested last
 
     def wake(self) -> None:
         """There is more in the log."""
@@ -162,6 +170,7 @@ class FollowerProgress:
             self._backoff.reset()
         self._sent.clear()
         self._window = 0
+        self.rest_no_more()
         near = not opened.behind and same_past(
             end=opened.end,
             chain=opened.chain,
@@ -215,7 +224,7 @@ class FollowerProgress:
         """The next batches, up to `room` bytes of them but at least one; None: nothing to send, or no window."""
         leader, first, window = self.leader, self.next, WINDOW_BYTES - self._window
         end = leader.log.end.log_id
-        if self.state is not PushState.PUSHING or first >= end or window <= 0:
+        if self.state is not PushState.PUSHING or first >= end or window <= 0 or self.resting is not None:
             return None
         committed = leader.committed
         piece = leader.piece
@@ -233,7 +242,28 @@ class FollowerProgress:
         self._sent.append((piece.end, piece.size, self.link.times.now()))
         self._window += piece.size
         self.next = piece.end
+        if piece.end < end and self._rest_after is not None:
+            self._rest(piece, end)
         return piece
+
+    def _rest(self, piece: PushPiece, end: int) -> None:
+        """More is left than goes with one message: keep to the rate, unless the follower would come no nearer."""
+        assert self._rest_after is not None
+        batches, grown = piece.end - piece.first, end - (self._end_then or end)
+        self._end_then = end
+        if batches < 2 * grown:
+            return
+        if seconds := self._rest_after(max(piece.size, batches * BATCH_COST_MIN)):
+            self.resting = self.link.later(seconds, self._rested)
+
+    def _rested(self) -> None:
+        self.resting = None
+        self.link.wake(self)
+
+    def rest_no_more(self) -> None:
+        if self.resting is not None:
+            self.resting.cancel()
+            self.resting = None
 
     def _made(self, first: int, end: int, room: int, committed: int) -> PushPiece | None:
         leader, log = self.leader, self.leader.log
@@ -344,9 +374,12 @@ class FollowerStream:
 
     # ---- partitions
 
-    def add(self, leader: LeadingPartition) -> FollowerProgress:
+    def later(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, call)
+
+    def add(self, leader: LeadingPartition, rest_after: RestAfter | None = None) -> FollowerProgress:
         """Push a partition to this node from now on."""
-        progress = FollowerProgress(leader, self)
+        progress = FollowerProgress(leader, self, rest_after)
         before = self._followers.get(leader.key)
         if before is not None:
             self.remove(before)
@@ -364,6 +397,7 @@ class FollowerStream:
         self._dirty.pop(progress, None)
         if progress.retry is not None:
             progress.retry.cancel()
+        progress.rest_no_more()
 
     def retry(self, progress: FollowerProgress) -> None:
         """Ask again in a moment."""
@@ -533,9 +567,11 @@ class FollowerStreams:
         self._commits_moved: dict[LeadingPartition, None] = {}  # their committed points moved
         self._commits_timer: asyncio.TimerHandle | None = None
 
-    def add(self, leader: LeadingPartition, node: int, address: str) -> FollowerProgress:
-        """Push a partition to a node."""
-        return self._link(node, address).add(leader)
+    def add(
+        self, leader: LeadingPartition, node: int, address: str, rest_after: RestAfter | None = None
+    ) -> FollowerProgress:
+        """Push a partition to a node. `rest_after`: how long to rest after so much was sent, while more is left."""
+        return self._link(node, address).add(leader, rest_after)
 
     def prepare(self, node: int, address: str) -> None:
         """Have a stream to a node, so that a partition can be pushed there at once."""

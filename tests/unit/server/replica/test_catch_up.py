@@ -14,7 +14,8 @@ from nsqha.cursor.committed.checkpoint import write
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_CHECKPOINT, HAS_EVENTS
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.replica.following.catch_up import BURST_SECONDS, SLICE_COST, SharedRate
+from nsqha.replication.pace import BURST_SECONDS, SharedRate
+from nsqha.server.replica.following.catch_up import SLICE_COST
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, copy_of, followed, log_of, pause, run, serving

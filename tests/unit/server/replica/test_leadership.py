@@ -14,6 +14,7 @@ from nsqha.clock import ManualClock
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.errors import Conflict, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.replication.leader import LeaderReplica
+from nsqha.replication.pace import SharedRate
 from nsqha.server.replica.leading.leadership import HOLD_SECONDS_MAX, Leadership, LeadershipRuntime, PublishHold
 from nsqha.server.runtime.measures import Measures
 from tests.unit.server.replica_rig import A, B, FakeLinks
@@ -87,7 +88,9 @@ class Leading:
             step_down=lambda leadership, why: self.ended.append(why),
             ticking=self.ticking,
             measures=Measures(),
+            push_rate=SharedRate(1000),
         )
+        self.nodes = nodes
         self.leadership = Leadership(
             lent, self.partition, meta, key=(1, 0), topic="t", log_uid=70, records=self.records
         )
@@ -112,6 +115,14 @@ class Leading:
 
 def test_everybody_with_a_replica_is_pushed_to() -> None:
     assert sorted(Leading().links.added) == [A, B]
+
+
+def test_pushes_to_who_is_far_behind_rest_unless_messages_may_wait_for_it() -> None:
+    leading = Leading()
+    rests = leading.links.rests
+    assert (rests[A](5000), rests[B](5000)) == (0.0, 4.0), "A is in the ISR; a second's worth goes at once"
+    del leading.nodes[A]
+    assert rests[B](5000) == 0.0, "fewer than min_isr live: B may be the next one that counts"
 
 
 def test_an_ack_counts_under_the_name_that_the_record_has_and_no_other() -> None:

@@ -167,6 +167,54 @@ def test_the_first_batch_leaves_at_once_and_what_comes_behind_it_together() -> N
     assert rig.sent_ids(leader=leaders[1]) == [1, 2, 3], "it has answered, whatever it was about"
 
 
+def paced(rig: FollowerStreamsRig, leader: Leader, rests: list[float]) -> tuple[Any, list[int]]:
+    """A follower that has nothing, and what its rests were asked for; they end with `rests`."""
+    costs: list[int] = []
+
+    def rest_after(cost: int) -> float:
+        costs.append(cost)
+        return rests.pop(0) if rests else 0.0
+
+    pushed = rig.link.add(leader, rest_after)
+    rig.hello()
+    rig.opened(leader, 1)
+    return pushed, costs
+
+
+def test_who_is_far_behind_is_pushed_to_at_a_rate_and_nothing_hurries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "MESSAGE_BYTES", 40)  # a message has one batch
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1, 1, 1, 1))
+    pushed, costs = paced(rig, leader, [2.0, 3.0])
+    assert rig.sent_ids() == [1] and costs == [4096], "a small batch counts for more than it has"
+    rig.acked(leader, 2)
+    pushed.wake()
+    rig.pass_time(1.9)
+    assert rig.sent_ids() == [1]
+    rig.pass_time(0.2)
+    assert rig.sent_ids() == [1, 2]
+    rig.pass_time(3.1)
+    assert rig.sent_ids() == [1, 2, 3, 4] and len(costs) == 3, "who lacks no more than one message does not rest"
+
+
+def test_a_rest_ends_where_the_log_grows_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "MESSAGE_BYTES", 40)  # a message has one batch
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1, 1, 1, 1))
+    _, costs = paced(rig, leader, [2.0, 9.0, 9.0])
+    add(leader.log, 1, b"y")
+    rig.pass_time(2.1)
+    assert rig.sent_ids() == [1, 2, 3] and len(costs) == 2, "once, as the log grew once: else it would never be near"
+
+
+def test_a_stream_that_opens_again_has_no_rest_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "MESSAGE_BYTES", 40)  # a message has one batch
+    rig, leader = FollowerStreamsRig(), Leader(log_of(1, 1, 1))
+    pushed, _ = paced(rig, leader, [100.0])
+    rig.opened(leader, 2)
+    assert rig.sent_ids() == [1, 2, 3]
+    pushed.stop()
+    assert pushed.resting is None
+
+
 def test_nothing_leaves_at_once_while_something_is_pending() -> None:
     rig, leader = FollowerStreamsRig(), Leader(log_of())
     pushed = rig.pushing(leader)
