@@ -9,5 +9,6 @@ Downwards:
     looking        the cluster as etcd has it, or as a lookup daemon last knew it
     show           what status, nodes and topics show
     recording      what the verbs change, for the audit
+    rebuilding     how far replicas are that are made again
     access         how the verbs reach etcd and the nodes
 """

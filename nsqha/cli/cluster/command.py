@@ -58,7 +58,8 @@ def _add_looks(verbs: Any) -> None:
         examples=("nsqha cluster status", "nsqha cluster status --json"),
         shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
         '"partitions", "leaderless", "below_min_isr", "under_replicated", "owed": {"topic/partition": replicas}, '
-        '"replacements", "moves", "decommissions", "balance_paused", "doubt", "unreadable", "healthy"}',
+        '"replacements", "rebuilding": [{"topic", "partition", "node", "bytes_left", "bytes_per_second", '
+        '"seconds_left"}], "moves", "decommissions", "balance_paused", "doubt", "unreadable", "healthy"}',
         statuses=USUAL,
     )
     verb.add_argument(
@@ -68,17 +69,21 @@ def _add_looks(verbs: Any) -> None:
         help=f"lookup daemon's HTTP port, asked when etcd is away (default {LOOKUPD_ADDRESS}, $NSQHA_ADDRESS)",
     )
     add_token(verb)
+    _add_nodes(verb)
     _finish(verb)
     verb = add_verb(
         verbs,
         "nodes",
         lambda args: _shown(args, "nodes"),
         help="list the nodes with their replicas and leaderships",
+        description="List the nodes. While replicas are rebuilt the nodes are asked how much is left of each.",
         examples=("nsqha cluster nodes", "nsqha cluster nodes --json"),
         shape='{"name", "uid", "state", "tcp", "http", "grpc", "peer", "segments", "host", "zone", "version", '
-        '"nsqd_version", "peer_levels", "replicas", "leaderships"} per line',
+        '"nsqd_version", "peer_levels", "replicas", "leaderships", "rebuilding": {"replicas", "bytes_left", '
+        '"bytes_per_second", "seconds_left"} or null} per line',
         statuses=USUAL,
     )
+    _add_nodes(verb)
     _finish(verb)
     verb = add_verb(
         verbs,
@@ -271,7 +276,7 @@ def _finish(verb: Parser, *, wait: bool = False) -> None:
 
 
 def _shown(args: argparse.Namespace, what: str) -> int:
-    from nsqha.cli.cluster import looking, show
+    from nsqha.cli.cluster import looking, rebuilding, show
     from nsqha.cli.terminal.screen import print_json
 
     if what == "status":
@@ -283,7 +288,7 @@ def _shown(args: argparse.Namespace, what: str) -> int:
         return exits.OK if shown["healthy"] else exits.FAILED
     picture = looking.picture(args)
     if what == "nodes":
-        rows = show.nodes(picture)
+        rows = show.nodes(picture, rebuilding.progress(picture, args))
     else:
         if args.topic is not None:
             picture.topic(args.topic)

@@ -8,6 +8,7 @@ from typing import Any
 from nsqha.cli.brokers.discovery import LookupDaemon, discover
 from nsqha.cli.cluster import show
 from nsqha.cli.cluster.access import Picture, look, opened
+from nsqha.cli.cluster.rebuilding import progress
 from nsqha.cli.terminal import exits
 from nsqha.errors import Unavailable
 
@@ -25,6 +26,7 @@ def status_page(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         with opened(args) as store:
             found = look(store, args, forgiving=True)
             doubt = store.why_not()
+            rebuilding = progress(found, args)
     except Unavailable as error:
         try:
             known = _known_by_lookupd(args.address)
@@ -33,7 +35,7 @@ def status_page(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if known is None:
             raise
         return show.remembered(args.cluster_name, known, f"{error}; this is what the lookup daemon last knew"), "away"
-    return show.status(found, doubt), found.etcd
+    return show.status(found, doubt, rebuilding), found.etcd
 
 
 def _known_by_lookupd(address: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nsqha.cli.cluster.access import Picture
+from nsqha.cli.cluster.rebuilding import by_node, line_of, line_of_node
 from nsqha.cli.terminal.screen import show_count, some, table
 from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, progress, state_of, stays
 from nsqha.election.model import NodeInfo
@@ -14,8 +15,9 @@ from nsqha.election.placement import Load, PartitionName, fill, replicas_due
 from nsqha.ids import is_ephemeral
 
 
-def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
-    """One page about the cluster. `doubt`: why these metadata are not trusted now; empty: they are."""
+def status(picture: Picture, doubt: str = "", rebuilding: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """One page about the cluster. `doubt`: why these metadata are not trusted now; empty: they are. `rebuilding`: as
+    `rebuilding.progress` found it."""
     metas = picture.metas
     states: dict[str, list[str]] = {UNDER: [], BELOW: [], LEADERLESS: []}
     without_node: dict[str, int] = {}
@@ -37,6 +39,7 @@ def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
         "under_replicated": states[UNDER],
         "owed": without_node,
         "replacements": [replacement(uid, by, picture) for uid, by in sorted(picture.replaced.items())],
+        "rebuilding": list(rebuilding),
         "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())],
         "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)],
         "balance_paused": intents.balance_paused,
@@ -65,6 +68,7 @@ def remembered(cluster_name: str, known: Mapping[str, Any], doubt: str) -> dict[
         "under_replicated": places("under_replicated"),
         "owed": None,
         "replacements": None,
+        "rebuilding": None,
         "moves": None,
         "decommissions": None,
         "balance_paused": None,
@@ -162,6 +166,8 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
     for found in shown["replacements"] or ():
         left = f"{show_count(found['left'], 'replica')} left, {show_count(found['rebuilt'], 'replica')} in sync"
         print(f"replacing   {found['uid']} by {found['by']}: {left}")
+    for found in shown["rebuilding"] or ():
+        print(f"rebuilding  {found['topic']}/{found['partition']} on {found['node']}: {line_of(found)}")
     for found in shown["moves"] or ():
         joining = f", joining: {', '.join(found['joining'])}" if found["joining"] else ""
         print(f"moving      {found['topic']}/{found['partition']} to {', '.join(found['wanted'])}{joining}")
@@ -199,9 +205,9 @@ def _troubles(shown: dict[str, Any]) -> str:
     return text
 
 
-def nodes(picture: Picture) -> list[dict[str, Any]]:
+def nodes(picture: Picture, rebuilding: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """The nodes that are alive, and those that records still name."""
-    rows = []
+    rows, filled = [], by_node(rebuilding)
     for uid in [*sorted(picture.nodes, key=picture.name), *picture.away]:
         node = picture.nodes.get(uid) or NodeInfo(uid)
         held = progress(uid, picture.metas, picture.intents.moves)
@@ -222,6 +228,7 @@ def nodes(picture: Picture) -> list[dict[str, Any]]:
                 "peer_levels": f"{node.peer_level_oldest}-{node.peer_level}" if node.build else "",
                 "replicas": held["replicas"],
                 "leaderships": held["leaderships"],
+                "rebuilding": filled.get(picture.name(uid)),
             }
         )
     return rows
@@ -248,6 +255,9 @@ def print_nodes(rows: Sequence[dict[str, Any]]) -> None:
     addresses = ("tcp", "grpc", "peer", "segments")
     keys = ("name", "uid", "state", *addresses, "host", "zone", "version", "replicas", "leaderships")
     table([key.upper() for key in keys], [[row[key] for key in keys] for row in rows])
+    for row in rows:
+        if row["rebuilding"] is not None:
+            print(f"{row['name']}: {line_of_node(row['rebuilding'])}")
 
 
 def partitions(picture: Picture, topic: str | None = None) -> list[dict[str, Any]]:

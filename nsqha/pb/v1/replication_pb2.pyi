@@ -514,6 +514,7 @@ class ReplicaStatus(_message.Message):
     LED_BY_FIELD_NUMBER: _builtins.int
     DECLINED_EPOCH_FIELD_NUMBER: _builtins.int
     DECLINES_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     promise: _builtins.int
     log_uid: _builtins.int
@@ -537,6 +538,8 @@ class ReplicaStatus(_message.Message):
     """the epoch that it was elected for last and could not lead; 0: none"""
     declines: _builtins.str
     """why it could not"""
+    position: _builtins.int
+    """end of its log, in bytes since the partition began"""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
@@ -563,12 +566,15 @@ class ReplicaStatus(_message.Message):
         led_by: _builtins.int = ...,
         declined_epoch: _builtins.int = ...,
         declines: _builtins.str = ...,
+        position: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "key", b"key", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "committed", b"committed", "corrupt", b"corrupt", "cut", b"cut", "damage", b"damage", "damaged_ranges", b"damaged_ranges", "declined_epoch", b"declined_epoch", "declines", b"declines", "durable", b"durable", "end", b"end", "key", b"key", "last_epoch", b"last_epoch", "led_by", b"led_by", "log_uid", b"log_uid", "promise", b"promise", "role", b"role", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "chain", b"chain", "committed", b"committed", "corrupt", b"corrupt", "cut", b"cut", "damage", b"damage", "damaged_ranges", b"damaged_ranges", "declined_epoch", b"declined_epoch", "declines", b"declines", "durable", b"durable", "end", b"end", "key", b"key", "last_epoch", b"last_epoch", "led_by", b"led_by", "log_uid", b"log_uid", "position", b"position", "promise", b"promise", "role", b"role", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
 

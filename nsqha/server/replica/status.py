@@ -89,6 +89,7 @@ class ReplicaAnswers:
                 led_by=led_by,
                 declined_epoch=declined_epoch,
                 declines=declines,
+                position=log.end.position,
             )
             ranges = self._integrity.corrupt.shown(key)
             shown.damaged_ranges = len(ranges)

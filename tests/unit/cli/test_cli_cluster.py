@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli import broker, build_parser, lookupd
-from nsqha.cli.cluster import change, show
+from nsqha.cli.cluster import change, rebuilding, show
 from nsqha.cli.cluster.access import Picture, look
 from nsqha.cli.cluster.change import cost
 from nsqha.cli.cluster.import_topics import partition as imported_partition
+from nsqha.cli.cluster.rebuilding import Look
 from nsqha.cli.terminal import exits
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.election.elect import ReplicaReport
@@ -62,6 +63,42 @@ def test_a_cluster_is_well_when_everything_can_be_acknowledged() -> None:
     assert not show.status(picture(meta(), meta((A,))))["healthy"]
     assert not show.status(replace(picture(meta()), controller=None))["healthy"]
     assert not show.status(picture(meta()), "nodes wait for nsqha cluster accept-metadata: node-a")["healthy"]
+
+
+def test_what_is_rebuilt_has_its_time_left() -> None:
+    found = picture(meta((A, B)), meta((A, GONE), replicas=(A, B, GONE)), meta((GONE,), leader=GONE), meta())
+    under_way = rebuilding.rebuilds(found)
+    assert [(one.name.number, one.node) for one in under_way] == [(0, C), (1, B)], "alive, with a leader that is alive"
+    before = Look(10.0, {A: {(7, 0): 9000, (7, 1): 500}, C: {(7, 0): 1000}, B: {(7, 1): 100}})
+    after = Look(12.0, {A: {(7, 0): 10000, (7, 1): 700}, C: {(7, 0): 4000}, B: {(7, 1): 300}})
+    shown = rebuilding.measured(under_way, before, after, found)
+    assert [(one["bytes_left"], one["bytes_per_second"], one["seconds_left"]) for one in shown] == [
+        (6000, 1000, 6.0),
+        (400, 0, None),
+    ]
+    lines = [rebuilding.line_of(one) for one in shown]
+    assert lines == ["6.0 kB left at 1.0 kB/s, about 6 s", "400 B left, comes no nearer"]
+    assert show.status(found, rebuilding=shown)["rebuilding"] == shown
+    rows = {row["name"]: row["rebuilding"] for row in show.nodes(found, shown)}
+    assert rows["node-c"] == {"replicas": 1, "bytes_left": 6000, "bytes_per_second": 1000, "seconds_left": 6.0}
+    assert rows["node-a"] is None
+
+
+def test_a_node_that_does_not_say_where_its_log_ends_has_no_time_left() -> None:
+    found = picture(meta((A, B)))
+    silent = Look(10.0, {A: {(7, 0): 9000}})
+    [shown] = rebuilding.measured(rebuilding.rebuilds(found), silent, silent._replace(at=11.0), found)
+    assert shown["bytes_left"] is shown["bytes_per_second"] is shown["seconds_left"] is None
+    assert rebuilding.line_of(shown) == "not known how much is left"
+    done = rebuilding.measured(rebuilding.rebuilds(found), silent, Look(11.0, {A: {(7, 0): 5}, C: {(7, 0): 5}}), found)
+    assert done[0]["seconds_left"] == 0.0
+    summed = rebuilding.by_node([shown, *done])["node-c"]
+    assert (summed["replicas"], summed["bytes_left"], summed["seconds_left"]) == (2, None, None)
+
+
+def test_while_everything_is_in_sync_no_node_is_asked() -> None:
+    args = build_parser().parse_args(["cluster", "nodes"])
+    assert rebuilding.progress(picture(meta(), meta((A, B), replicas=(A, B, GONE))), args) == []
 
 
 def test_records_that_can_not_be_read_are_shown_and_refuse_a_change(
