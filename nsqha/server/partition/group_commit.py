@@ -251,11 +251,12 @@ class GroupCommit:
             publishes.refuse(taken.waiters, taken.size, f"{OUTCOME_UNKNOWN}{type(error).__name__}: {error}")
             self._stop(error)
             return False
+        # First: whatever fails from here on, `abandon` answers who waits for it.
+        self.outstanding.batches.append(Outstanding(entry, data, taken.waiters, events.done, now.mono, taken.size))
         self.events.written()
         count = entry.count
         publishes.message_count += count
         publishes.message_bytes += len(data) - len(events.frames) - count * hot.HEADER
-        self.outstanding.batches.append(Outstanding(entry, data, taken.waiters, events.done, now.mono, taken.size))
         if patient and not taken.runs:
             self.sync.wrote_progress()
         else:
@@ -302,10 +303,14 @@ class GroupCommit:
         except Exception as error:
             publishes.refuse([(reply, now.mono)], 0, f"{OUTCOME_UNKNOWN}{type(error).__name__}: {error}")
             raise
-        publishes.message_count += count
-        publishes.message_bytes += len(data) - count * hot.HEADER
-        self.outstanding.waited_end = log.end.log_id
-        leader.written(log.end.log_id)
+        try:
+            publishes.message_count += count
+            publishes.message_bytes += len(data) - count * hot.HEADER
+            self.outstanding.waited_end = log.end.log_id
+            leader.written(log.end.log_id)
+        except Exception:
+            self.outstanding.keep_lone(entry, data, reply, now)
+            raise
         self.outstanding.commit_lone(entry, data, reply, now)
         self.sync.wrote(count)
         self._commit(now)  # it has nothing left to apply, and deliveries to begin

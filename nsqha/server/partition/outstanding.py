@@ -132,7 +132,7 @@ class OutstandingBatches:
             if effects:
                 self.on_effects(effects)
         except Exception:
-            self.batches.append(Outstanding(entry, data, [(reply, now.mono)], [], now.mono, 0))  # `abandon` answers
+            self.keep_lone(entry, data, reply, now)
             raise
         self._measures.publish_seconds.observe(0.0)
         self._measures.batch_messages.observe(entry.count)
@@ -140,6 +140,10 @@ class OutstandingBatches:
             reply.stored()
         except Exception as error:
             reply_failed(error)
+
+    def keep_lone(self, entry: Entry, data: bytearray, reply: Reply, now: Now) -> None:
+        """It is written, and something failed before it was committed: `abandon` answers it."""
+        self.batches.append(Outstanding(entry, data, [(reply, now.mono)], [], now.mono, 0))
 
     def _start_serving(self, effects: Sequence[Effect | Forgotten]) -> None:
         """The epoch start may be among what was applied: from then on channel events are written."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +241,7 @@ class FollowerService:
         else:
             follower.behind = True
             receiver.opened(follower, behind=True)
-            follower.jobs.take(self._catching_up.run(follower, receiver), interruptible=True)
+            follower.jobs.take(partial(self._catching_up.run, follower, receiver), interruptible=True)
 
     def _decide(self, key: PartitionKey, epoch: int, leader: int, topic: Versioned[TopicRecord] | None) -> Opening:
         leadership = self._table.leading.get(key)

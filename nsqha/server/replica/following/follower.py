@@ -225,7 +225,7 @@ class Follower:
         else:
             self.committed_to(message.committed)
             if self.log.needs_roll:
-                self.jobs.take(self._roll())
+                self.jobs.take(self._roll)
 
     def _append(self, message: pb.Append) -> None:
         """LogCorrupt: they do not follow what is here, or are not what their entries say."""

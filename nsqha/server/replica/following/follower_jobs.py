@@ -49,15 +49,15 @@ class FollowerJobs:
         self._removals = Removals(loop, disk, failed)
         self._interruptible = False  # the running job may be cancelled
 
-    def take(self, job: Awaitable[None], *, interruptible: bool = False) -> None:
-        """Run a job that has the files to itself."""
+    def take(self, job: Callable[[], Awaitable[None]], *, interruptible: bool = False) -> None:
+        """Run a job that has the files to itself. It is made when it begins: one that is given up before is none."""
         assert self.running is None, "the files are taken"
         self._interruptible = interruptible
         self.running = begin(self._loop, self._run(job))
 
-    async def _run(self, job: Awaitable[None]) -> None:
+    async def _run(self, job: Callable[[], Awaitable[None]]) -> None:
         try:
-            await job
+            await job()
         except AppendFailed as error:
             self._disk.signs.refused(error)
             logger.warning("files_delayed", "%s; trying again", error)

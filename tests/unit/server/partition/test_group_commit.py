@@ -400,6 +400,22 @@ def test_a_lone_publish_whose_batch_can_not_be_applied_stops_the_partition():
     assert len(outcome.answers) == 1 and outcome.answers[0].startswith(hot.OUTCOME_UNKNOWN)
 
 
+@pytest.mark.parametrize("by_the_queue", [False, True])
+def test_what_fails_between_the_write_and_the_commit_leaves_nobody_unanswered(by_the_queue, monkeypatch):
+    def written(end: int) -> bool:
+        raise RuntimeError("a bug")
+
+    rig, outcome = PartitionRig(sync="interval"), Outcome()
+    monkeypatch.setattr(rig.partition.leader, "written", written)
+    if by_the_queue:
+        outcome = rig.publish(b"one")
+        rig.turn()
+    else:
+        assert lone(rig, outcome)
+    assert rig.partition.life.stopped
+    assert len(outcome.answers) == 1 and outcome.answers[0].startswith(hot.OUTCOME_UNKNOWN)
+
+
 def test_a_lone_publisher_that_can_not_be_answered_harms_nobody():
     class Broken(Outcome):
         def stored(self) -> None:

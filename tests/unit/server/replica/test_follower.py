@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Awaitable
 from typing import Any, cast
 
 import pytest
@@ -442,14 +443,20 @@ def test_a_job_that_is_given_up_before_it_began_leaves_the_files_free() -> None:
     async def never() -> None:
         raise AssertionError("it was given up")
 
-    rig.follower.jobs.take(job := never(), interruptible=True)
+    made: list[object] = []
+
+    def job() -> Awaitable[None]:
+        made.append(work := never())
+        return work
+
+    rig.follower.jobs.take(job, interruptible=True)
     freeing = rig.loop.create_task(rig.follower.jobs.finish())
     task = rig.follower.jobs.running
     assert task is not None
     task.cancel()
     rig.loop.turn(most=100)
     assert freeing.done() and rig.follower.jobs.running is None
-    job.close()
+    assert not made, "a coroutine that nothing awaits is a warning"
 
 
 def test_what_was_pulled_is_synced_though_nothing_more_comes() -> None:

@@ -120,7 +120,7 @@ def test_housekeeping_on_the_files_during_a_promise_stops_no_catch_up() -> None:
         rig.disk.hold()
         other.ask(2, log)
         await pause()
-        rig.follower.jobs.take(rig.follower._roll())
+        rig.follower.jobs.take(rig.follower._roll)
         rig.disk.release()
         await pause(1)
         assert not rig.errors
