@@ -26,7 +26,7 @@ from tests.sim.planting import batch_readers, in_order, mutant, topics_go
 # ---- operators
 
 
-@mutant()
+@mutant(scene=("test_cluster.test_a_seek_is_not_answered_while_a_failover_could_undo_it",))
 def seek_answered_before_it_is_committed() -> Iterator[None]:
     """A seek that a failover can undo."""
 

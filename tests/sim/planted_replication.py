@@ -259,7 +259,7 @@ def effective_too_small() -> Iterator[None]:
         yield
 
 
-@mutant()
+@mutant(scene=("test_cluster.test_a_join_whose_outcome_is_unknown_may_have_been_done",))
 def unknown_taken_for_refused() -> Iterator[None]:
     """A compare-and-set without an answer counts as not done."""
     with patch.object(records, "Unknown", ProposalRefused), patch.object(IsrKeeper, "_checked", _unchecked):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsqha.commitlog.journal import JOURNAL
 from nsqha.commitlog.recordfile import MAGIC, SECTOR
+from nsqha.pb.v1 import admin_pb2
 from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.mutants import SUITE
 from tests.sim.node import DATA
@@ -76,6 +79,32 @@ def test_a_seek_that_was_answered_survives_its_leader() -> None:
         cluster.run_for(1.0)
         cluster.end_well()
         assert min(cluster.history.delivered["t0", CHANNEL].values()) >= 2
+
+
+def test_a_seek_is_not_answered_while_a_failover_could_undo_it() -> None:
+    with healthy(operations={"seek_start": SELDOM}) as cluster:
+        assert cluster.operators is not None
+        alone = leader(cluster)
+        for node in cluster.nodes:
+            if node is not alone:
+                cluster.net.partition(alone.name, node.name)
+        cluster.run_for(0.1)  # what was under way has ended
+        port = alone.admin
+        answers: list[Any] = []
+        assert port is not None
+        request = admin_pb2.SeekRequest(topic="t0", channel=CHANNEL, target=admin_pb2.SeekTarget(start=True))
+        cluster.operators.ask(alone, "seek", lambda: port.seek(request), answers.append)
+        cluster.run_for(0.4)
+        assert not answers, "it is in no other log"
+        cluster.net.heal_all()
+        cluster.end_well()
+
+
+def test_a_join_whose_outcome_is_unknown_may_have_been_done() -> None:
+    from tests.scripts.transcript import play
+
+    script = (Path(__file__).parent.parent / "scripts" / "unknown.script").read_text()
+    assert play(script) == script
 
 
 def test_a_pause_survives_its_leader() -> None:
