@@ -22,8 +22,8 @@ from tests.integration.cluster import (
     posted,
     published_and_read_through,
 )
-from tests.integration.hosts import Network, NotPossible
 from tests.integration.servers import Host, free_port, wait_until
+from tests.jepsen.hosts.network import Network, NotPossible
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -5,11 +5,7 @@ The disk is a file with ext4 on a loop device, shut down by the ioctl that admin
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
-import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,60 +13,23 @@ import pytest
 
 from nsqha.cli.brokers.v2client import V2Publisher
 from tests.integration.servers import Node, wait_until
+from tests.jepsen.hosts.disks import Disk
+from tests.jepsen.hosts.namespaces import NotPossible
 
-EXT4_IOC_SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32), linux/ext4.h
-WITHOUT_LOG_FLUSH = 2
 MAY_BE_GONE = "acknowledged before their fsync may be gone"
-DISK_BYTES = 1 << 30  # sparse; a broker wants 256 MiB free
-
-
-class LoopDisk:
-    """A file system of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.image = folder / "disk.img"
-        self.at = folder / "disk"
-        self.at.mkdir()
-        with self.image.open("wb") as file:
-            file.truncate(DISK_BYTES)
-        run("mkfs.ext4", "-q", str(self.image))
-        self.mount()
-
-    def mount(self) -> None:
-        run("mount", "-o", "loop", str(self.image), str(self.at))
-
-    def unmount(self) -> None:
-        run("umount", str(self.at))
-
-    def shut_down(self) -> None:
-        """From now on it refuses everything, and what is not on the disk is lost."""
-        folder = os.open(self.at, os.O_RDONLY)
-        try:
-            fcntl.ioctl(folder, EXT4_IOC_SHUTDOWN, struct.pack("I", WITHOUT_LOG_FLUSH))
-        finally:
-            os.close(folder)
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[LoopDisk]:
-    if os.geteuid() != 0 or not all(map(shutil.which, ("mkfs.ext4", "mount", "umount"))):
-        pytest.skip("needs root, mkfs.ext4 and mount")
+def disk(tmp_path: Path) -> Iterator[Disk]:
     try:
-        disk = LoopDisk(tmp_path)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no loop device: {error.stderr.decode(errors='replace').strip()}")
-    try:
-        yield disk
-    finally:
-        disk.unmount()
+        with Disk.made(tmp_path) as disk:
+            yield disk
+    except NotPossible as error:
+        pytest.skip(f"no disk can be made here: {error}")
 
 
 @pytest.mark.parametrize("sync_after", ["none", "always"])
-def test_a_file_system_that_was_mounted_again_may_have_lost_messages(disk: LoopDisk, sync_after: str) -> None:
+def test_a_file_system_that_was_mounted_again_may_have_lost_messages(disk: Disk, sync_after: str) -> None:
     node = Node(disk.at / "node", sync="none")
     with node:
         publish(node, 100)
@@ -78,15 +37,14 @@ def test_a_file_system_that_was_mounted_again_may_have_lost_messages(disk: LoopD
         publish(node, 100)
         disk.shut_down()
         node.kill()
-        disk.unmount()
-        disk.mount()
+        disk.boot()
         assert stored(node) < 200
         node.flags[1] = f"--sync={sync_after}"
         node.start()
         wait_until(lambda: MAY_BE_GONE in node.log(), "the broker says that messages may be gone")
 
 
-def test_a_broker_that_is_killed_loses_no_page_cache(disk: LoopDisk) -> None:
+def test_a_broker_that_is_killed_loses_no_page_cache(disk: Disk) -> None:
     with Node(disk.at / "node", sync="none") as node:
         publish(node, 100)
         node.kill()

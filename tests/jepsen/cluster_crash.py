@@ -43,11 +43,11 @@ from typing import Any
 
 from tests.etcd_server import EtcdServer
 from tests.integration.cluster import Cluster, Member, UnderLoad, freeze, pause, thaw
-from tests.integration.hosts import Network, NotPossible
 from tests.integration.servers import Daemon, Host, free_port, wait_until
 from tests.jepsen import dead_letters, history
 from tests.jepsen.checker import Report
 from tests.jepsen.dead_letters import FailingMessages
+from tests.jepsen.hosts.network import Network, NotPossible
 
 KINDS = {"leader": 12, "follower": 3, "controller": 2, "both": 2, "etcd": 1, "rolling": 3, "freeze": 1, "cut": 0}
 HIT_LEADER = ("leader", "both", "rolling", "freeze", "cut")
