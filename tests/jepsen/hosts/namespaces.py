@@ -51,6 +51,7 @@ class Namespaces:
         except (OSError, subprocess.SubprocessError) as error:
             raise NotPossible(f"no namespaces may be made here: {error}") from None
         self.pid = self._holder.pid
+        self._boots = 0
         entered = [f"{option}=/proc/{self.pid}/ns/{name}" for kind, (option, name) in _OPTIONS.items() if kinds & kind]
         self.prefix = ("nsenter", *entered)
 
@@ -80,6 +81,9 @@ class Namespaces:
     def boot(self) -> str:
         """Who looks from now on finds that the kernel was started anew (MOUNTS): the boot id that is read there."""
         boot_id = str(uuid.uuid4())
+        if self._boots:
+            self.run("umount", BOOT_ID)
+        self._boots += 1
         with tempfile.NamedTemporaryFile("w", prefix="nsqha-boot-") as file:  # a mount keeps what is unlinked
             file.write(f"{boot_id}\n")
             file.flush()
