@@ -89,6 +89,7 @@ class Daemon:
         self.directory = directory
         self.flags = list(flags)
         self.starts = 0
+        self.program: tuple[str, ...] = ()  # what stands for the command from the next start on, if anything
         self._process: subprocess.Popen[bytes] | None = None
         self.draw_ports()
 
@@ -124,7 +125,7 @@ class Daemon:
         self.starts += 1
         arguments = [
             *self.host.prefix,
-            str(BIN / self.command),
+            *(self.program or (str(BIN / self.command),)),
             f"--tcp-address={self.tcp}",
             f"--http-address={self.http}",
             *self.flags,
