@@ -49,6 +49,16 @@ $(VENV)/.prometheus: $(VENV)/.pip
 	    dpkg -x prometheus_*.deb . && rm prometheus_*.deb )
 	@touch $@
 
+# nft drops packets between the hosts of fault tests; Debian's packages are unpacked and not installed, as that would
+# start a service.
+NFTABLES := nftables libnftables1 libnftnl11 libmnl0 libjansson4 libxtables12 libgmp10 libedit2 libbsd0
+$(VENV)/.nftables: $(VENV)/.pip
+	@command -v nft >/dev/null || ! command -v apt-get >/dev/null || ( \
+	    echo "unpacking nft into $(VENV)" >&2; mkdir -p $(VENV)/nftables && cd $(VENV)/nftables && \
+	    { apt-get -qq download $(NFTABLES) || { apt-get -qq update && apt-get -qq download $(NFTABLES); }; } 2>/dev/null && \
+	    for package in *.deb; do dpkg -x $$package .; done && rm *.deb ) || echo "no nft: some faults can not be had" >&2
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 	@echo "installing what tests and linters need" >&2
 	@$(PIP) install --group dev
@@ -56,7 +66,7 @@ $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 
 # In the order of their names, so that the many small files come last; by default the files with the fewest tests do,
 # and these take longest.
-test: $(VENV)/.dev $(VENV)/.prometheus  ## everything that must pass; about ten minutes
+test: $(VENV)/.dev $(VENV)/.prometheus $(VENV)/.nftables  ## everything that must pass; about ten minutes
 	@$(COMPILE)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/spark --ignore tests/dist $(ARGS)
 

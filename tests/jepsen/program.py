@@ -5,8 +5,8 @@
     --failpoint NAME:N    it kills itself at the Nth visit there           (tests.jepsen.switches.failpoints)
     --plant [MODULE:]NAME a bug of a suite of mutants is in it             (tests.mutation)
 
-MODULE has the suite of mutants; tests.sim.mutants if not said. The product has no switch for tests: it is changed in this
-process, and then its ordinary main function runs. What is switched on is said on stderr, where a fault that has to
+MODULE has the suite of mutants; tests.sim.mutants if not said. The product has no switch for tests: it is changed in
+this process, and then its ordinary main function runs. What is switched on is said on stderr, where a fault that has to
 prove itself finds it.
 """
 

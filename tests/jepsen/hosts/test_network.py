@@ -2,67 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.servers import Host, wait_until
+from tests.jepsen.hosts.conftest import ACCEPT, PORT, SHORT, connects, started
 from tests.jepsen.hosts.namespaces import BOOT_ID
 from tests.jepsen.hosts.network import Network, NotPossible
 
-PORT = 7000
-ECHO = """
-import socket, sys
-server = socket.create_server((sys.argv[1], int(sys.argv[2])))
-print("ready", flush=True)
-kept = []
-while True:
-    kept.append(server.accept()[0])
-"""
-CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))"
-
-
-@contextlib.contextmanager
-def accepting(host: Host) -> Iterator[None]:
-    """A server on a host."""
-    command = [*host.prefix, sys.executable, "-c", ECHO, host.ip, str(PORT)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"ready\n"
-        yield
-    finally:
-        server.kill()
-        server.communicate()
-
-
-def connects(source: Host, target: Host, seconds: float = 10) -> bool:
-    command = [*source.prefix, sys.executable, "-c", CONNECT, target.ip, str(PORT), str(seconds)]
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    try:
-        with Network.made() as network:
-            yield network
-    except NotPossible as error:
-        pytest.skip(f"hosts can not be made here: {error}")
-
-
-@pytest.fixture(scope="module")
-def two(network: Network) -> Iterator[tuple[Host, Host]]:
-    a, b = network.host("a"), network.host("b")
-    with accepting(b):
-        yield a, b
-
-
 HERE = Host()
-SHORT = 0.5  # in which a connection that is cut off is not made
 
 
 def test_a_cut_swallows_packets_and_counts_them(network: Network, two: tuple[Host, Host]) -> None:
@@ -114,7 +64,7 @@ def test_two_networks_are_apart_and_nothing_stays_of_them() -> None:
             assert a.ip != b.ip
             legs = leg_names()
             assert len(legs) >= 2
-            with accepting(b):
+            with started(b, ACCEPT, b.ip, PORT):
                 assert connects(HERE, b)
                 assert not connects(a, b, SHORT)
     except NotPossible as error:
