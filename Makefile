@@ -79,16 +79,19 @@ SYNC ?= always
 crash: $(VENV)/.dev  ## kill -9 under load, KILLS times (about three seconds each); SYNC, SEED
 	@$(BIN)/python -m tests.jepsen.crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-crash-cluster: $(VENV)/.dev  ## faults in a cluster, KILLS of them (about ten seconds each): failover times, losses; SYNC, SEED, ARGS="--only rolling"
-	@$(BIN)/python -m tests.jepsen.cluster_crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
+FAULT ?=
+CRASHES := P1-leader,P1-follower,P1-controller,P1-both,P2-leader,P3,E1
+crash-cluster: $(VENV)/.dev  ## faults in a cluster on loopback, KILLS of them (about ten seconds each): failover times, losses; SYNC, SEED, FAULT=P3
+	@$(BIN)/python -m tests.jepsen.suite --loopback --count $(KILLS) --fault $(or $(FAULT),$(CRASHES)) \
+		--sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 SPARK_KILLS ?= 50
 crash-spark: $(VENV)/.dev  ## kills of brokers and executors under publishing and archiving; SPARK_KILLS, SEED
 	@$(BIN)/python -m tests.jepsen.spark_crash --kills $(SPARK_KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-SECONDS ?= 120
-jepsen: $(VENV)/.dev  ## random faults in a cluster under load, SECONDS long; SYNC, SEED
-	@$(BIN)/python -m tests.jepsen.swarm --seconds $(SECONDS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
+MINUTES ?= 5
+jepsen: $(VENV)/.dev  ## the fault suite: a cluster on hosts of its own (needs root), MINUTES of drawn faults; FAULT=N1,P1 SYNC SEED
+	@$(BIN)/python -m tests.jepsen.suite --minutes $(MINUTES) --fault "$(FAULT)" --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(VENV)/.dev  ## CPU per message and latencies; ARGS="--peer 'nsqd'", --quick, -k mpub
 	@$(BIN)/python -m benchmarks $(ARGS)

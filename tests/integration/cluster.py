@@ -545,8 +545,10 @@ class UnderLoad:
 
     report: Report
 
-    def __init__(self, cluster: Cluster, topic: str, *channels: str, **options: Any) -> None:
-        """The topic and the channels are there."""
+    def __init__(
+        self, cluster: Cluster, topic: str, *channels: str, enter: Callable[[], None] = lambda: None, **options: Any
+    ) -> None:
+        """The topic and the channels are there. `enter` takes the clients' thread to a host of theirs."""
         nodes = [Endpoint(node.tcp_port, node.http_port) for node in cluster.nodes]
         lookupds = [daemon.http_port for daemon in cluster.lookupds]
         hosts = {port: daemon.host.ip for daemon in cluster.daemons for port in (daemon.tcp_port, daemon.http_port)}
@@ -555,7 +557,8 @@ class UnderLoad:
         self._background = Background(
             lambda: ClusterLoad(
                 nodes=nodes, lookupds=lookupds, topic=topic, channels=channels or ("steady",), **options
-            )
+            ),
+            enter,
         )
 
     @property

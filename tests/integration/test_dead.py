@@ -304,7 +304,7 @@ def test_the_dead_outlive_their_leader(cluster: Cluster) -> None:
 
 @pytest.mark.timeout(300)
 def test_each_is_one_dead_letter_whoever_leads(cluster: Cluster) -> None:
-    """Under load, the leader killed twice; `cluster_crash --dead` runs longer."""
+    """Under load, the leader killed twice; `make crash-cluster ARGS=--dead` runs longer."""
     cluster.start()
     channels = ("steady", dead_letters.CHANNEL)
     cluster.create("exact", *channels)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.integration.cluster import Cluster, UnderLoad, pause
-from tests.jepsen.cluster_crash import LEASE_SECONDS, TOPIC
+from tests.jepsen.deployment import LEASE_SECONDS, TOPIC
 
 LOOK_SECONDS = 10.0
 SAID = {

@@ -315,11 +315,12 @@ class ClusterLoad(Recorder):
 class Background:
     """A load in a thread of its own, so that whoever breaks the cluster may block; `finish` has its judgement."""
 
-    def __init__(self, make: Callable[[], ClusterLoad]) -> None:
-        """`make` is called on the load's loop."""
+    def __init__(self, make: Callable[[], ClusterLoad], enter: Callable[[], None] = lambda: None) -> None:
+        """`make` is called on the load's loop; `enter` before there is one, in its thread."""
         self.load: ClusterLoad
         self.stuck: list[str] = []
         self._make = make
+        self._enter = enter
         self._error: BaseException | None = None
         self._task: asyncio.Task[object] | None = None
         self._begun = threading.Event()
@@ -332,6 +333,7 @@ class Background:
 
     def _run(self) -> None:
         try:
+            self._enter()
             uvloop.run(self._main())
         except BaseException as error:
             self._error = error

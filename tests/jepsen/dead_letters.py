@@ -53,7 +53,7 @@ class FailingMessages:
         """Set the policy; the channel is there."""
         node = cluster.nodes[0]
         node.request(f"/channel/policy?topic={topic}&channel={CHANNEL}", json.dumps(POLICY).encode())
-        return cls(lambda: f"127.0.0.1:{next(node for node in cluster.nodes if node.running).grpc_port}", topic)
+        return cls(lambda: next(node for node in cluster.nodes if node.running).grpc, topic)
 
     def received(self, messages: list[tuple[int, int, str, bytes]]) -> set[str]:
         """Which of them are to be answered by REQ."""

@@ -1,0 +1,204 @@
+"""A whole cluster under test, each part on a host of its own: who is where, who leads, and who is broken at the moment.
+
+    with Deployment.built(folder, sync="always") as deployment:
+        deployment.create(TOPIC, *CHANNELS)
+        deployment.leader_of(TOPIC).kill()
+
+    n1 n2 n3            brokers              lookupd1 lookupd2    lookup daemons
+    e1 e2 e3            etcd members         clients              where the load runs
+
+`apart=False` puts everybody on loopback, which needs nothing; then only faults of processes can be had.
+
+Invariants: a name is a host, a daemon and a victim. What a fault breaks is in `broken` until it is healed, so that no
+two faults have the same victim. Every process ends with this one: the kernel sees to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nsqha.errors import NsqhaError
+from tests.etcd_server import EtcdMembers, EtcdServer
+from tests.integration.cluster import Cluster, Member
+from tests.integration.hosts import Network
+from tests.integration.servers import LOOPBACK, Daemon, Host, Lookupd, free_port, wait_until
+
+LEASE_SECONDS = 3  # as a node's default
+TOPIC = "orders"
+CHANNELS = ("steady", "other")
+ETCD_NAMES = ("e1", "e2", "e3")
+CLIENTS = "clients"
+WITH_HARNESS = ("setpriv", "--pdeathsig", "KILL")  # an etcd ends when this process does, as daemons of ours do
+CLONE_NEWNET = 0x40000000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+T = TypeVar("T")
+
+
+class NotNow(Exception):
+    """Nobody is left whom this fault could hit, or the cluster is in no state for it: the fault is not injected."""
+
+
+class Deployment(Cluster):
+    """Owner of all hosts and daemons. Use `built`."""
+
+    def __init__(self, folder: Path, etcd: EtcdMembers, network: Network | None, **options: Any) -> None:
+        self.network = network
+        self.broken: set[str] = set()
+        self.topic = TOPIC
+        super().__init__(folder, etcd, **options)
+
+    @classmethod
+    @contextlib.contextmanager
+    def built(cls, folder: Path, *, sync: str, nodes: int = 3, apart: bool = True) -> Iterator[Deployment]:
+        """Everything serves. NotPossible if hosts can not be made here."""
+        with contextlib.ExitStack() as stack:
+            network = stack.enter_context(Network.made()) if apart else None
+            if network is not None:
+                network.host(CLIENTS)
+            etcd = EtcdMembers([_etcd_member(folder / name, name, network) for name in ETCD_NAMES])
+            stack.callback(etcd.kill)
+            etcd.start()
+            flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else [])]
+            deployment = cls(folder, etcd, network, nodes=nodes, lookupds=2, sync=sync, flags=flags)
+            yield stack.enter_context(deployment._serving())
+
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[Deployment]:
+        """As `started`, whose logs are for tests that fail: those of a run are kept in its folder."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.close()
+
+    def host(self, name: str) -> Host:
+        return LOOPBACK if self.network is None else self.network.host(name)
+
+    # ---- who is who
+
+    @property
+    def apart(self) -> bool:
+        return self.network is not None
+
+    @property
+    def etcd_members(self) -> Sequence[EtcdServer]:
+        assert isinstance(self.etcds, EtcdMembers)
+        return self.etcds.members
+
+    @property
+    def names(self) -> list[str]:
+        """Of all hosts but that of the clients."""
+        return [*(daemon.directory.name for daemon in self.daemons), *(etcd.name for etcd in self.etcd_members)]
+
+    def daemon(self, name: str) -> Daemon:
+        return next(daemon for daemon in self.daemons if daemon.directory.name == name)
+
+    def is_broken(self, member: Daemon | EtcdServer) -> bool:
+        return name_of(member) in self.broken
+
+    @property
+    def whole_names(self) -> list[str]:
+        """Hosts that no fault has hit."""
+        return [name for name in self.names if name not in self.broken]
+
+    @property
+    def whole_nodes(self) -> list[Member]:
+        """Brokers that no fault has hit."""
+        return [node for node in self.nodes if not self.is_broken(node)]
+
+    @property
+    def whole_lookupds(self) -> list[Lookupd]:
+        return [daemon for daemon in self.lookupds if not self.is_broken(daemon)]
+
+    @property
+    def whole_etcds(self) -> list[EtcdServer]:
+        return [etcd for etcd in self.etcd_members if not self.is_broken(etcd)]
+
+    def leader_of(self, topic: str | None = None, number: int = 0) -> Member:
+        """Who leads a partition of the topic under load, as the metadata have it; NotNow if that is nobody whole."""
+        found = self.store.watch.view().topics.get(topic or self.topic)
+        leader = None if found is None else self.member(found.record.partitions[number].leader)
+        if leader is None or self.is_broken(leader):
+            raise NotNow("no leader that is whole")
+        return leader
+
+    def followers_of(self, topic: str | None = None) -> list[Member]:
+        """The other brokers that are whole."""
+        leader = self.leader_of(topic)
+        return [node for node in self.whole_nodes if node is not leader]
+
+    def controller_now(self) -> Lookupd:
+        """The lookup daemon that is controller; NotNow if none that is whole says so."""
+        for daemon in self.whole_lookupds:
+            with contextlib.suppress(OSError, ValueError):
+                if daemon.json("/controller")["here"]:
+                    return daemon
+        raise NotNow("no controller that is whole")
+
+    def enter_clients(self) -> None:
+        """The calling thread goes to the clients' host, for good: its sockets are there."""
+        if self.network is None:
+            return
+        with open(namespace_of(self.network.host(CLIENTS))) as space:
+            if _libc.setns(space.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    # ---- after faults
+
+    def revive(self) -> None:
+        """Start again who ended because etcd was away while it started."""
+        for daemon in self.daemons:
+            if daemon._process is not None and daemon._process.poll() is not None and "etcd" in daemon.log():
+                daemon.kill()
+                daemon.spawn()
+
+    def settle(self, seconds: float) -> float:
+        """Everybody serves, is registered, and every ISR is full; how long that took. AssertionError: not in time."""
+        began = time.monotonic()
+        self.revive()
+        for etcd in self.etcd_members:
+            etcd.wait()
+        self.wait_listening(self.daemons)
+        self.wait_registered(len(self.nodes))
+        left = max(1.0, seconds - (time.monotonic() - began))
+        wait_until(self.all_in_sync, "every ISR is full again", left)
+        return time.monotonic() - began
+
+    def epoch_and_isr(self) -> tuple[int, int]:
+        """Of the first partition of the topic under load, as the metadata were seen last."""
+        with contextlib.suppress(NsqhaError, KeyError):
+            meta = self.store.watch.view().topics[self.topic].record.partitions[0]
+            return meta.epoch, len(meta.isr)
+        return 0, 0
+
+
+def namespace_of(host: Host) -> str:
+    """The file of a host's network namespace."""
+    return next(word.removeprefix("--net=") for word in host.prefix if word.startswith("--net="))
+
+
+def name_of(member: Daemon | EtcdServer) -> str:
+    return member.name if isinstance(member, EtcdServer) else member.directory.name
+
+
+def one_of(rng: random.Random, members: Sequence[T]) -> T:
+    """One, drawn; NotNow if there is none."""
+    if not members:
+        raise NotNow("nobody is left")
+    return rng.choice(members)
+
+
+def _etcd_member(folder: Path, name: str, network: Network | None) -> EtcdServer:
+    folder.mkdir(parents=True, exist_ok=True)
+    host = LOOPBACK if network is None else network.host(name)
+    prefix = (*host.prefix, *WITH_HARNESS)
+    return EtcdServer(folder, client_port=free_port(), name=name, ip=host.ip, peer_port=free_port(), prefix=prefix)

@@ -1,0 +1,211 @@
+"""Faults that are there now, and what each of them cost: the hands of every schedule.
+
+    fault = injector.inject(kind)       # None: not at the moment
+    injector.heal(fault)                # healed, and its proof is in the timeline
+    injector.heal_all(); injector.settle()
+
+Measured, when nothing else was broken meanwhile:
+
+    election   from the injection to the record that names another leader
+    gap        the longest time in which no client had an OK, until every ISR was full again
+    publish    the longest that one publish to another node took, by a client that has one under way at a time
+    recovery   from the healing until everybody serves and every ISR is full
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Protocol
+
+from tests.integration.cluster import pause
+from tests.jepsen.deployment import Deployment, NotNow
+from tests.jepsen.faults.fault import DidNotBite, FaultKind, Injected
+from tests.jepsen.logs import tell
+from tests.jepsen.timeline import Timeline
+
+LOOK_SECONDS = 0.01
+SETTLE_SECONDS = 60.0  # after several faults at a time
+
+
+class Clients(Protocol):
+    """What is asked of the load."""
+
+    avoid: int | None
+
+    @property
+    def oks(self) -> Sequence[float]: ...
+    def now(self) -> float: ...
+    def worst_probe(self, since: float, until: float) -> float: ...
+
+
+@dataclass
+class ActiveFault:
+    number: int
+    kind: FaultKind
+    injected: Injected
+    began: float  # of the load's clock
+    until: float  # when it is to be healed
+
+    @property
+    def earliest(self) -> float:
+        """Before that it could not bite."""
+        return self.began + self.kind.seconds[0]
+
+
+@dataclass
+class FaultFigures:
+    """Seconds, by the id of the fault."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    elections: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    gaps: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    publishes: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    recoveries: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    invalid: list[str] = field(default_factory=list)  # faults that did not bite
+
+    def __str__(self) -> str:
+        lines = [f"faults {self.counts.total()}: " + ", ".join(f"{name} {n}" for name, n in self.counts.most_common())]
+        tables = {
+            "election": self.elections,
+            "gap": self.gaps,
+            "publish": self.publishes,
+            "recovery": self.recoveries,
+        }
+        for name in sorted(self.counts):
+            lines += [f"{f'{name}, {what}':24s} {quantiles(t[name])}" for what, t in tables.items() if name in t]
+        return "\n".join(lines)
+
+
+def quantiles(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    ordered = sorted(values)
+
+    def at(q: float) -> str:
+        return f"{ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1000:.0f} ms"
+
+    return f"p50 {at(0.5)}, p90 {at(0.9)}, p99 {at(0.99)}, worst {at(1.0)}, of {len(ordered)}"
+
+
+def longest_gap(oks: Sequence[float], since: float, until: float) -> tuple[float, float]:
+    """The longest time without an OK within a span, and when it began."""
+    marks = [since, *sorted(t for t in oks if since < t < until), until]
+    return max((b - a, a) for a, b in pairwise(marks))
+
+
+class Injector:
+    """Owner of what is broken in a deployment."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        rng: random.Random,
+        timeline: Timeline,
+        clients: Clients,
+        figures: FaultFigures,
+    ) -> None:
+        """`figures`: of all loads of a run."""
+        self.active: list[ActiveFault] = []
+        self.deployment = deployment
+        self.rng = rng
+        self.clients = clients
+        self.figures = figures
+        self.tell_above = float("inf")  # seconds of a gap beyond which the logs around the fault are printed
+        self._timeline = timeline
+
+    def say(self, text: str) -> None:
+        print(f"{self.clients.now():8.2f} {text}", flush=True)
+
+    def inject(self, kind: FaultKind) -> ActiveFault | None:
+        """It is there when this returns. None: nobody is left whom it could hit."""
+        if self.active and (kind.alone or any(fault.kind.alone for fault in self.active)):
+            return None
+        began = self.clients.now()
+        try:
+            injected = kind.inject(self.deployment, self.rng)
+        except NotNow:
+            return None
+        until = began + self.rng.uniform(*kind.seconds)
+        fault = ActiveFault(self.figures.counts.total() + 1, kind, injected, began, until)
+        self.active.append(fault)
+        self.deployment.broken |= injected.victims
+        self.figures.counts[kind.id] += 1
+        self.say(f"inject {kind.id}: {injected.what}")
+        victims = sorted(injected.victims)
+        self._timeline.fault("invoke", n=fault.number, id=kind.id, what=injected.what, victims=victims)
+        return fault
+
+    def heal(self, fault: ActiveFault) -> None:
+        """Healed, with its proof; one that did not bite makes the run invalid, which goes on."""
+        injected = fault.injected
+        injected.heal()
+        self.active.remove(fault)
+        self.deployment.broken = set().union(*(other.injected.victims for other in self.active))
+        value = {"n": fault.number, "id": fault.kind.id}
+        try:
+            proof = injected.proof()
+        except DidNotBite as error:
+            self.figures.invalid.append(f"{fault.kind.id} ({injected.what}): {error}")
+            self.say(f"heal   {fault.kind.id}: DID NOT BITE: {error}")
+            self._timeline.fault("fail", **value, error=str(error))
+        else:
+            self.say(f"heal   {fault.kind.id}: {proof}")
+            self._timeline.fault("ok", **value, proof=proof)
+
+    def heal_all(self) -> None:
+        while self.active:
+            fault = self.active[0]
+            pause(max(0.0, fault.earliest - self.clients.now()))  # or it could not bite
+            self.heal(fault)
+
+    def heal_whatever(self) -> None:
+        """At the end of a run that failed: threads of faults end, the stopped wake up; what does not heal stays."""
+        for fault in self.active:
+            with contextlib.suppress(Exception):
+                fault.injected.heal()
+        self.active.clear()
+
+    def settle(self, seconds: float = SETTLE_SECONDS) -> float:
+        """Everything is well again; how long it took."""
+        assert not self.active
+        return self.deployment.settle(seconds)
+
+    def once(self, kind: FaultKind, seconds: float | None = None) -> bool:
+        """One fault from a cluster that is well to one that is well again, measured. False: not at the moment."""
+        deployment, clients, figures = self.deployment, self.clients, self.figures
+        epoch, _ = deployment.epoch_and_isr()
+        leader = deployment.leader_of()
+        clients.avoid = deployment.nodes.index(leader)
+        clock, wall = time.monotonic(), datetime.now(UTC)
+        fault = self.inject(kind)
+        if fault is None:
+            clients.avoid = None
+            return False
+        hits_leader = leader.name in fault.injected.victims
+        until = clock + (fault.until - fault.began if seconds is None else seconds)
+        while time.monotonic() < until:
+            pause(LOOK_SECONDS)
+            if hits_leader and deployment.epoch_and_isr()[0] > epoch:
+                figures.elections[kind.id].append(time.monotonic() - clock)
+                hits_leader = False
+        clients.avoid = None
+        self.heal(fault)
+        figures.recoveries[kind.id].append(self.settle(kind.settle))
+        end = clients.now()
+        gap, since = longest_gap(clients.oks, fault.began, end)
+        figures.gaps[kind.id].append(gap)
+        if leader.name in fault.injected.victims:
+            figures.publishes[kind.id].append(clients.worst_probe(fault.began, end))
+        recovery = figures.recoveries[kind.id][-1]
+        where = f"from {since - fault.began:.2f} s on"
+        self.say(f"well   {kind.id}: gap {gap:.2f} s {where}, recovered in {recovery:.2f} s")
+        if gap > self.tell_above:
+            tell(deployment, wall)
+        return True

@@ -1,0 +1,251 @@
+"""The fault suite: a cluster on hosts of its own, broken under load, and judged. `make jepsen` runs it.
+
+    python -m tests.jepsen.suite [--fault N1,P1] [--seed N] [--minutes 5] [--sync always] [--count N] [--keep DIR]
+
+With `--fault` these kinds come one after the other, each from a cluster that is well to one that is well again; a
+family (P1) stands for its variants, a letter for all of its families. Without, or with `--swarm`, rounds of several at
+a time are drawn. `--count N` ends after N faults, in a drawn order. Root and network namespaces are needed;
+`--loopback` does without, with the faults that processes alone can have. `--tell MS` prints what every member logged
+around a gap that is longer.
+
+What is asked: all that was OK'd comes out, in order and whole; every ISR is full again in time; the replicas are equal
+byte for byte; every fault proved that it bit. The seed fixes the draws, not the machine's timing.
+
+Exit status: 0 all of that; 1 something of it is not so, or hosts can not be made here; 2 a fault did not bite: the run
+is invalid. The folder of a run that failed is kept: logs, data, timeline.jsonl, history.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.integration.cluster import UnderLoad
+from tests.integration.hosts import NotPossible
+from tests.jepsen import dead_letters, history
+from tests.jepsen.checker import Figures
+from tests.jepsen.dead_letters import FailingMessages
+from tests.jepsen.deployment import CHANNELS, TOPIC, Deployment
+from tests.jepsen.faults.fault import SYNCS, FaultKind
+from tests.jepsen.faults.table import chosen, possible
+from tests.jepsen.injection import FaultFigures, Injector
+from tests.jepsen.schedules import ROUND_SECONDS, Schedule, Scripted, Swarm
+from tests.jepsen.timeline import Sampler, Timeline
+
+SHORTEST_SECONDS = 5.0  # of a round
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does."""
+
+    kinds: Sequence[FaultKind]
+    seed: int
+    sync: str = "always"
+    seconds: float = 300.0
+    count: int | None = None  # of faults, in a drawn order
+    swarm: bool = False
+    apart: bool = True
+    dead: bool = False  # a channel in which some messages always fail
+    nodes: int = 3
+    tell_above: float = float("inf")  # seconds of a gap
+
+
+@dataclass
+class Outcomes:
+    """What the clients of all loads of a run saw."""
+
+    loads: int = 0
+    published: int = 0
+    ok: int = 0
+    failed: int = 0
+    unknown: int = 0
+    recovered: int = 0  # unknown, and came out
+    delivered: int = 0
+    again: int = 0
+    dead: int = 0
+
+    def add(self, f: Figures) -> None:
+        self.loads += 1
+        self.published += f.attempted
+        self.ok += f.ok
+        self.failed += f.failed
+        self.unknown += f.unknown
+        self.recovered += f.recovered
+        self.delivered += f.delivered
+        self.again += f.redelivered + f.repeated
+
+    def __str__(self) -> str:
+        lines = [
+            f"published {self.published}: OK {self.ok}, failed {self.failed}, unknown {self.unknown} "
+            f"(came out: {self.recovered})",
+            f"delivered {self.delivered}: again {self.again} ({self.again / max(self.delivered, 1):.1%}; "
+            "1% is asked for by REQ)",
+        ]
+        if self.dead:
+            lines.append(f"{self.dead} dead letters, each once, and each came again at attempt 1")
+        return "\n".join(lines)
+
+
+class Suite:
+    """One run: a deployment, loads on it one after the other, and what came of them."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.figures = FaultFigures()
+        self.outcomes = Outcomes()
+        self._folder = folder
+        self._plan = plan
+        self._rng = random.Random(f"{plan.seed} suite")
+        self._began = time.monotonic()
+        self._timeline = Timeline(folder / "timeline.jsonl", lambda: time.monotonic() - self._began)
+
+    def run(self) -> None:
+        """AssertionError with everything that is known, if something is wrong."""
+        plan = self._plan
+        with (
+            contextlib.closing(self._timeline),
+            Deployment.built(self._folder, sync=plan.sync, nodes=plan.nodes, apart=plan.apart) as deployment,
+        ):
+            until = time.monotonic() + plan.seconds
+            if plan.swarm:
+                while (left := until - time.monotonic()) > 0:
+                    self._loaded(deployment, Swarm(plan.kinds, min(ROUND_SECONDS, max(SHORTEST_SECONDS, left))))
+            else:
+                drawn = plan.count is not None
+                self._loaded(deployment, Scripted(plan.kinds, plan.count, plan.seconds, drawn))
+            deployment.check_replicas()
+
+    def _loaded(self, deployment: Deployment, schedule: Schedule) -> None:
+        """A topic with clients of its own, as numbers of messages begin again with each load."""
+        plan, rng = self._plan, self._rng
+        deployment.topic = topic = TOPIC if not self.outcomes.loads else f"{TOPIC}-{self.outcomes.loads + 1}"
+        channels = (*CHANNELS, *([dead_letters.CHANNEL] if plan.dead else []))
+        deployment.create(topic, *channels)
+        failing = FailingMessages.of(deployment, topic) if plan.dead else None
+        load = UnderLoad(
+            deployment,
+            topic,
+            *channels,
+            seed=rng.randrange(1 << 30),
+            any_node=plan.swarm and rng.random() < 0.5,
+            failing=failing,
+            enter=deployment.enter_clients,
+        )
+        with keeping(load, self._folder), load:
+            injector = Injector(deployment, rng, self._timeline, load.clients, self.figures)
+            injector.tell_above = plan.tell_above
+            with Sampler(deployment, self._timeline, lambda: len(load.clients.oks)):
+                try:
+                    schedule.run(injector)
+                finally:
+                    injector.heal_whatever()
+        self.outcomes.add(load.report.figures)
+        self.outcomes.dead += failing.dead if failing is not None else 0
+
+
+@contextlib.contextmanager
+def keeping(load: UnderLoad, folder: Path) -> Iterator[None]:
+    """The history of a load that fails is kept."""
+    try:
+        yield
+    except BaseException:
+        history.write(list(load.clients.events), folder / "history.jsonl")
+        raise
+
+
+def run(folder: Path, plan: Plan) -> Suite:
+    """A whole run; AssertionError if something is wrong."""
+    suite = Suite(folder, plan)
+    suite.run()
+    return suite
+
+
+# ---- the command
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fault", default="", help="ids, families or letters, separated by commas")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--count", type=int, default=None, help="so many faults, in a drawn order")
+    parser.add_argument("--sync", choices=sorted(SYNCS), default="always")
+    parser.add_argument("--swarm", action="store_true", help="several at a time, also with --fault")
+    parser.add_argument("--loopback", action="store_true", help="no hosts: faults of processes only")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument(
+        "--dead", action="store_true", help="a channel with a policy, in which some messages always fail"
+    )
+    parser.add_argument("--tell", type=float, metavar="MS", help="print the logs around a gap that is longer")
+    parser.add_argument("--keep", type=Path, help="folder for data, logs and histories (default: temporary)")
+    return parser.parse_args(arguments)
+
+
+def planned(args: argparse.Namespace) -> Plan:
+    """ValueError says what is wrong with the words."""
+    here = set() if args.loopback else {"namespaces"}
+    words = [word for word in args.fault.split(",") if word]
+    kinds, others = possible(chosen(words or "NPEDCML"), here, args.sync)
+    if words and others:
+        print("left out: " + "; ".join(others))
+    if not kinds:
+        raise ValueError("no fault is left")
+    return Plan(
+        kinds,
+        seed=secrets.randbelow(1 << 31) if args.seed is None else args.seed,
+        sync=args.sync,
+        seconds=float("inf") if args.count is not None else 60 * args.minutes,
+        count=args.count,
+        swarm=args.swarm or not (words or args.count is not None),
+        apart=not args.loopback,
+        dead=args.dead,
+        nodes=args.nodes,
+        tell_above=float("inf") if args.tell is None else args.tell / 1000,
+    )
+
+
+def main() -> int:
+    args = parsed()
+    try:
+        plan = planned(args)
+    except ValueError as error:
+        print(error)
+        return 1
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="nsqha-jepsen-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    print(f"seed {plan.seed}, sync={plan.sync}, {', '.join(kind.id for kind in plan.kinds)}; in {folder}", flush=True)
+    try:
+        suite = run(folder, plan)
+    except NotPossible as error:
+        print(f"hosts can not be made here, which needs root and network namespaces: {error}")
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted; everything is in {folder}")
+        return 130
+    except AssertionError as error:
+        print(f"FAILED: {error}\nseed {plan.seed}; everything is in {folder}")
+        return 1
+    print(suite.figures)
+    print(suite.outcomes)
+    if suite.figures.invalid:
+        print("INVALID, faults did not bite:\n" + "\n".join(suite.figures.invalid))
+        return 2
+    print("lost 0, torn 0, altered 0, out of order 0; the replicas are the same byte for byte")
+    if not args.keep:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
