@@ -68,7 +68,9 @@ class Member(Node):
         sync: str,
         flags: Sequence[str],
         host: Host = LOOPBACK,
+        data: Path | None = None,
     ) -> None:
+        """`data`: its data directory, if that is not in `directory`."""
         self.name = name
         own = [
             *(f"--etcd-endpoint={endpoint}" for endpoint in etcd),
@@ -77,7 +79,8 @@ class Member(Node):
             f"--broadcast-address={host.ip}",
             f"--lease-ttl={LEASE_SECONDS:.0f}s",
         ]
-        super().__init__(directory, sync=sync, flags=[*own, *flags, "", ""], host=host)  # gRPC and peers
+        flags = [*own, *flags, "", ""]  # gRPC and peers
+        super().__init__(directory, sync=sync, flags=flags, host=host, data=data)
 
     def draw_ports(self) -> None:
         super().draw_ports()

@@ -212,9 +212,15 @@ class Node(Daemon):
     command = "nsqd"
 
     def __init__(
-        self, directory: Path, *, sync: str = "always", flags: Sequence[str] = (), host: Host = LOOPBACK
+        self,
+        directory: Path,
+        *,
+        sync: str = "always",
+        flags: Sequence[str] = (),
+        host: Host = LOOPBACK,
+        data: Path | None = None,
     ) -> None:
-        data = directory / "data"
+        data = data or directory / "data"
         data.mkdir(parents=True, exist_ok=True)
         super().__init__(directory, [f"--data-path={data}", f"--sync={sync}", *flags], host=host)
         self.data = data

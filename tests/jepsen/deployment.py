@@ -20,23 +20,28 @@ import ctypes
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nsqha.errors import NsqhaError
 from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.cluster import Cluster, Member
-from tests.integration.hosts import Network
 from tests.integration.servers import LOOPBACK, Daemon, Host, Lookupd, free_port, wait_until
+from tests.jepsen.hosts.disks import Disk
+from tests.jepsen.hosts.namespaces import NETWORK
+from tests.jepsen.hosts.network import Network
+from tests.jepsen.program import command
+from tests.jepsen.switches.clock import ClockFile
+from tests.jepsen.switches.stalls import StallFile
 
 LEASE_SECONDS = 3  # as a node's default
 TOPIC = "orders"
 CHANNELS = ("steady", "other")
+DISK_BYTES = 1 << 30  # sparse
 ETCD_NAMES = ("e1", "e2", "e3")
 CLIENTS = "clients"
 WITH_HARNESS = ("setpriv", "--pdeathsig", "KILL")  # an etcd ends when this process does, as daemons of ours do
-CLONE_NEWNET = 0x40000000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,11 +52,58 @@ class NotNow(Exception):
     """Nobody is left whom this fault could hit, or the cluster is in no state for it: the fault is not injected."""
 
 
+class Hosts:
+    """What daemons run on: the network with the clients' host on it, and disks; none of it on loopback. Use `made`."""
+
+    def __init__(self, folder: Path, network: Network | None, stack: contextlib.ExitStack) -> None:
+        self.network = network
+        self.disks: dict[str, Disk] = {}
+        self._folder = folder
+        self._stack = stack
+
+    @classmethod
+    @contextlib.contextmanager
+    def made(cls, folder: Path, *, apart: bool) -> Iterator[Hosts]:
+        """NotPossible says what is missing."""
+        with contextlib.ExitStack() as stack:
+            network = stack.enter_context(Network.made()) if apart else None
+            if network is not None:
+                network.host(CLIENTS)
+            yield cls(folder, network, stack)
+
+    def disk(self, name: str) -> Disk:
+        """That of a host, which is made if it is not there."""
+        assert self.network is not None
+        if name not in self.disks:
+            self.network.host(name)
+            made = Disk.made(self._folder / f"disk-{name}", inside=self.network.namespaces(name), size=DISK_BYTES)
+            self.disks[name] = self._stack.enter_context(made)
+        return self.disks[name]
+
+
+class Broker(Member):
+    """One of the brokers, with switches of tests in its process: its loop can stall, its wall clock be wrong."""
+
+    def __init__(self, directory: Path, name: str, etcd: Iterable[str], **options: Any) -> None:
+        super().__init__(directory, name, etcd, **options)
+        self.stalls = StallFile(directory / "stall")
+        self.clock = ClockFile(directory / "clock")
+        self.programmed()
+
+    def programmed(self, *, failpoints: Sequence[str] = (), plants: Sequence[str] = ()) -> None:
+        """What it is from its next start on."""
+        self.program = command(
+            "nsqd", clock_file=self.clock.path, stall_file=self.stalls.path, failpoints=failpoints, plants=plants
+        )
+
+
 class Deployment(Cluster):
     """Owner of all hosts and daemons. Use `built`."""
 
-    def __init__(self, folder: Path, etcd: EtcdMembers, network: Network | None, **options: Any) -> None:
-        self.network = network
+    def __init__(self, folder: Path, etcd: EtcdMembers, hosts: Hosts, **options: Any) -> None:
+        self.network = hosts.network
+        self.disks = hosts.disks  # of the brokers; empty on loopback
+        self._made_disk = hosts.disk
         self.broken: set[str] = set()
         self.topic = TOPIC
         super().__init__(folder, etcd, **options)
@@ -61,14 +113,12 @@ class Deployment(Cluster):
     def built(cls, folder: Path, *, sync: str, nodes: int = 3, apart: bool = True) -> Iterator[Deployment]:
         """Everything serves. NotPossible if hosts can not be made here."""
         with contextlib.ExitStack() as stack:
-            network = stack.enter_context(Network.made()) if apart else None
-            if network is not None:
-                network.host(CLIENTS)
-            etcd = EtcdMembers([_etcd_member(folder / name, name, network) for name in ETCD_NAMES])
+            hosts = stack.enter_context(Hosts.made(folder, apart=apart))
+            etcd = EtcdMembers([_etcd_member(folder / name, name, hosts.network) for name in ETCD_NAMES])
             stack.callback(etcd.kill)
             etcd.start()
             flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else [])]
-            deployment = cls(folder, etcd, network, nodes=nodes, lookupds=2, sync=sync, flags=flags)
+            deployment = cls(folder, etcd, hosts, nodes=nodes, lookupds=2, sync=sync, flags=flags)
             yield stack.enter_context(deployment._serving())
 
     @contextlib.contextmanager
@@ -82,6 +132,19 @@ class Deployment(Cluster):
 
     def host(self, name: str) -> Host:
         return LOOPBACK if self.network is None else self.network.host(name)
+
+    def make(self, name: str) -> Broker:
+        assert not callable(self._flags)
+        data = None if self.network is None else self._made_disk(name).at / "data"
+        return Broker(
+            self.folder / name,
+            name,
+            self.etcds.endpoints,
+            sync=self._sync,
+            flags=self._flags,
+            host=self.host(name),
+            data=data,
+        )
 
     # ---- who is who
 
@@ -106,14 +169,18 @@ class Deployment(Cluster):
         return name_of(member) in self.broken
 
     @property
+    def brokers(self) -> list[Broker]:
+        return [node for node in self.nodes if isinstance(node, Broker)]
+
+    @property
     def whole_names(self) -> list[str]:
         """Hosts that no fault has hit."""
         return [name for name in self.names if name not in self.broken]
 
     @property
-    def whole_nodes(self) -> list[Member]:
+    def whole_nodes(self) -> list[Broker]:
         """Brokers that no fault has hit."""
-        return [node for node in self.nodes if not self.is_broken(node)]
+        return [node for node in self.brokers if not self.is_broken(node)]
 
     @property
     def whole_lookupds(self) -> list[Lookupd]:
@@ -123,15 +190,15 @@ class Deployment(Cluster):
     def whole_etcds(self) -> list[EtcdServer]:
         return [etcd for etcd in self.etcd_members if not self.is_broken(etcd)]
 
-    def leader_of(self, topic: str | None = None, number: int = 0) -> Member:
+    def leader_of(self, topic: str | None = None, number: int = 0) -> Broker:
         """Who leads a partition of the topic under load, as the metadata have it; NotNow if that is nobody whole."""
         found = self.store.watch.view().topics.get(topic or self.topic)
         leader = None if found is None else self.member(found.record.partitions[number].leader)
-        if leader is None or self.is_broken(leader):
+        if not isinstance(leader, Broker) or self.is_broken(leader):
             raise NotNow("no leader that is whole")
         return leader
 
-    def followers_of(self, topic: str | None = None) -> list[Member]:
+    def followers_of(self, topic: str | None = None) -> list[Broker]:
         """The other brokers that are whole."""
         leader = self.leader_of(topic)
         return [node for node in self.whole_nodes if node is not leader]
@@ -148,8 +215,8 @@ class Deployment(Cluster):
         """The calling thread goes to the clients' host, for good: its sockets are there."""
         if self.network is None:
             return
-        with open(namespace_of(self.network.host(CLIENTS))) as space:
-            if _libc.setns(space.fileno(), CLONE_NEWNET):
+        with open(f"/proc/{self.network.namespaces(CLIENTS).pid}/ns/net") as space:
+            if _libc.setns(space.fileno(), NETWORK):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     # ---- after faults
@@ -179,11 +246,6 @@ class Deployment(Cluster):
             meta = self.store.watch.view().topics[self.topic].record.partitions[0]
             return meta.epoch, len(meta.isr)
         return 0, 0
-
-
-def namespace_of(host: Host) -> str:
-    """The file of a host's network namespace."""
-    return next(word.removeprefix("--net=") for word in host.prefix if word.startswith("--net="))
 
 
 def name_of(member: Daemon | EtcdServer) -> str:

@@ -31,13 +31,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.cluster import UnderLoad
-from tests.integration.hosts import NotPossible
+from tests.integration.servers import CannotStart
 from tests.jepsen import dead_letters, history
 from tests.jepsen.checker import Figures
 from tests.jepsen.dead_letters import FailingMessages
 from tests.jepsen.deployment import CHANNELS, TOPIC, Deployment
 from tests.jepsen.faults.fault import SYNCS, FaultKind
 from tests.jepsen.faults.table import chosen, possible
+from tests.jepsen.hosts.network import NotPossible
 from tests.jepsen.injection import FaultFigures, Injector
 from tests.jepsen.schedules import ROUND_SECONDS, Schedule, Scripted, Swarm
 from tests.jepsen.timeline import Sampler, Timeline
@@ -223,6 +224,9 @@ def main() -> int:
         return 1
     folder = args.keep or Path(tempfile.mkdtemp(prefix="nsqha-jepsen-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        print(f"{folder} is not empty; give --keep a folder of its own")
+        return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     print(f"seed {plan.seed}, sync={plan.sync}, {', '.join(kind.id for kind in plan.kinds)}; in {folder}", flush=True)
     try:
@@ -233,7 +237,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"interrupted; everything is in {folder}")
         return 130
-    except AssertionError as error:
+    except (AssertionError, CannotStart) as error:
         print(f"FAILED: {error}\nseed {plan.seed}; everything is in {folder}")
         return 1
     print(suite.figures)

@@ -6,8 +6,7 @@
     N4   one way only                      N11  hosts cut off one after the other, healed in another order
     N5   the leader and etcd
 
-A shape is a set of pairs (from, to): what the first sends to the second is lost. The kernel's own counter of the host
-that sends shows that it bit: what is lost is sent again.
+A shape is a set of pairs (from, to): what the first sends to the second is lost. The switch counts what it swallows.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ import random
 import threading
 from collections.abc import Callable, Iterable
 
+from tests.integration.cluster import pause
 from tests.jepsen.deployment import CLIENTS, Deployment, one_of
-from tests.jepsen.faults.cuts import Cuts, Pair
 from tests.jepsen.faults.fault import FaultKind, Injected, bitten
+from tests.jepsen.hosts.network import Cut, Pair
 
 Shape = tuple[str, frozenset[str], set[Pair]]  # in words, its victims, what is lost
 NAMESPACES = frozenset(("namespaces",))
@@ -30,13 +30,25 @@ def both_ways(ones: Iterable[str], others: Iterable[str]) -> set[Pair]:
     return pairs | {(b, a) for a, b in pairs}
 
 
+def cut_in(deployment: Deployment, pairs: set[Pair]) -> Cut:
+    assert deployment.network is not None
+    return deployment.network.cut_pairs(sorted(pairs))
+
+
+def lost(*cuts: Cut) -> str:
+    """The proof of cuts that are healed."""
+    packets = sum(cut.packets() for cut in cuts)
+    bitten(packets, "no packet was lost")
+    return f"{packets} packets were lost"
+
+
 def cut(shape: Callable[[Deployment, random.Random], Shape]) -> Callable[[Deployment, random.Random], Injected]:
     """The fault that loses what the shape says."""
 
     def inject(deployment: Deployment, rng: random.Random) -> Injected:
         what, victims, pairs = shape(deployment, rng)
-        cuts = Cuts(deployment, pairs)
-        return Injected(what, victims, cuts.heal, cuts.proof)
+        made = cut_in(deployment, pairs)
+        return Injected(what, victims, made.heal, lambda: lost(made))
 
     return inject
 
@@ -110,15 +122,14 @@ def clients_and_leader(deployment: Deployment, rng: random.Random) -> Shape:
 def flapping(deployment: Deployment, rng: random.Random) -> Injected:
     victim = one_of(rng, deployment.whole_names)
     _, victims, pairs = isolated(deployment, victim)
-    seed, enough, proofs = rng.random(), threading.Event(), list[int]()
+    seed, enough, cuts = rng.random(), threading.Event(), list[Cut]()
 
     def flap() -> None:
         chances = random.Random(seed)
         while not enough.is_set():
-            cuts = Cuts(deployment, pairs)
+            cuts.append(cut_in(deployment, pairs))
             enough.wait(chances.uniform(0.5, 3))
-            cuts.heal()
-            proofs.append(cuts.lost)
+            cuts[-1].heal()
             enough.wait(chances.uniform(0.5, 3))
 
     thread = threading.Thread(target=flap, name="flapping")
@@ -128,11 +139,7 @@ def flapping(deployment: Deployment, rng: random.Random) -> Injected:
         enough.set()
         thread.join()
 
-    def proof() -> str:
-        bitten(sum(proofs), "nothing was sent again while it was cut off")
-        return f"cut off {len(proofs)} times, {sum(proofs)} segments were sent again"
-
-    return Injected(f"{victim} flaps", victims, heal, proof)
+    return Injected(f"{victim} flaps", victims, heal, lambda: f"cut off {len(cuts)} times, {lost(*cuts)}")
 
 
 def swizzle(deployment: Deployment, rng: random.Random) -> Injected:
@@ -140,22 +147,20 @@ def swizzle(deployment: Deployment, rng: random.Random) -> Injected:
     victims = [node.name for node in deployment.whole_nodes]
     one_of(rng, victims)
     rng.shuffle(victims)
-    cuts: list[Cuts] = []
+    cuts: list[Cut] = []
     for victim in victims:
-        cuts.append(Cuts(deployment, isolated(deployment, victim)[2]))
-        threading.Event().wait(rng.uniform(0.1, 1.5))
+        cuts.append(cut_in(deployment, isolated(deployment, victim)[2]))
+        pause(rng.uniform(0.1, 1.5))
     waits = [rng.uniform(0.1, 1.5) for _ in cuts]
     back = rng.sample(cuts, len(cuts))
 
     def heal() -> None:
         for wait, each in zip(waits, back, strict=True):
             each.heal()
-            threading.Event().wait(wait)
+            pause(wait)
 
-    def proof() -> str:
-        return "; ".join(each.proof() for each in cuts)
-
-    return Injected(f"{' '.join(victims)} are cut off in turn", frozenset(victims), heal, proof)
+    what = f"{' '.join(victims)} are cut off in turn"
+    return Injected(what, frozenset(victims), heal, lambda: lost(*cuts))
 
 
 def kind(number: str, title: str, promise: str, inject: Callable[[Deployment, random.Random], Injected]) -> FaultKind:
