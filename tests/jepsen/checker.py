@@ -273,7 +273,7 @@ class Checker:
             if not topic.drained and any(c.durable and c.made is not None for c in topic.channels.values()):
                 self.report.add("undrained", f"topic {topic.name} was not empty at the end")
         for op in self._ops.values():
-            if op.result in ("unknown", "pending"):
+            if op.result in ("info", "pending"):
                 self._figures.unknown += len(op.sent)
                 self._figures.recovered += sum(bool(sent.id) for _, sent in op.sent)
         self._check_order()

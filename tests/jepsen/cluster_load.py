@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 import uvloop
 
@@ -29,12 +30,12 @@ from tests.jepsen import dead_letters, history
 from tests.jepsen.checker import Checker, Connection, Report
 from tests.jepsen.client import V2, Gone, connect, get_json, mpub, pub
 from tests.jepsen.dead_letters import FailingMessages
-from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Drained, Message, Outcome, Publish, Received, Refused
+from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Drained, Message, Refused
 from tests.jepsen.recorder import Recorder, result_by, result_of
 
 RETRY_SECONDS = 0.02
 OUTSTANDING_MAX = 60  # publishes without outcome per connection
-OUTCOME_SECONDS = 45.0  # beyond what a broker may take to say "unknown"
+OUTCOME_SECONDS = 45.0  # beyond what a broker may take to say "outcome unknown"
 MSG_TIMEOUT_MS = 3000
 DRAIN_SECONDS = 60.0
 LOOKUP_SECONDS = 0.05
@@ -86,6 +87,9 @@ class ClusterLoad(Recorder):
         self._any_node = any_node
         self._hosts = hosts
         self._failing = failing
+        self._sent: dict[int, tuple[int, int, int]] = {}  # process, first and count of publishes under way
+        self._owed: set[tuple[int, int]] = set()  # what was OK'd
+        self._got: dict[str, set[tuple[int, int]]] = {channel: set() for channel in channels}
 
     # ---- life
 
@@ -134,22 +138,7 @@ class ClusterLoad(Recorder):
 
     def missing(self) -> dict[str, set[tuple[int, int]]]:
         """What was OK'd and has not come out, by channel."""
-        sent: dict[int, Publish] = {}
-        owed: set[tuple[int, int]] = set()
-        got: dict[str, set[tuple[int, int]]] = {channel: set() for channel in self._channels}
-        channels: dict[int, str] = {}
-        for event in self.events:
-            match event:
-                case Publish():
-                    sent[event.op] = event
-                case Outcome(_, op, "ok"):
-                    publish = sent[op]
-                    owed.update((publish.process, publish.first + n) for n in range(len(publish.crcs)))
-                case ChannelMade() if event.conn:
-                    channels[event.conn] = event.channel
-                case Received():
-                    got[channels[event.conn]].update((m.process, m.counter) for m in event.messages)
-        return {channel: owed - seen for channel, seen in got.items()}
+        return {channel: self._owed - seen for channel, seen in self._got.items()}
 
     async def _all_delivered(self) -> bool:
         return not any(self.missing().values())
@@ -218,7 +207,7 @@ class ClusterLoad(Recorder):
         """One message at a time, tried again until it is OK'd, each attempt a message of its own."""
         process = counter = 0
         client, at = None, -1
-        began = self._loop.time()
+        began = self.now()
         while self.publishing:
             if client is None or client.closed.done() or at == self.avoid:
                 if client is not None:
@@ -241,19 +230,25 @@ class ClusterLoad(Recorder):
                 result = result_by(error)
             self.end_publish(op, result)
             if result == "ok":
-                now = self._loop.time()
-                self.probes.append((began - self._began, now - self._began))
+                self.probes.append((began, self.now()))
                 await asyncio.sleep(0.003)
-                began = self._loop.time()
+                began = self.now()
             else:
                 client.close()
         if client is not None:
             client.close()
 
+    def begin_publish(self, **publish: Any) -> int:
+        op = super().begin_publish(**publish)
+        self._sent[op] = publish["process"], publish["first"], len(publish["bodies"])
+        return op
+
     def end_publish(self, op: int, result: history.Result) -> None:
         super().end_publish(op, result)
+        process, first, count = self._sent.pop(op)
         if result == "ok":
-            self.oks.append(self._loop.time() - self._began)
+            self.oks.append(self.now())
+            self._owed.update((process, first + n) for n in range(count))
 
     # ---- consumers
 
@@ -298,6 +293,7 @@ class ClusterLoad(Recorder):
         self, channel: str, conn: int, client: V2, rng: random.Random, messages: list[tuple[int, int, str, bytes]]
     ) -> None:
         ids = self.received(conn, messages)
+        self._got[channel].update(history.parse(body) for _, _, _, body in messages)
         if self._failing is not None and channel == dead_letters.CHANNEL:
             failing = self._failing.received(messages)
             again, delay_ms = [message_id for message_id in ids if message_id in failing], 0
@@ -354,7 +350,7 @@ class Background:
         assert not self._thread.is_alive(), "the load does not end"
         if self._error is not None:
             raise self._error
-        return judge(self.load.events)
+        return judge(self.load.history)
 
     def close(self) -> None:
         """End it in any case, unjudged if it has not been finished: no client of a failed test knocks at later ones."""

@@ -152,8 +152,8 @@ async def run(directory: Path, *, seed: int, kills: int, sync: str, partitions: 
         node.__exit__()
     complaints += bad_lines(node)
     path = directory / "history.jsonl"
-    history.write(load.events, path)
-    return Result(seed, check(load.events), complaints, nemesis.starts, path)
+    load.history.save(path)
+    return Result(seed, check(load.history), complaints, nemesis.starts, path)
 
 
 def bad_files(node: Node) -> list[str]:

@@ -1,53 +1,65 @@
-"""What happened in a run, as the clients saw it: one event a line, in the order one process observed them.
+"""What happened in a run, as its clients, its faults and its samples saw it: a JSON object a line.
 
-    ["Publish", 1.204, 17, 3, 5, 2, "orders", "MPUB", 4400, [2839474, 99382], 0.0]
+    {"f":"publish","type":"invoke","t":1.204,"op":17,"gen":1,"conn":5,"process":2,"topic":"orders","command":"MPUB",..}
+    {"f":"publish","type":"ok","t":1.209,"op":17}
+    {"f":"fault","type":"invoke","t":2.5,"op":1,"fault":"N1","what":"n2 isolated","victims":["n2"]}
 
-All clients of a run share one loop and one clock, so the order of the lines is the order of the events. A message is
-named by (process, counter): the process that published it and that process's running number. An outcome is `ok` (the
-broker said so), `fail` (the broker said "not stored") or `unknown` (anything else, the connection's end included).
+`f` is what is done, `type` is `invoke` (asked for), `ok` (done), `fail` (certainly not done: "not stored") or `info`
+(anything else: the outcome is not known, a connection's end included). What has no outcome has one line of its own:
+`recv` is ok, `sample` is info.
+
+All clients of a run share one clock, the kernel's monotonic one, and `t` is seconds since the run began. Lines of
+clients are in the order of their events, as these share one loop; faults and samples come from other threads and may
+stand a few lines late. A message is named by (process, counter): the process that published it and that process's
+running number.
 """
 
 from __future__ import annotations
 
+import contextlib
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import IO, Any, Literal
 
 import msgspec
+from msgspec import field
 
-Result = Literal["ok", "fail", "unknown"]
+Result = Literal["ok", "fail", "info"]
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """`t` is seconds since the run began; `gen` counts the lives of the broker."""
 
 
-class Run(Event, frozen=True, array_like=True, tag=True):
-    """What the run promises to check: a FIN older than `window` seconds of uptime is never forgotten."""
+class Run(Event, frozen=True):
+    """What the run promises to check: a FIN older than `window` seconds of uptime is never forgotten. A `window` of 0
+    says that it is a cluster's: another leader may take over at any time, and count attempts anew."""
 
     seed: int
     sync: str
     window: float
+    name: str = ""  # of the schedule
 
 
-class Started(Event, frozen=True, array_like=True, tag=True):
+class Started(Event, frozen=True):
     t: float
     gen: int
 
 
-class Ready(Event, frozen=True, array_like=True, tag=True):
+class Ready(Event, frozen=True):
     t: float
     gen: int
 
 
-class Killed(Event, frozen=True, array_like=True, tag=True):
+class Killed(Event, frozen=True):
     t: float
     gen: int
     moment: str
 
 
-class Publish(Event, frozen=True, array_like=True, tag=True):
+class Publish(Event, frozen=True):
     """About to be sent on `conn` (0: HTTP): messages (process, first), (process, first + 1), .."""
 
     t: float
@@ -60,15 +72,18 @@ class Publish(Event, frozen=True, array_like=True, tag=True):
     first: int
     crcs: list[int]
     delay: float
+    node: str = ""  # that the connection leads to
+    partition: int = -1  # that it names
+    probe: bool = False  # one at a time, each tried again as a message of its own: it measures how long nothing is OK'd
 
 
-class Outcome(Event, frozen=True, array_like=True, tag=True):
+class Outcome(Event, frozen=True):
     t: float
     op: int
-    result: Result
+    result: Result = field(name="type")
 
 
-class ChannelMade(Event, frozen=True, array_like=True, tag=True):
+class ChannelMade(Event, frozen=True):
     """A SUB (on `conn`) or an HTTP create (`conn` 0), sent at `t0`, answered at `t`."""
 
     t0: float
@@ -77,25 +92,28 @@ class ChannelMade(Event, frozen=True, array_like=True, tag=True):
     conn: int
     topic: str
     channel: str
-    result: Result
+    result: Result = field(name="type")
+    node: str = ""  # where the SUB was sent
+    ordered: bool = False  # by its topic's settings
+    timeout: float = 0.0  # seconds that a message may be in flight
 
 
-class Paused(Event, frozen=True, array_like=True, tag=True):
+class Paused(Event, frozen=True):
     t0: float
     t: float
     topic: str
     channel: str
     paused: bool
-    result: Result
+    result: Result = field(name="type")
 
 
-class Deleted(Event, frozen=True, array_like=True, tag=True):
+class Deleted(Event, frozen=True):
     """A topic's deletion."""
 
     t0: float
     t: float
     topic: str
-    result: Result
+    result: Result = field(name="type")
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -109,13 +127,13 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     timestamp: int
 
 
-class Received(Event, frozen=True, array_like=True, tag=True):
+class Received(Event, frozen=True):
     t: float
     conn: int
     messages: list[Message]
 
 
-class Answered(Event, frozen=True, array_like=True, tag=True):
+class Answered(Event, frozen=True):
     """FIN, REQ (with its delay) or TOUCH was sent for these ids."""
 
     t: float
@@ -125,7 +143,7 @@ class Answered(Event, frozen=True, array_like=True, tag=True):
     delay: float
 
 
-class Refused(Event, frozen=True, array_like=True, tag=True):
+class Refused(Event, frozen=True):
     """The broker answered FIN, REQ or TOUCH with an error."""
 
     t: float
@@ -134,11 +152,118 @@ class Refused(Event, frozen=True, array_like=True, tag=True):
     id: str
 
 
-class Drained(Event, frozen=True, array_like=True, tag=True):
+class Drained(Event, frozen=True):
     """The broker reports the durable channels of the topic as empty: everything owed must have come out."""
 
     t: float
     topic: str
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a seek did in one partition, as it was answered."""
+
+    partition: int
+    from_offset: int
+    to_offset: int
+    timestamp: int = 0  # of the message at `to_offset`, in ns; 0: there is none yet
+    clamped: bool = False
+    error: str = ""
+
+
+class SeekSent(Event, frozen=True):
+    """A channel is to be moved: `to` is start, end, offset, time (`value` in ns, less `skew_ns`) or undo."""
+
+    t: float
+    op: int
+    topic: str
+    channel: str
+    to: str
+    value: int = 0
+    skew_ns: int = 0
+    partition: int = -1
+
+
+class SeekEnded(Event, frozen=True):
+    t: float
+    op: int
+    result: Result = field(name="type")
+    places: list[Place] = []
+    error: str = ""
+
+
+class AdminSent(Event, frozen=True):
+    """Something else that an operator asks for; `verb` is empty, policy, grow, move, .."""
+
+    t: float
+    op: int
+    verb: str
+    topic: str = ""
+    channel: str = ""
+    what: str = ""
+
+
+class AdminEnded(Event, frozen=True):
+    t: float
+    op: int
+    result: Result = field(name="type")
+    error: str = ""
+
+
+class FaultBegun(Event, frozen=True):
+    """A fault was injected: `fault` is its kind's id (N1, P1, D4, ..), `what` says it with victims and parameters."""
+
+    t: float
+    op: int
+    fault: str
+    what: str
+    victims: list[str] = []
+
+
+class FaultEnded(Event, frozen=True):
+    """It was healed. `ok`: with the proof that it bit ("413 packets dropped"); `fail`: it did not, the run is void."""
+
+    t: float
+    op: int
+    result: Result = field(name="type")
+    proof: str = ""
+
+
+class Healed(Event, frozen=True):
+    """Nothing is broken any more, for good: full ISR is asked for within `settle` seconds from here."""
+
+    t: float
+    settle: float
+
+
+class Led(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A partition of which the metadata say that the node leads it."""
+
+    topic: str
+    partition: int
+    epoch: int
+    isr: list[str]
+    replicas: int  # that there are to be
+
+
+class Sample(Event, frozen=True):
+    """A node, once a second. A node that does not run has neither memory nor descriptors."""
+
+    t: float
+    node: str
+    rss: int = 0  # bytes
+    fds: int = 0
+    led: list[Led] = []
+    figures: dict[str, float] = {}  # whatever else is worth a line in the report
+
+
+class Stored(Event, frozen=True):
+    """Committed messages as a node's files have them, in the order of the log; attempts are 0."""
+
+    t: float
+    node: str
+    topic: str
+    partition: int
+    messages: list[Message]
 
 
 AnyEvent = (
@@ -155,22 +280,123 @@ AnyEvent = (
     | Answered
     | Refused
     | Drained
+    | SeekSent
+    | SeekEnded
+    | AdminSent
+    | AdminEnded
+    | FaultBegun
+    | FaultEnded
+    | Healed
+    | Sample
+    | Stored
 )
 
+# ---- lines
+
+_KINDS: dict[type[Event], tuple[str, str]] = {
+    Run: ("run", "info"),
+    Started: ("start", "invoke"),
+    Ready: ("start", "ok"),
+    Killed: ("kill", "ok"),
+    Publish: ("publish", "invoke"),
+    Outcome: ("publish", ""),  # `type` is its result
+    ChannelMade: ("channel", ""),
+    Paused: ("pause", ""),
+    Deleted: ("delete", ""),
+    Received: ("recv", "ok"),
+    Answered: ("answer", "invoke"),
+    Refused: ("answer", "fail"),
+    Drained: ("drain", "ok"),
+    SeekSent: ("seek", "invoke"),
+    SeekEnded: ("seek", ""),
+    AdminSent: ("admin", "invoke"),
+    AdminEnded: ("admin", ""),
+    FaultBegun: ("fault", "invoke"),
+    FaultEnded: ("fault", ""),
+    Healed: ("heal", "ok"),
+    Sample: ("sample", "info"),
+    Stored: ("stored", "ok"),
+}
+
+
+class _Head(msgspec.Struct, gc=False):
+    f: str
+    type: str
+
+
+def _prefix(f: str, kind: str) -> bytes:
+    return b'{"f":"%s","type":"%s",' % (f.encode(), kind.encode()) if kind else b'{"f":"%s",' % f.encode()
+
+
+_prefixes = {event: _prefix(*kind) for event, kind in _KINDS.items()}
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+_head = msgspec.json.Decoder(_Head)
+_decoders: dict[tuple[str, str], msgspec.json.Decoder[Any]] = {
+    (f, each): msgspec.json.Decoder(event)
+    for event, (f, kind) in _KINDS.items()
+    for each in ([kind] if kind else ["ok", "fail", "info"])
+}
+
+
+def line(event: AnyEvent) -> bytes:
+    return _prefixes[type(event)] + _encoder.encode(event)[1:] + b"\n"
+
+
+def parse_line(text: bytes) -> AnyEvent:
+    head = _head.decode(text)
+    event: AnyEvent = _decoders[head.f, head.type].decode(text)
+    return event
 
 
 def write(events: Iterable[AnyEvent], path: Path) -> None:
     with path.open("wb") as file:
         for event in events:
-            file.write(_encoder.encode(event) + b"\n")
+            file.write(line(event))
 
 
 def read(path: Path) -> Iterator[AnyEvent]:
     with path.open("rb") as file:
-        for line in file:
-            yield _decoder.decode(line)
+        for text in file:
+            yield parse_line(text)
+
+
+class History:
+    """Events of a run, in memory or, if there is a path, in a file that grows as they come; may be iterated again and
+    again. Any thread may record."""
+
+    WAITING_MAX = 2000  # events that are not in the file yet
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None if path is None else path.open("wb")
+        self._events: deque[AnyEvent] = deque()
+        self.record = self._events.append if path is None else self._record
+
+    def _record(self, event: AnyEvent) -> None:
+        self._events.append(event)
+        if len(self._events) > self.WAITING_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """What was recorded is in the file."""
+        if self._file is not None:
+            lines = []
+            with contextlib.suppress(IndexError):  # another thread may take the rest
+                while True:
+                    lines.append(line(self._events.popleft()))
+            self._file.write(b"".join(lines))
+            self._file.flush()
+
+    def save(self, path: Path) -> None:
+        """Have the events in this file as well, if they are not there."""
+        if path != self.path:
+            write(self, path)
+
+    def __iter__(self) -> Iterator[AnyEvent]:
+        if self.path is None:
+            return iter(list(self._events))
+        self.flush()
+        return read(self.path)
 
 
 # ---- bodies: `process-counter crc padding`, so that a body says itself whether it is whole

@@ -43,6 +43,7 @@ class Load(Recorder):
         self.stuck: list[str] = []  # topics that did not become empty in time, and publishers that did not end
         self.hook: Callable[[str], None] = lambda moment: None  # told when something delicate has just been sent
         self._publishers = publishers
+        self._have_channels: set[str] = set()  # topics
 
     # ---- life of the load
 
@@ -108,6 +109,12 @@ class Load(Recorder):
 
     # ---- what several clients do
 
+    def channel_made(self, t0: float, gen: int, conn: int, topic: str, channel: str, result: history.Result) -> None:
+        """A SUB, or an HTTP create (`conn` 0), was answered, or will not be."""
+        self.record(ChannelMade(t0, self.now(), gen, conn, topic, channel, result))
+        if result == "ok":
+            self._have_channels.add(topic)
+
     async def connect(self, **identify: Any) -> tuple[int, V2]:
         """A connection with its number, as soon as the broker takes one."""
         while True:
@@ -128,11 +135,11 @@ class Load(Recorder):
                 request = asyncio.ensure_future(http(self.http_port, path))
                 self.hook("channel creation")
                 status = await request
-                self.record(ChannelMade(t0, self.now(), gen, 0, topic, channel, "ok" if status == 200 else "unknown"))
+                self.channel_made(t0, gen, 0, topic, channel, "ok" if status == 200 else "info")
                 if status == 200:
                     return
             except (OSError, Gone):
-                self.record(ChannelMade(t0, self.now(), gen, 0, topic, channel, "unknown"))
+                self.channel_made(t0, gen, 0, topic, channel, "info")
             await asyncio.sleep(RETRY_SECONDS)
 
     # ---- the single ones
@@ -149,9 +156,9 @@ class Load(Recorder):
             counter += count
             try:
                 status = await http(self.http_port, f"/{command.lower()}?topic=orders", b"\n".join(bodies))
-                self.end_publish(op, "ok" if status == 200 else "unknown")
+                self.end_publish(op, "ok" if status == 200 else "info")
             except (OSError, Gone):
-                self.end_publish(op, "unknown")
+                self.end_publish(op, "info")
             await asyncio.sleep(rng.uniform(0.01, 0.2))
 
     async def _pauser(self) -> None:
@@ -168,7 +175,7 @@ class Load(Recorder):
         while True:
             t0 = self.now()
             if not paused:  # from now on it may deliver
-                self.record(Paused(t0, t0, "orders", "held", False, "unknown"))
+                self.record(Paused(t0, t0, "orders", "held", False, "info"))
             try:
                 verb = "pause" if paused else "unpause"
                 request = asyncio.ensure_future(http(self.http_port, f"/channel/{verb}?topic=orders&channel=held"))
@@ -220,12 +227,7 @@ class Load(Recorder):
 
     def _made(self, topic: str) -> bool:
         """Whether anybody has been told that the topic's first channel exists, in this life of the topic."""
-        for event in reversed(self.events):
-            if isinstance(event, ChannelMade) and event.topic == topic and event.result == "ok":
-                return True
-            if isinstance(event, Deleted) and event.topic == topic:
-                return False
-        return False
+        return topic in self._have_channels
 
     async def _delete(self, topic: str) -> None:
         while True:
@@ -236,9 +238,11 @@ class Load(Recorder):
                 status = await request
                 if status in (200, 404):
                     self.record(Deleted(t0, self.now(), topic, "ok"))
+                    self._have_channels.discard(topic)
                     return
             except (OSError, Gone):
-                self.record(Deleted(t0, self.now(), topic, "unknown"))
+                self.record(Deleted(t0, self.now(), topic, "info"))
+                self._have_channels.discard(topic)
             await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -321,8 +325,8 @@ class TcpPublisher:
         try:
             futures = client.ask(b"".join(data), len(ops))
         except Gone:
-            for op in ops:  # never sent, but "unknown" is all that may be said without looking inside the client
-                load.end_publish(op, "unknown")
+            for op in ops:  # never sent, but "info" is all that may be said without looking inside the client
+                load.end_publish(op, "info")
             raise
         for op, future in zip(ops, futures, strict=True):
             self._open.add(future)
@@ -380,11 +384,11 @@ class Consumer:
             load.hook("channel creation")
             await reply
         except (Gone, asyncio.CancelledError) as error:
-            load.record(ChannelMade(t0, load.now(), gen, conn, self._topic, self._channel, "unknown"))
+            load.channel_made(t0, gen, conn, self._topic, self._channel, "info")
             if isinstance(error, asyncio.CancelledError):
                 raise
             return False
-        load.record(ChannelMade(t0, load.now(), gen, conn, self._topic, self._channel, "ok"))
+        load.channel_made(t0, gen, conn, self._topic, self._channel, "ok")
         client.on_messages = lambda messages: self._received(conn, client, messages)
         client.on_refused = lambda command, message_id: load.record(Refused(load.now(), conn, command, message_id))
         return True
@@ -400,7 +404,7 @@ class Consumer:
         try:
             (reply,) = client.ask(pub("beat", body))
         except Gone:
-            load.end_publish(op, "unknown")
+            load.end_publish(op, "info")
             raise
         reply.add_done_callback(lambda reply: load.end_publish(op, result_of(reply)))
 

@@ -1,24 +1,40 @@
 """What every load has: a clock, numbers for who does what, and a history of acts and outcomes.
 
-An act is recorded before it is sent and its outcome when it arrives.
+An act is recorded before it is sent and its outcome when it arrives. Faults and samples come from other threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import time
 import zlib
+from collections.abc import Iterable
+from pathlib import Path
 
 from tests.jepsen import history
 from tests.jepsen.client import V2, Broken
-from tests.jepsen.history import Answered, AnyEvent, Message, Outcome, Publish, Received
+from tests.jepsen.history import (
+    Answered,
+    FaultBegun,
+    FaultEnded,
+    Healed,
+    History,
+    Message,
+    Outcome,
+    Publish,
+    Received,
+)
 
 
 class Recorder:
     """One run on one loop; loads derive from it."""
 
-    def __init__(self, seed: int) -> None:
-        self.events: list[AnyEvent] = []
+    def __init__(self, seed: int, path: Path | None = None) -> None:
+        """`path`: where the history is kept, instead of in memory."""
+        self.history = History(path)
+        self.record = self.history.record
         self.gen = 0  # the life of the broker
         self.publishing = True
         self.stopping = False
@@ -26,19 +42,16 @@ class Recorder:
         self._broken = Broken()
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._broken)
-        self._began = self._loop.time()
-        self._ops = 0
+        self._began = time.monotonic()
+        self._ops = itertools.count(1)  # several threads draw from it
         self._connections = 0
         self._processes = 0
         self._publishing_tasks: list[asyncio.Task[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def now(self) -> float:
-        """Seconds since the run began."""
-        return round(self._loop.time() - self._began, 4)
-
-    def record(self, event: AnyEvent) -> None:
-        self.events.append(event)
+        """Seconds since the run began, for any thread."""
+        return round(time.monotonic() - self._began, 4)
 
     def rng(self, name: str) -> random.Random:
         """Chances of one client, the same for the same seed whatever the others draw."""
@@ -55,10 +68,10 @@ class Recorder:
         self, *, conn: int, process: int, topic: str, command: str, first: int, bodies: list[bytes], delay: float = 0.0
     ) -> int:
         """About to be sent; the number by which `end_publish` knows it. `delay`: seconds, of a DPUB."""
-        self._ops += 1
+        op = next(self._ops)
         crcs = [zlib.crc32(body) for body in bodies]
-        self.record(Publish(self.now(), self._ops, self.gen, conn, process, topic, command, first, crcs, delay))
-        return self._ops
+        self.record(Publish(self.now(), op, self.gen, conn, process, topic, command, first, crcs, delay))
+        return op
 
     def end_publish(self, op: int, result: history.Result) -> None:
         """What became of it."""
@@ -87,6 +100,22 @@ class Recorder:
         if ids:
             self.answer(client, Answered(self.now(), conn, "FIN", ids, 0))
 
+    # ---- faults, by whoever breaks things; in any thread
+
+    def fault_begun(self, fault: str, what: str, victims: Iterable[str] = ()) -> int:
+        """A fault was injected; the number by which `fault_ended` knows it."""
+        op = next(self._ops)
+        self.record(FaultBegun(self.now(), op, fault, what, sorted(victims)))
+        return op
+
+    def fault_ended(self, op: int, proof: str, *, bit: bool = True) -> None:
+        """It was healed; `proof` says what shows that it bit, or why it did not."""
+        self.record(FaultEnded(self.now(), op, "ok" if bit else "fail", proof))
+
+    def healed(self, settle: float) -> None:
+        """Nothing is broken any more, for good, and everything must be well within `settle` seconds."""
+        self.record(Healed(self.now(), settle))
+
     # ---- the end
 
     async def stop_consumers(self) -> list[str]:
@@ -103,7 +132,7 @@ class Recorder:
 def result_of(reply: asyncio.Future[bytes]) -> history.Result:
     """What a publish's reply, or the end of its connection, says of it."""
     if reply.cancelled():
-        return "unknown"
+        return "info"
     if (error := reply.exception()) is not None:
         return result_by(error)
     assert reply.result() == b"OK", reply.result()
@@ -112,4 +141,4 @@ def result_of(reply: asyncio.Future[bytes]) -> history.Result:
 
 def result_by(error: BaseException) -> history.Result:
     """What an error says of a publish: only "not stored" is certain."""
-    return "fail" if "not stored" in str(error) else "unknown"
+    return "fail" if "not stored" in str(error) else "info"

@@ -69,7 +69,7 @@ def test_another_leader_may_deliver_again_and_count_attempts_anew() -> None:
     ("kind", "parts"),
     [
         ("lost", [publish(1, 0), subscribed(1)]),
-        ("torn", [publish(1, 0, 2, "unknown"), subscribed(1), got(1, 0)]),
+        ("torn", [publish(1, 0, 2, "info"), subscribed(1), got(1, 0)]),
         ("altered", [publish(1, 0), subscribed(1), got(1, 0, body=b"other")]),
         ("altered", [publish(1, 0), subscribed(1), got(1, 0), got(1, 0, at=7)]),
         ("unexpected", [subscribed(1), got(1, 5)]),

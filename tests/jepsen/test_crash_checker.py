@@ -108,7 +108,7 @@ def test_a_good_history_has_no_problems_and_is_counted() -> None:
     story = Story()
     story.sub(1)
     a, b = story.pub(2)
-    (c,) = story.pub(result="unknown")
+    (c,) = story.pub(result="info")
     story.pub(result="fail")
     story.take(1, a)
     story.recv(1, b)
@@ -166,11 +166,11 @@ def test_what_an_ephemeral_channel_misses_is_not_lost() -> None:
 def test_a_message_of_unknown_outcome_may_vanish_but_not_a_part_of_an_mpub() -> None:
     story = Story()
     story.sub(1)
-    story.pub(3, "unknown")
+    story.pub(3, "info")
     assert story.problems() == {}
     story = Story()
     story.sub(1)
-    a, _b, c = story.pub(3, "unknown")
+    a, _b, c = story.pub(3, "info")
     story.take(1, a, c)
     assert story.problems() == {"torn": 1}
 
@@ -350,7 +350,7 @@ def test_uptime_counts_only_if_the_broker_answered_in_it() -> None:
     story.take(1, a)
     story.pub(conn=1, topic="beat")
     story.pass_time(5)
-    story.pub(result="unknown", topic="beat")
+    story.pub(result="info", topic="beat")
     story.kill()
     story.pub(topic="beat")
     story.sub(2)
@@ -435,7 +435,7 @@ def test_a_paused_channel_gives_nothing_to_a_new_connection() -> None:
     story.sub(2)
     story.take(2, a)
     assert story.problems() == {"paused": 1}
-    story.add(Paused(story.t, story.t, "t", "ch", False, "unknown"))
+    story.add(Paused(story.t, story.t, "t", "ch", False, "info"))
     (b,) = story.pub()
     story.take(2, b)
     assert story.problems() == {"paused": 1}
@@ -445,7 +445,7 @@ def test_a_deleted_topic_does_not_rise() -> None:
     story = Story()
     story.sub(1)
     (a,) = story.pub()
-    story.add(Deleted(story.t, story.t, "t", "unknown"))
+    story.add(Deleted(story.t, story.t, "t", "info"))
     story.add(Deleted(story.t, story.t, "t", "ok"))
     (b,) = story.pub()
     story.sub(2)
