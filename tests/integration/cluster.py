@@ -44,7 +44,7 @@ from tests import freezing
 from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.servers import LOOPBACK, CannotStart, Daemon, Host, Lookupd, Node, free_port, wait_until
 from tests.jepsen.checker import Report
-from tests.jepsen.cluster_load import Background, ClusterLoad, Endpoint, summary
+from tests.jepsen.load.cluster import Background, ClusterLoad, Endpoint, summary
 
 LEASE_SECONDS = 2.0  # the shortest that a node takes
 PUBLISHES = 250  # more than the publishers of a load have outstanding

@@ -18,8 +18,8 @@ from tests.integration.cluster import Cluster, UnderLoad
 from tests.integration.devnode import DevNode
 from tests.integration.servers import wait_until
 from tests.integration.test_turns import OneByOne
-from tests.jepsen import dead_letters
-from tests.jepsen.dead_letters import FailingMessages
+from tests.jepsen.load import dead_letters
+from tests.jepsen.load.dead_letters import FailingMessages
 
 
 @pytest.fixture(scope="module")

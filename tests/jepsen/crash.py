@@ -26,7 +26,7 @@ import uvloop
 from tests.integration.servers import BIN, CannotStart, Node
 from tests.jepsen import history
 from tests.jepsen.checker import Report, check
-from tests.jepsen.load import Load
+from tests.jepsen.load.broker import Load
 
 # When the broker is killed, and how often of a hundred. The last four wait until that has just been asked for.
 MOMENTS = {

@@ -10,8 +10,8 @@ import threading
 import pytest
 import uvloop
 
-from tests.jepsen.client import Broken, Gone, connect
-from tests.jepsen.cluster_load import ClusterLoad, Endpoint, Publisher
+from tests.jepsen.load.client import Broken, Gone, connect
+from tests.jepsen.load.cluster import ClusterLoad, Endpoint, Publisher
 
 
 def test_what_goes_wrong_in_a_callback_is_told_and_how_connections_end_is_not() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.integration.cluster import compare
 from tests.jepsen.checker import Report
-from tests.jepsen.cluster_load import judge
 from tests.jepsen.history import (
     Answered,
     AnyEvent,
@@ -22,6 +21,7 @@ from tests.jepsen.history import (
     Run,
     Started,
 )
+from tests.jepsen.load.cluster import judge
 
 TOPIC = "orders"
 BEGIN: list[AnyEvent] = [Run(1, "", 0.0), Started(0.0, 1), ChannelMade(0.0, 0.0, 0, 0, TOPIC, "steady", "ok")]

@@ -26,12 +26,13 @@ from typing import Any
 
 import uvloop
 
-from tests.jepsen import dead_letters, history
+from tests.jepsen import history
 from tests.jepsen.checker import Checker, Connection, Report
-from tests.jepsen.client import V2, Gone, connect, get_json, mpub, pub
-from tests.jepsen.dead_letters import FailingMessages
 from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Drained, Message, Refused
-from tests.jepsen.recorder import Recorder, result_by, result_of
+from tests.jepsen.load import dead_letters
+from tests.jepsen.load.client import V2, Gone, connect, get_json, mpub, pub
+from tests.jepsen.load.dead_letters import FailingMessages
+from tests.jepsen.load.recorder import Recorder, result_by, result_of
 
 RETRY_SECONDS = 0.02
 OUTSTANDING_MAX = 60  # publishes without outcome per connection

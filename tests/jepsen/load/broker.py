@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.jepsen import history
-from tests.jepsen.client import V2, Gone, connect, dpub, get_json, http, mpub, pub
 from tests.jepsen.history import Answered, ChannelMade, Deleted, Drained, Paused, Refused
-from tests.jepsen.recorder import Recorder, result_of
+from tests.jepsen.load.client import V2, Gone, connect, dpub, get_json, http, mpub, pub
+from tests.jepsen.load.recorder import Recorder, result_of
 
 RETRY_SECONDS = 0.02
 BEAT_SECONDS = 0.25

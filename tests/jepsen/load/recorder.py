@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.jepsen import history
-from tests.jepsen.client import V2, Broken
 from tests.jepsen.history import (
     Answered,
     FaultBegun,
@@ -26,6 +25,7 @@ from tests.jepsen.history import (
     Publish,
     Received,
 )
+from tests.jepsen.load.client import V2, Broken
 
 
 class Recorder:
