@@ -30,10 +30,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # see tests/conftest
 import grpc
 
 from nsqha.cli.brokers.v2client import RefusedByServer, Subscriber, V2Publisher
-from nsqha.cli.log import Folder, folders
+from nsqha.cli.log import folders
 from nsqha.clock import SystemClock
-from nsqha.commitlog.reading.lookup import LogIdentity, LogReader
-from nsqha.commitlog.storage import OsStorage
 from nsqha.election.etcd.client import EtcdOptions
 from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.model import PartitionMeta
@@ -43,8 +41,9 @@ from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
 from tests import freezing
 from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.servers import LOOPBACK, CannotStart, Daemon, Host, Lookupd, Node, free_port, wait_until
-from tests.jepsen.checker import Report
-from tests.jepsen.load.cluster import Background, ClusterLoad, Endpoint, summary
+from tests.jepsen.checkers.judgement import Report, summary
+from tests.jepsen.checkers.storage import compare, entries_of
+from tests.jepsen.load.cluster import Background, ClusterLoad, Endpoint
 
 LEASE_SECONDS = 2.0  # the shortest that a node takes
 PUBLISHES = 250  # more than the publishers of a load have outstanding
@@ -441,34 +440,6 @@ class Cluster:
         return [f"{topic}/{number}: {line}" for line in compare(logs, end=end)]
 
 
-def entries_of(folder: Folder) -> dict[int, tuple[bytes, bytes]]:
-    """Every batch of a log on disk: log id -> (entry, frames). LogCorrupt if one does not verify."""
-    reader = LogReader.open(OsStorage(), folder.path, LogIdentity(folder.topic_uid, folder.partition))
-    try:
-        return {
-            entry.log_id: (entry.encode(), bytes(reader.read(entry)))
-            for entry in reader.entries(reader.start.log_id, reader.end.log_id)
-        }
-    finally:
-        reader.close()
-
-
-def compare(logs: dict[str, dict[int, tuple[bytes, bytes]]], *, end: int) -> list[str]:
-    """What differs among logs, whose beginnings may have been unlinked at different times. All must reach `end`."""
-    found = []
-    for name, log in logs.items():
-        if not log or max(log) + 1 < end:
-            found.append(f"{name} ends at {max(log, default=-1) + 1}, below {end}")
-    (reference, ours), *others = logs.items()
-    for name, theirs in others:
-        for log_id in sorted(ours.keys() & theirs.keys()):
-            if log_id < end and ours[log_id] != theirs[log_id]:
-                what = "entries" if ours[log_id][0] != theirs[log_id][0] else "bytes"
-                found.append(f"{reference} and {name} have other {what} from log id {log_id} on")
-                break
-    return found
-
-
 def published_and_read_through(node: Member, topic: str, count: int = 200) -> None:
     """Clients with one fixed address; the channel is there."""
     bodies = [b"%d" % random.getrandbits(60) for _ in range(count)]
@@ -522,8 +493,6 @@ __all__ = [
     "Cluster",
     "Member",
     "UnderLoad",
-    "compare",
-    "entries_of",
     "freeze",
     "gone",
     "pause",

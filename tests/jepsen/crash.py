@@ -25,7 +25,7 @@ import uvloop
 
 from tests.integration.servers import BIN, CannotStart, Node
 from tests.jepsen import history
-from tests.jepsen.checker import Report, check
+from tests.jepsen.checkers.judgement import Report, judge
 from tests.jepsen.load.broker import Load
 
 # When the broker is killed, and how often of a hundred. The last four wait until that has just been asked for.
@@ -153,7 +153,7 @@ async def run(directory: Path, *, seed: int, kills: int, sync: str, partitions: 
     complaints += bad_lines(node)
     path = directory / "history.jsonl"
     load.history.save(path)
-    return Result(seed, check(load.history), complaints, nemesis.starts, path)
+    return Result(seed, judge(load.history), complaints, nemesis.starts, path)
 
 
 def bad_files(node: Node) -> list[str]:
@@ -192,7 +192,7 @@ def main() -> int:
     parser.add_argument("--check", type=Path, metavar="FILE", help="judge this history and do nothing else")
     args = parser.parse_args()
     if args.check:
-        report = check(history.read(args.check))
+        report = judge(history.read(args.check))
         print(report)
         return 0 if report.ok else 1
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed

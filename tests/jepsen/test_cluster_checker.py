@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from tests.integration.cluster import compare
-from tests.jepsen.checker import Report
+from tests.jepsen.checkers.judgement import Report, judge
+from tests.jepsen.checkers.storage import compare
 from tests.jepsen.history import (
     Answered,
     AnyEvent,
@@ -21,7 +21,6 @@ from tests.jepsen.history import (
     Run,
     Started,
 )
-from tests.jepsen.load.cluster import judge
 
 TOPIC = "orders"
 BEGIN: list[AnyEvent] = [Run(1, "", 0.0), Started(0.0, 1), ChannelMade(0.0, 0.0, 0, 0, TOPIC, "steady", "ok")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.jepsen import history
-from tests.jepsen.checker import Report, check
+from tests.jepsen.checkers.judgement import Report, judge
 from tests.jepsen.history import (
     Answered,
     AnyEvent,
@@ -89,7 +89,7 @@ class Story:
     def judged(self, *topics: str) -> Report:
         for topic in topics or ("t",):
             self.add(Drained(self.t, topic))
-        return check(self.events)
+        return judge(self.events)
 
     def problems(self, *topics: str) -> dict[str, int]:
         return dict(self.judged(*topics).problems)
@@ -470,7 +470,7 @@ def test_a_topic_that_was_never_empty_is_told() -> None:
     story = Story()
     story.sub(1)
     story.add(Drained(story.t, "elsewhere"))
-    assert check(story.events).problems == {"undrained": 1}
+    assert judge(story.events).problems == {"undrained": 1}
 
 
 def test_a_history_survives_its_file(tmp_path: Path) -> None:
@@ -482,4 +482,4 @@ def test_a_history_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     history.write(story.events, path)
     assert list(history.read(path)) == story.events
-    assert check(history.read(path)).ok
+    assert judge(history.read(path)).ok

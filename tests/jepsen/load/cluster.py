@@ -6,19 +6,17 @@
                  when their connection ends
     prober       one publish at a time, to nodes other than the victim of a fault: it measures how long nothing is OK'd
 
-Clients know nothing of faults. What they saw is a history (tests.jepsen.history); `judge` is the checker of crash runs
-without its rules about lives of one broker: a cluster has as many lives as nodes and leaders, and what a FIN is worth
-across them is what `Figures.repeated` counts, not a fault.
+Clients know nothing of faults. What they saw is a history (tests.jepsen.history) with a `window` of 0: a cluster has as
+many lives as nodes and leaders, and checkers know of them what samples say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -27,8 +25,8 @@ from typing import Any
 import uvloop
 
 from tests.jepsen import history
-from tests.jepsen.checker import Checker, Connection, Report
-from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Drained, Message, Refused
+from tests.jepsen.checkers.judgement import Report, judge
+from tests.jepsen.history import Answered, ChannelMade, Drained, Refused
 from tests.jepsen.load import dead_letters
 from tests.jepsen.load.client import V2, Gone, connect, get_json, mpub, pub
 from tests.jepsen.load.dead_letters import FailingMessages
@@ -420,43 +418,3 @@ class Publisher:
         rng = self._rng
         padding = BIG if rng.random() < 0.002 else rng.randrange(150)
         return history.body(self._process, self._counter + n, rng.randbytes(8) + b"." * padding)
-
-
-class ClusterChecker(Checker):
-    """The checker of crash runs, without what it knows of the lives of one broker."""
-
-    def _check_delivery(
-        self, where: str, t: float, key: tuple[int, int], message: Message, connection: Connection
-    ) -> None:
-        delivery = connection.channel.deliveries.get(key)
-        if delivery is not None:
-            # Another leader may have delivered it before: attempts may start again, a FIN may be forgotten.
-            delivery.gen = -1
-            delivery.req = None
-        super()._check_delivery(where, t, key, message, connection)
-
-
-def judge(events: Iterable[AnyEvent]) -> Report:
-    """What is wrong with a history of `ClusterLoad`."""
-    checker = ClusterChecker()
-    for event in events:
-        checker.feed(event)
-    return checker.end()
-
-
-def summary(report: Report) -> str:
-    """One line of figures."""
-    f = report.figures
-    repeated = f.redelivered + f.repeated
-    return json.dumps(
-        {
-            "published": f.attempted,
-            "ok": f.ok,
-            "failed": f.failed,
-            "unknown": f.unknown,
-            "came_out_though_unknown": f.recovered,
-            "delivered": f.delivered,
-            "repeated": repeated,
-            "problems": dict(report.problems),
-        }
-    )

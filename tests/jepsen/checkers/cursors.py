@@ -1,0 +1,126 @@
+"""Checker 7: a channel's place in a partition is a register: each operation finds what the last one left.
+
+    floor       where a seek found the channel is before where the last one had put it: its floor went back by itself
+    undo        an undo did not go back to where the last move had found the channel
+    not again   a seek backwards was answered, and what it was to repeat did not come again
+
+The model of one (channel, partition) has two numbers: where the last move put it, and where an undo goes. Operations on
+a channel are asked for one at a time, so an order of them is given, and a search for one is not needed; after one of
+unknown outcome, or an empty, both numbers are unknown until the next answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.jepsen.checkers.view import (
+    Channel,
+    Checker,
+    Connection,
+    Delivery,
+    Key,
+    Sent,
+    TopicLife,
+    offset_of,
+    partition_of,
+)
+from tests.jepsen.history import AdminEnded, AdminSent, FaultBegun, FaultEnded, Message, Place, SeekEnded, SeekSent
+
+
+@dataclass
+class Register:
+    """One partition of a channel that is moved."""
+
+    placed: int | None = None  # where the last move put it
+    undo: int | None = None  # where an undo goes
+    again: dict[int, tuple[Key, float]] = field(default_factory=dict)  # offset -> what has to come, and since when
+    delivered: dict[int, tuple[Key, Delivery, Sent]] = field(default_factory=dict)  # since the channel was first moved
+
+    def forget(self) -> None:
+        self.placed = self.undo = None
+        self.again.clear()
+
+
+class Cursors(Checker):
+    name = "cursor operations"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._registers: dict[int, dict[int, Register]] = {}  # by channel, by partition
+        self._asked: dict[int, tuple[Channel, SeekSent | AdminSent]] = {}
+        self._moves = self._repeated = 0
+
+    def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
+        if isinstance(event, FaultBegun):
+            return
+        channel = self.view.topic(event.topic).channels.get(event.channel)
+        if channel is not None and channel.moving:
+            self._asked[event.op] = channel, event
+            self._registers.setdefault(id(channel), {})
+
+    def over(self, event: FaultEnded | SeekEnded | AdminEnded) -> None:
+        channel, asked = self._asked.pop(event.op, (None, None))
+        if channel is None or asked is None or event.result == "fail":
+            return
+        registers = self._registers[id(channel)]
+        places = event.places if isinstance(event, SeekEnded) else []
+        if event.result == "info" or not places:
+            for register in registers.values():
+                register.forget()
+        for place in places:
+            register = registers.setdefault(place.partition, Register())
+            if place.error:
+                register.forget()
+            else:
+                self._moves += 1
+                where = f"{asked.topic}/{place.partition} {asked.channel} at {event.t:.3f}"
+                self._moved(where, register, asked, place)
+
+    def _moved(self, where: str, register: Register, asked: SeekSent | AdminSent, place: Place) -> None:
+        to = asked.to if isinstance(asked, SeekSent) else ""
+        if register.placed is not None and place.from_offset < register.placed:
+            self.findings.add("floor", f"{where}: was put to {register.placed}, is at {place.from_offset}")
+        if to == "undo" and register.undo is not None and place.to_offset != register.undo and not place.clamped:
+            self.findings.add("undo", f"{where}: went to {place.to_offset}, not back to {register.undo}")
+        self._check_again(where, register, place.from_offset, asked.t)
+        register.placed, register.undo = place.to_offset, place.from_offset
+        for offset in range(place.to_offset, place.from_offset):
+            if (found := register.delivered.get(offset)) is not None and simple(found[2]):
+                register.again[offset] = found[0], asked.t
+
+    def _check_again(self, where: str, register: Register, end: int, since: float) -> None:
+        """What had to come again, below `end`, has; what is behind is not asked for any more."""
+        for offset, (key, asked) in register.again.items():
+            if offset < end and register.delivered[offset][1].t < asked:
+                self.findings.add(
+                    "not again", f"{where}: {key} at offset {offset} was to be repeated since {asked:.3f}"
+                )
+        register.again.clear()
+
+    def delivered(self, t: float, by: Connection, key: Key, sent: Sent, message: Message, last: Delivery) -> None:
+        registers = self._registers.get(id(by.channel))
+        if registers is None:
+            return
+        register = registers.setdefault(partition_of(message.id), Register())
+        offset = offset_of(message.id)
+        self._repeated += offset in register.again
+        register.delivered[offset] = key, last, sent
+
+    def drained(self, topic: TopicLife) -> None:
+        for channel in topic.channels.values():
+            for number, register in self._registers.get(id(channel), {}).items():
+                if not channel.moving:
+                    self._check_again(f"{topic.name}/{number} {channel.name}", register, 1 << 62, self.view.t)
+
+    def end(self) -> None:
+        self.findings.figures["moves answered"] = self._moves
+        self.findings.figures["repeated as asked"] = self._repeated
+        if self._moves:
+            wrong = self.findings.problems.total()
+            text = "a seek repeats what it says, an undo goes back"
+            self.findings.promise(text, "0 exceptions", f"{wrong} in {self._moves} moves of partitions", kept=not wrong)
+
+
+def simple(sent: Sent) -> bool:
+    """Whether its place among the others is that of its offset: it was not published for later."""
+    return not sent.op.event.delay

@@ -1,0 +1,50 @@
+"""What was deferred does not come before its time.
+
+    early  a DPUB before its time, a REQ before its delay was over
+
+A REQ has no reply: that it took effect is known when the broker has read what the connection sent after it, or not at
+all, when the broker dies or another leader takes over.
+"""
+
+from __future__ import annotations
+
+from tests.jepsen.checkers.view import Checker, Connection, Delivery, Fin, Key, Req, Sent, where
+from tests.jepsen.history import Message
+
+CLOCK_SLACK = 0.05  # between the broker's timers and a client's clock
+
+
+class Delays(Checker):
+    name = "delays"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._earliest = float("inf")
+        self._latest = 0.0
+        self._seen = 0
+
+    def delivered(self, t: float, by: Connection, key: Key, sent: Sent, message: Message, last: Delivery) -> None:
+        event, req = sent.op.event, last.req
+        if event.delay:
+            if not last.count:
+                late = t - event.t - event.delay
+                self._seen += 1
+                self._earliest, self._latest = min(self._earliest, late), max(self._latest, late)
+            if t < event.t + event.delay - CLOCK_SLACK:
+                self.findings.add("early", f"{where(t, by, key)}: DPUB {event.delay:.3f} s at {event.t:.3f}")
+        if req is not None and req.gen == by.gen and not self.view.cluster and t < req.due - CLOCK_SLACK:
+            text = f"{where(t, by, key)}: requeued until {req.due:.3f}"
+            if req.confirmed:
+                self.findings.add("early", text)
+            else:
+                req.early = text
+
+    def confirmed(self, act: Fin | Req, t: float, by: Connection) -> None:
+        if isinstance(act, Req) and act.early is not None:
+            self.findings.add("early", act.early)
+
+    def end(self) -> None:
+        if self._seen:
+            text = "a deferred message does not come before its time"
+            seen = f"of {self._seen} the earliest {self._earliest * 1000:+.0f} ms, the latest {self._latest:+.1f} s"
+            self.findings.promise(text, f"-{CLOCK_SLACK * 1000:.0f} ms", seen, kept=not self.findings.problems["early"])

@@ -1,0 +1,121 @@
+"""Checker 10: once everything is healed, everything is well within the time that was given, and nothing has leaked.
+
+    not healed   a partition's ISR was not full within `settle` seconds after the healing
+    memory       a node has much more resident memory at the end than at the beginning
+    descriptors  a node has many more descriptors open
+    did not bite a fault could not prove that it had any effect: the run says nothing of it
+
+How long the ISR takes to be full after each single fault is a figure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tests.jepsen.checkers.findings import quantile
+from tests.jepsen.checkers.view import Checker, PartitionName
+from tests.jepsen.history import (
+    AdminEnded,
+    AdminSent,
+    AnyEvent,
+    FaultBegun,
+    FaultEnded,
+    Healed,
+    Led,
+    Sample,
+    SeekEnded,
+    SeekSent,
+)
+
+FLAT_SAMPLES = 10  # at the beginning and at the end, of which the lowest counts: a peak is no leak
+MEMORY_GROWTH_MAX = 1.5
+MEMORY_FREE_BYTES = 96 << 20  # that a run may add: caches of messages and indexes have bounds of that size
+DESCRIPTORS_FREE = 80
+
+
+class Liveness(Checker):
+    name = "liveness"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._kinds: dict[int, str] = {}
+        self._ended: list[tuple[float, str]] = []  # faults that wait for a full ISR
+        self._rejoins: defaultdict[str, list[float]] = defaultdict(list)
+        self._last: dict[PartitionName, tuple[float, Led]] = {}
+        self._samples: defaultdict[str, list[tuple[float, int, int]]] = defaultdict(list)
+        self._full_at: float | None = None
+        self._elections = 0
+
+    def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
+        if isinstance(event, FaultBegun):
+            self._kinds[event.op] = event.fault
+
+    def over(self, event: FaultEnded | SeekEnded | AdminEnded) -> None:
+        if isinstance(event, FaultEnded):
+            kind = self._kinds.pop(event.op)
+            if event.result == "fail":
+                self.findings.add("did not bite", f"{kind} healed at {event.t:.3f}: {event.proof}")
+            self._ended.append((event.t, kind))
+
+    def other(self, event: AnyEvent) -> None:
+        if isinstance(event, Healed):
+            self._full_at = None
+        elif isinstance(event, Sample):
+            self._samples[event.node].append((event.t, event.rss, event.fds))
+            for led in event.led:
+                before = self._last.get((led.topic, led.partition))
+                self._elections += before is not None and before[1].epoch != led.epoch
+                self._last[led.topic, led.partition] = event.t, led
+            self._look()
+
+    def _look(self) -> None:
+        """Whether all partitions were seen whole since the last faults ended."""
+        if not self._last or not all(len(led.isr) >= led.replicas for _, led in self._last.values()):
+            return
+        seen = min(t for t, _ in self._last.values())  # the oldest that is known
+        now = max(t for t, _ in self._last.values())
+        for t, kind in [each for each in self._ended if each[0] <= seen]:
+            self._rejoins[kind].append(now - t)
+        self._ended = [each for each in self._ended if each[0] > seen]
+        healed = self.view.healed
+        if healed is not None and self._full_at is None and seen >= healed.t:
+            self._full_at = now
+
+    def end(self) -> None:
+        for kind, values in self._rejoins.items():
+            for name, q in (("p50", 0.5), ("worst", 1.0)):
+                self.findings.figures[f"{kind} to full ISR {name} s"] = round(quantile(values, q), 2)
+        self.findings.figures["changes of leader"] = self._elections
+        if self.view.healed is not None and self._last:
+            self._check_healed(self.view.healed)
+        for node, samples in self._samples.items():
+            self._check_flat(node, samples)
+
+    def _check_healed(self, healed: Healed) -> None:
+        late = self._full_at is None or self._full_at > healed.t + healed.settle
+        seen = "never" if self._full_at is None else f"after {self._full_at - healed.t:.1f} s"
+        if late:
+            open_ = [
+                f"{topic}/{number} {led.isr}"
+                for (topic, number), (_, led) in self._last.items()
+                if len(led.isr) < led.replicas
+            ]
+            self.findings.add("not healed", f"every ISR was full {seen}, healed at {healed.t:.3f}: {open_[:5]}")
+        text = "every replica is in sync again after the healing"
+        self.findings.promise(text, f"{healed.settle:.0f} s", seen, kept=not late)
+
+    def _check_flat(self, node: str, samples: list[tuple[float, int, int]]) -> None:
+        lives = [(rss, fds) for _, rss, fds in samples if rss]
+        if len(lives) < 3 * FLAT_SAMPLES:
+            return
+        first, last = lives[FLAT_SAMPLES : 2 * FLAT_SAMPLES], lives[-FLAT_SAMPLES:]  # the first ones are a start-up
+        begin, end = min(rss for rss, _ in first), min(rss for rss, _ in last)
+        if end > begin * MEMORY_GROWTH_MAX + MEMORY_FREE_BYTES:
+            self.findings.add("memory", f"{node}: {begin >> 20} MiB at the beginning, {end >> 20} MiB at the end")
+        few, many = min(fds for _, fds in first), min(fds for _, fds in last)
+        if many > few + DESCRIPTORS_FREE:
+            self.findings.add("descriptors", f"{node}: {few} at the beginning, {many} at the end")
+        self.findings.figures[f"{node} MiB, begin"] = begin >> 20
+        self.findings.figures[f"{node} MiB, end"] = end >> 20
+        self.findings.figures[f"{node} descriptors, begin"] = few
+        self.findings.figures[f"{node} descriptors, end"] = many
