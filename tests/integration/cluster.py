@@ -42,7 +42,8 @@ from tests import freezing
 from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.servers import LOOPBACK, CannotStart, Daemon, Host, Lookupd, Node, free_port, wait_until
 from tests.jepsen.checkers.judgement import Report, summary
-from tests.jepsen.checkers.storage import compare, entries_of
+from tests.jepsen.checkers.storage import compare, entries_of, stored
+from tests.jepsen.history import Stored
 from tests.jepsen.load.cluster import Background, ClusterLoad, Endpoint
 
 LEASE_SECONDS = 2.0  # the shortest that a node takes
@@ -411,8 +412,9 @@ class Cluster:
         except AssertionError:
             raise AssertionError(f"the replicas of {topic}/{number} do not meet: {self.ends(topic, number)}") from None
 
-    def check_replicas(self) -> None:
-        """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards."""
+    def check_replicas(self) -> dict[tuple[str, int], int]:
+        """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards. Where each partition ends,
+        as a log id: see `stored`."""
         topics = wait_until(lambda: (self.store.records.topics(),), "etcd answers")[0]
         found = {name: topic.record for name, topic in topics.items()}
         ends = {
@@ -424,6 +426,13 @@ class Cluster:
         for (name, number), end in ends.items():
             differences = self.differences(name, number, end=end)
             assert not differences, differences
+        return ends
+
+    def stored(self, ends: dict[tuple[str, int], int]) -> Iterator[Stored]:
+        """The messages in the files of all nodes, which are stopped, for the checkers."""
+        for (name, number), end in ends.items():
+            for node in self.nodes:
+                yield from stored(0.0, node.name, node.data, name, number, end=end)
 
     def kill_everybody(self) -> None:
         """No election can follow: what they have on disk can be compared."""

@@ -5,103 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.jepsen import history
-from tests.jepsen.checkers.judgement import Report, judge
+from tests.jepsen.checkers.judgement import judge
 from tests.jepsen.history import (
-    Answered,
-    AnyEvent,
-    ChannelMade,
     Deleted,
     Drained,
-    Killed,
     Message,
     Outcome,
     Paused,
-    Publish,
-    Received,
     Refused,
-    Run,
-    Started,
 )
-
-
-class Story:
-    """Writes a history: one topic, one publisher, connections as they come; times pass by themselves."""
-
-    def __init__(self) -> None:
-        self.events: list[AnyEvent] = [Run(1, "always", 1.1), Started(0.0, 1)]
-        self.t = 0.0
-        self.gen = 1
-        self.ops = 0
-        self.counter = 0
-
-    def add(self, event: AnyEvent) -> None:
-        self.events.append(event)
-
-    def pass_time(self, seconds: float) -> None:
-        self.t += seconds
-
-    def sub(self, conn: int, channel: str = "ch", topic: str = "t") -> None:
-        self.pass_time(0.01)
-        self.add(ChannelMade(self.t, self.t, self.gen, conn, topic, channel, "ok"))
-
-    def pub(
-        self,
-        count: int = 1,
-        result: history.Result | None = "ok",
-        *,
-        conn: int = 0,
-        delay: float = 0.0,
-        topic: str = "t",
-        process: int = 7,
-    ) -> list[Message]:
-        """One publish and its outcome; the messages as they should come out."""
-        self.pass_time(0.01)
-        self.ops += 1
-        first, self.counter = self.counter, self.counter + count
-        crcs = [1000 + n for n in range(first, first + count)]
-        command = "MPUB" if count > 1 else "DPUB" if delay else "PUB"
-        self.add(Publish(self.t, self.ops, self.gen, conn, process, topic, command, first, crcs, delay))
-        if result is not None:
-            self.pass_time(0.001)
-            self.add(Outcome(self.t, self.ops, result))
-        numbers = range(first, self.counter)
-        return [Message(process, n, 1000 + n, f"{n + 0x1A73C0000000:016x}", 1, 10**18 + n) for n in numbers]
-
-    def recv(self, conn: int, *messages: Message) -> None:
-        self.pass_time(0.01)
-        self.add(Received(self.t, conn, list(messages)))
-
-    def fin(self, conn: int, *messages: Message) -> None:
-        self.add(Answered(self.t, conn, "FIN", [message.id for message in messages], 0.0))
-
-    def req(self, conn: int, message: Message, delay: float) -> None:
-        self.add(Answered(self.t, conn, "REQ", [message.id], delay))
-
-    def take(self, conn: int, *messages: Message) -> None:
-        self.recv(conn, *messages)
-        self.fin(conn, *messages)
-
-    def kill(self) -> None:
-        self.add(Killed(self.t, self.gen, "serving"))
-        self.gen += 1
-        self.add(Started(self.t, self.gen))
-
-    def judged(self, *topics: str) -> Report:
-        for topic in topics or ("t",):
-            self.add(Drained(self.t, topic))
-        return judge(self.events)
-
-    def problems(self, *topics: str) -> dict[str, int]:
-        return dict(self.judged(*topics).problems)
-
-
-def changed(message: Message, **fields: object) -> Message:
-    values = {name: getattr(message, name) for name in message.__struct_fields__}
-    return Message(**(values | fields))
-
-
-def again(message: Message, attempts: int = 2) -> Message:
-    return changed(message, attempts=attempts)
+from tests.jepsen.story import Story, again, changed
 
 
 def test_a_good_history_has_no_problems_and_is_counted() -> None:

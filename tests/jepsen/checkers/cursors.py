@@ -34,7 +34,7 @@ class Register:
     placed: int | None = None  # where the last move put it
     undo: int | None = None  # where an undo goes
     again: dict[int, tuple[Key, float]] = field(default_factory=dict)  # offset -> what has to come, and since when
-    delivered: dict[int, tuple[Key, Delivery, Sent]] = field(default_factory=dict)  # since the channel was first moved
+    delivered: dict[int, tuple[Key, Delivery, Sent]] = field(default_factory=dict)  # by offset
 
     def forget(self) -> None:
         self.placed = self.undo = None
@@ -56,7 +56,17 @@ class Cursors(Checker):
         channel = self.view.topic(event.topic).channels.get(event.channel)
         if channel is not None and channel.moving:
             self._asked[event.op] = channel, event
-            self._registers.setdefault(id(channel), {})
+            if id(channel) not in self._registers:
+                self._registers[id(channel)] = self._begin(channel)
+
+    def _begin(self, channel: Channel) -> dict[int, Register]:
+        """A channel is moved for the first time: what it has delivered so far."""
+        registers: dict[int, Register] = {}
+        for key, delivery in channel.deliveries.items():
+            sent = self.view.messages[key]
+            register = registers.setdefault(partition_of(sent.id), Register())
+            register.delivered[offset_of(sent.id)] = key, delivery, sent
+        return registers
 
     def over(self, event: FaultEnded | SeekEnded | AdminEnded) -> None:
         channel, asked = self._asked.pop(event.op, (None, None))
