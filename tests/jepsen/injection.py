@@ -1,7 +1,7 @@
 """Faults that are there now, and what each of them cost: the hands of every schedule.
 
     fault = injector.inject(kind)       # None: not at the moment
-    injector.heal(fault)                # healed, and its proof is in the timeline
+    injector.heal(fault)                # healed, and its proof is in the history
     injector.heal_all(); injector.settle()
 
 Measured, when nothing else was broken meanwhile:
@@ -18,7 +18,7 @@ import contextlib
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -28,7 +28,6 @@ from tests.integration.cluster import pause
 from tests.jepsen.deployment import Deployment, NotNow
 from tests.jepsen.faults.fault import DidNotBite, FaultKind, Injected
 from tests.jepsen.logs import tell
-from tests.jepsen.timeline import Timeline
 
 LOOK_SECONDS = 0.01
 SETTLE_SECONDS = 60.0  # after several faults at a time
@@ -43,6 +42,9 @@ class Clients(Protocol):
     def oks(self) -> Sequence[float]: ...
     def now(self) -> float: ...
     def worst_probe(self, since: float, until: float) -> float: ...
+    def fault_begun(self, fault: str, what: str, victims: Iterable[str]) -> int: ...
+    def fault_ended(self, op: int, proof: str, *, bit: bool) -> None: ...
+    def healed(self, settle: float) -> None: ...
 
 
 @dataclass
@@ -104,12 +106,7 @@ class Injector:
     """Owner of what is broken in a deployment."""
 
     def __init__(
-        self,
-        deployment: Deployment,
-        rng: random.Random,
-        timeline: Timeline,
-        clients: Clients,
-        figures: FaultFigures,
+        self, deployment: Deployment, rng: random.Random, clients: Clients, figures: FaultFigures
     ) -> None:
         """`figures`: of all loads of a run."""
         self.active: list[ActiveFault] = []
@@ -118,7 +115,6 @@ class Injector:
         self.clients = clients
         self.figures = figures
         self.tell_above = float("inf")  # seconds of a gap beyond which the logs around the fault are printed
-        self._timeline = timeline
 
     def say(self, text: str) -> None:
         print(f"{self.clients.now():8.2f} {text}", flush=True)
@@ -133,13 +129,12 @@ class Injector:
         except NotNow:
             return None
         until = began + self.rng.uniform(*kind.seconds)
-        fault = ActiveFault(self.figures.counts.total() + 1, kind, injected, began, until)
+        number = self.clients.fault_begun(kind.family, injected.what, sorted(injected.victims))
+        fault = ActiveFault(number, kind, injected, began, until)
         self.active.append(fault)
         self.deployment.broken |= injected.victims
         self.figures.counts[kind.id] += 1
         self.say(f"inject {kind.id}: {injected.what}")
-        victims = sorted(injected.victims)
-        self._timeline.fault("invoke", n=fault.number, id=kind.id, what=injected.what, victims=victims)
         return fault
 
     def heal(self, fault: ActiveFault) -> None:
@@ -148,16 +143,15 @@ class Injector:
         injected.heal()
         self.active.remove(fault)
         self.deployment.broken = set().union(*(other.injected.victims for other in self.active))
-        value = {"n": fault.number, "id": fault.kind.id}
         try:
             proof = injected.proof()
         except DidNotBite as error:
             self.figures.invalid.append(f"{fault.kind.id} ({injected.what}): {error}")
             self.say(f"heal   {fault.kind.id}: DID NOT BITE: {error}")
-            self._timeline.fault("fail", **value, error=str(error))
+            self.clients.fault_ended(fault.number, str(error), bit=False)
         else:
             self.say(f"heal   {fault.kind.id}: {proof}")
-            self._timeline.fault("ok", **value, proof=proof)
+            self.clients.fault_ended(fault.number, proof, bit=True)
 
     def heal_all(self) -> None:
         while self.active:

@@ -12,13 +12,14 @@ What is asked: all that was OK'd comes out, in order and whole; every ISR is ful
 byte for byte; every fault proved that it bit. The seed fixes the draws, not the machine's timing.
 
 Exit status: 0 all of that; 1 something of it is not so, or hosts can not be made here; 2 a fault did not bite: the run
-is invalid. The folder of a run that failed is kept: logs, data, timeline.jsonl, history.jsonl.
+is invalid. The folder of a run that failed is kept: logs, data, and a history of each load.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import random
 import secrets
 import shutil
@@ -30,20 +31,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.cluster import UnderLoad
+from tests.integration.cluster import UnderLoad, pause
 from tests.integration.servers import CannotStart
-from tests.jepsen import dead_letters, history
-from tests.jepsen.checker import Figures
-from tests.jepsen.dead_letters import FailingMessages
+from tests.jepsen.checkers.judgement import judge
+from tests.jepsen.checkers.view import Figures
 from tests.jepsen.deployment import CHANNELS, TOPIC, Deployment
 from tests.jepsen.faults.fault import SYNCS, FaultKind
 from tests.jepsen.faults.table import chosen, possible
+from tests.jepsen.history import History
 from tests.jepsen.hosts.network import NotPossible
-from tests.jepsen.injection import FaultFigures, Injector
+from tests.jepsen.injection import SETTLE_SECONDS, FaultFigures, Injector
+from tests.jepsen.load import dead_letters
+from tests.jepsen.load.dead_letters import FailingMessages
+from tests.jepsen.sampling import SECONDS as SAMPLE_SECONDS
+from tests.jepsen.sampling import Sampler
 from tests.jepsen.schedules import ROUND_SECONDS, Schedule, Scripted, Swarm
-from tests.jepsen.timeline import Sampler, Timeline
 
 SHORTEST_SECONDS = 5.0  # of a round
+VOID = {"did not bite"}  # of the run itself
 
 
 @dataclass(frozen=True)
@@ -107,16 +112,12 @@ class Suite:
         self._folder = folder
         self._plan = plan
         self._rng = random.Random(f"{plan.seed} suite")
-        self._began = time.monotonic()
-        self._timeline = Timeline(folder / "timeline.jsonl", lambda: time.monotonic() - self._began)
+        self._histories: dict[str, History] = {}  # by topic
 
     def run(self) -> None:
         """AssertionError with everything that is known, if something is wrong."""
         plan = self._plan
-        with (
-            contextlib.closing(self._timeline),
-            Deployment.built(self._folder, sync=plan.sync, nodes=plan.nodes, apart=plan.apart) as deployment,
-        ):
+        with Deployment.built(self._folder, sync=plan.sync, nodes=plan.nodes, apart=plan.apart) as deployment:
             until = time.monotonic() + plan.seconds
             if plan.swarm:
                 while (left := until - time.monotonic()) > 0:
@@ -124,16 +125,25 @@ class Suite:
             else:
                 drawn = plan.count is not None
                 self._loaded(deployment, Scripted(plan.kinds, plan.count, plan.seconds, drawn))
-            deployment.check_replicas()
+            self._judge(deployment)
+
+    def _judge(self, deployment: Deployment) -> None:
+        """All loads, with what the replicas have in their files."""
+        ends = deployment.check_replicas()
+        for topic, history in self._histories.items():
+            own = {name: end for name, end in ends.items() if name[0] == topic}
+            report = judge(itertools.chain(history, deployment.stored(own)))
+            self.outcomes.add(report.figures)
+            assert not set(report.problems) - VOID, report
 
     def _loaded(self, deployment: Deployment, schedule: Schedule) -> None:
         """A topic with clients of its own, as numbers of messages begin again with each load."""
         plan, rng = self._plan, self._rng
-        deployment.topic = topic = TOPIC if not self.outcomes.loads else f"{TOPIC}-{self.outcomes.loads + 1}"
+        deployment.topic = topic = f"{TOPIC}-{len(self._histories) + 1}"
         channels = (*CHANNELS, *([dead_letters.CHANNEL] if plan.dead else []))
         deployment.create(topic, *channels)
         failing = FailingMessages.of(deployment, topic) if plan.dead else None
-        load = UnderLoad(
+        load = Load(
             deployment,
             topic,
             *channels,
@@ -142,26 +152,39 @@ class Suite:
             failing=failing,
             enter=deployment.enter_clients,
         )
-        with keeping(load, self._folder), load:
-            injector = Injector(deployment, rng, self._timeline, load.clients, self.figures)
+        with keeping(load, self._folder / f"{topic}.jsonl"), load:
+            injector = Injector(deployment, rng, load.clients, self.figures)
             injector.tell_above = plan.tell_above
-            with Sampler(deployment, self._timeline, lambda: len(load.clients.oks)):
+            with Sampler(deployment, load.clients.record, load.clients.now):
                 try:
                     schedule.run(injector)
+                    load.clients.healed(SETTLE_SECONDS)
+                    injector.settle()
+                    pause(2 * SAMPLE_SECONDS)  # which show it
                 finally:
                     injector.heal_whatever()
-        self.outcomes.add(load.report.figures)
+        self._histories[topic] = load.clients.history
         self.outcomes.dead += failing.dead if failing is not None else 0
 
 
+class Load(UnderLoad):
+    """Judged when the replicas can be read, and not when it ends. Whether all that was OK'd came out is asked then."""
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with contextlib.closing(self._background):
+            if kind is None:
+                self.goes_on()
+                self.report = self._background.finish()
+                assert not self._background.stuck, f"{self._background.stuck}\n{self.report}"
+
+
 @contextlib.contextmanager
-def keeping(load: UnderLoad, folder: Path) -> Iterator[None]:
-    """The history of a load that fails is kept."""
+def keeping(load: UnderLoad, path: Path) -> Iterator[None]:
+    """The history of a load is kept, also of one that fails."""
     try:
         yield
-    except BaseException:
-        history.write(list(load.clients.events), folder / "history.jsonl")
-        raise
+    finally:
+        load.clients.history.save(path)
 
 
 def run(folder: Path, plan: Plan) -> Suite:
