@@ -413,8 +413,8 @@ class Cluster:
             raise AssertionError(f"the replicas of {topic}/{number} do not meet: {self.ends(topic, number)}") from None
 
     def check_replicas(self) -> dict[tuple[str, int], int]:
-        """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards. Where each partition ends,
-        as a log id: see `stored`."""
+        """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards. Returns where partitions
+        end, as log ids: see `stored`."""
         topics = wait_until(lambda: (self.store.records.topics(),), "etcd answers")[0]
         found = {name: topic.record for name, topic in topics.items()}
         ends = {

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import random
 import time
@@ -29,6 +30,7 @@ from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.cluster import Cluster, Member
 from tests.integration.servers import LOOPBACK, Daemon, Host, Lookupd, free_port, wait_until
 from tests.jepsen.hosts.disks import Disk
+from tests.jepsen.hosts.groups import Group
 from tests.jepsen.hosts.namespaces import NETWORK
 from tests.jepsen.hosts.network import Network
 from tests.jepsen.program import command
@@ -47,6 +49,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 T = TypeVar("T")
 
+_numbers = itertools.count(1)  # two deployments of one process have different groups
+
 
 class NotNow(Exception):
     """Nobody is left whom this fault could hit, or the cluster is in no state for it: the fault is not injected."""
@@ -58,6 +62,7 @@ class Hosts:
     def __init__(self, folder: Path, network: Network | None, stack: contextlib.ExitStack) -> None:
         self.network = network
         self.disks: dict[str, Disk] = {}
+        self._groups: dict[str, Group] = {}
         self._folder = folder
         self._stack = stack
 
@@ -79,6 +84,13 @@ class Hosts:
             made = Disk.made(self._folder / f"disk-{name}", inside=self.network.namespaces(name), size=DISK_BYTES)
             self.disks[name] = self._stack.enter_context(made)
         return self.disks[name]
+
+
+    def group(self, name: str) -> Group:
+        """The control group of a host, which is made if it is not there, and has nobody in it."""
+        if name not in self._groups:
+            self._groups[name] = self._stack.enter_context(Group.made(f"{name}-{next(_numbers)}"))
+        return self._groups[name]
 
 
 class Broker(Member):
@@ -106,7 +118,9 @@ class Deployment(Cluster):
         self._made_disk = hosts.disk
         self.broken: set[str] = set()
         self.topic = TOPIC
+        self.group = hosts.group
         super().__init__(folder, etcd, **options)
+        self.spare = self.make(f"n{len(self.nodes) + 1}")  # a broker that only some faults start
 
     @classmethod
     @contextlib.contextmanager
@@ -129,6 +143,7 @@ class Deployment(Cluster):
             yield self
         finally:
             self.close()
+            self.spare.__exit__()
 
     def host(self, name: str) -> Host:
         return LOOPBACK if self.network is None else self.network.host(name)
@@ -146,6 +161,11 @@ class Deployment(Cluster):
             data=data,
         )
 
+    def host_in(self, name: str, group: Group) -> Host:
+        """A host for a daemon that is to be in a control group from its start on."""
+        host = self.host(name)
+        return Host(host.ip, (*group.prefix, *host.prefix))
+
     # ---- who is who
 
     @property
@@ -159,11 +179,14 @@ class Deployment(Cluster):
 
     @property
     def names(self) -> list[str]:
-        """Of all hosts but that of the clients."""
-        return [*(daemon.directory.name for daemon in self.daemons), *(etcd.name for etcd in self.etcd_members)]
+        """Of all hosts but that of the clients, where somebody runs."""
+        daemons = [*self.daemons, *([self.spare] if self.spare.running else [])]
+        return [*(daemon.directory.name for daemon in daemons), *(etcd.name for etcd in self.etcd_members)]
 
-    def daemon(self, name: str) -> Daemon:
-        return next(daemon for daemon in self.daemons if daemon.directory.name == name)
+    def member(self, uid: int) -> Member | None:
+        """The spare one counts, too."""
+        info = self.store.watch.view().nodes.get(uid)
+        return self.spare if info is not None and info.name == self.spare.name else super().member(uid)
 
     def is_broken(self, member: Daemon | EtcdServer) -> bool:
         return name_of(member) in self.broken
@@ -218,6 +241,12 @@ class Deployment(Cluster):
         with open(f"/proc/{self.network.namespaces(CLIENTS).pid}/ns/net") as space:
             if _libc.setns(space.fileno(), NETWORK):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """Where ports are, for clients."""
+        daemons = [*self.daemons, self.spare]
+        return {port: daemon.host.ip for daemon in daemons for port in (daemon.tcp_port, daemon.http_port)}
 
     # ---- after faults
 

@@ -37,9 +37,10 @@ from tests.jepsen.checkers.judgement import judge
 from tests.jepsen.checkers.view import Figures
 from tests.jepsen.deployment import CHANNELS, TOPIC, Deployment
 from tests.jepsen.faults.fault import SYNCS, FaultKind
-from tests.jepsen.faults.table import chosen, possible
+from tests.jepsen.faults.table import FAULTS, chosen, possible
 from tests.jepsen.history import History
 from tests.jepsen.hosts.network import NotPossible
+from tests.jepsen.hosts.probe import capabilities, lacking
 from tests.jepsen.injection import SETTLE_SECONDS, FaultFigures, Injector
 from tests.jepsen.load import dead_letters
 from tests.jepsen.load.dead_letters import FailingMessages
@@ -150,6 +151,7 @@ class Suite:
             seed=rng.randrange(1 << 30),
             any_node=plan.swarm and rng.random() < 0.5,
             failing=failing,
+            hosts=deployment.addresses,
             enter=deployment.enter_clients,
         )
         with keeping(load, self._folder / f"{topic}.jsonl"), load:
@@ -217,9 +219,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def planned(args: argparse.Namespace) -> Plan:
     """ValueError says what is wrong with the words."""
-    here = set() if args.loopback else {"namespaces"}
+    here = frozenset[str]() if args.loopback else capabilities()
+    if not args.loopback and (missing := lacking({"namespaces", "disks"})):
+        raise ValueError(f"hosts can not be made here, which needs root and namespaces: {missing}")
     words = [word for word in args.fault.split(",") if word]
-    kinds, others = possible(chosen(words or "NPEDCML"), here, args.sync)
+    kinds, others = possible(chosen(words or FAULTS), here, args.sync)
     if words and others:
         print("left out: " + "; ".join(others))
     if not kinds:

@@ -4,12 +4,16 @@
     P2  SIGSTOP of leader, follower, controller: shorter and longer than a lease
     P3  SIGTERM of the leader, and a new start when it is gone
     P4  kill -9 within 2 s of a start, again and again
+    P5  it kills itself before or after the Nth sync, write, rename, change in etcd, or promise
+    P7  a twentieth of a core
+    P8  its loop, or all of its Python, stands still for 0.2 to 5 s
 
 A kill proves itself by the exit status that the kernel gave, a stop by a CPU time that stood still until SIGCONT.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -18,14 +22,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.integration.cluster import freeze, pause, thaw
-from tests.integration.servers import Daemon
-from tests.jepsen.deployment import LEASE_SECONDS, Deployment, name_of, one_of
+from tests.integration.servers import Daemon, wait_until
+from tests.jepsen.deployment import LEASE_SECONDS, Deployment, NotNow, name_of, one_of
 from tests.jepsen.faults.fault import FaultKind, Injected, bitten
+from tests.jepsen.faults.overload import GROUPS, limited
 
 Victims = Callable[[Deployment, random.Random], Sequence[Daemon]]
 
 CRASHES = 6  # of a P4
 BOOT_SECONDS = 2.0  # within which a P4 kills
+OFTEN = ("sync", "write", "sync-dir", "cas", "promise")
+VISITS = {"sync": 30, "write": 60, "sync-dir": 4, "cas": 3, "promise": 2}
+FAILPOINT_SECONDS = 15.0
 LONG = (1.0, LEASE_SECONDS + 5.0)
 
 
@@ -155,6 +163,61 @@ def crash_loop(deployment: Deployment, rng: random.Random) -> Injected:
     return Injected(f"crash loop of {name_of(victim)}", names([victim]), victim.spawn, proof)
 
 
+# ---- P5
+
+
+def at_failpoint(deployment: Deployment, rng: random.Random) -> Injected:
+    """It lives once more, and kills itself at a place around a sync, rename, write, change in etcd or promise."""
+    victim = one_of(rng, deployment.whole_nodes)
+    operation = rng.choice(OFTEN)
+    failpoint = f"{rng.choice(('before', 'after'))}-{operation}:{rng.randint(1, VISITS[operation])}"
+    kill(victim)
+    victim.programmed(failpoints=[failpoint])
+    victim.spawn()
+    process = victim._process
+    assert process is not None
+    victim.programmed()
+    try:
+        wait_until(lambda: process.poll() is not None, failpoint, FAILPOINT_SECONDS)
+    except AssertionError:
+        raise NotNow(f"{failpoint} was not reached") from None
+    status, said = process.returncode, victim.log()
+    victim.kill()
+
+    def proof() -> str:
+        bitten(status == -signal.SIGKILL and "is reached" in said, f"it ended with {status}\n{said[-2000:]}")
+        return f"killed itself {failpoint}"
+
+    return Injected(f"{victim.name} dies {failpoint}", names([victim]), victim.spawn, proof)
+
+
+# ---- P7, P8
+
+
+def starved(deployment: Deployment, rng: random.Random) -> Injected:
+    victim = one_of(rng, deployment.whole_nodes)
+    return limited(deployment, [victim], 0.05)
+
+
+def stalled(deployment: Deployment, rng: random.Random) -> Injected:
+    """Its loop does nothing for a while, or all of its Python does; the kernel and threads in C go on."""
+    victim = one_of(rng, deployment.whole_nodes)
+    seconds, every, before = rng.uniform(0.2, 5), rng.random() < 0.5, victim.stalls.seconds()
+    victim.stalls.stall(seconds, every=every)
+
+    def heal() -> None:
+        with contextlib.suppress(AssertionError):  # then it has not bitten
+            wait_until(lambda: victim.stalls.seconds() > before, "the stall is over", seconds + 10)
+
+    def proof() -> str:
+        stood = victim.stalls.seconds() - before
+        bitten(stood > seconds / 2, f"it stood still for {stood:.2f} s")
+        return f"stood still for {stood:.2f} s"
+
+    what = f"{'all Python' if every else 'the loop'} of {victim.name} stands still"
+    return Injected(what, names([victim]), heal, proof)
+
+
 KINDS = (
     FaultKind("P1-leader", "kill -9 of the leader", "nothing lost; another leads at once", killed(leader), weight=24),
     FaultKind("P1-follower", "kill -9 of a follower", "no gap", killed(follower)),
@@ -166,4 +229,7 @@ KINDS = (
     FaultKind("P2-controller", "SIGSTOP of the controller", "no gap", stopped(controller), LONG, weight=2),
     FaultKind("P3", "SIGTERM of the leader, and a new start", "nothing lost, nothing unknown", terminated, weight=6),
     FaultKind("P4", "kill -9 within 2 s of a start, six times", "no damage, epochs bounded", crash_loop, (0.0, 1.0)),
+    FaultKind("P5", "kill at a fail point", "nothing lost, no damage", at_failpoint, (0.0, 2.0)),
+    FaultKind("P7", "a twentieth of a core", "leases survive, or others lead", starved, (3.0, 12.0), needs=GROUPS),
+    FaultKind("P8", "the event loop stands still", "as P2", stalled, (1.0, 6.0)),
 )

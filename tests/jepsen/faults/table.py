@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tests.jepsen.faults import etcd, network, processes
+from tests.jepsen.faults import etcd, membership, network, overload, processes
 from tests.jepsen.faults.fault import FaultKind
 
-FAULTS: dict[str, FaultKind] = {kind.id: kind for room in (network, processes, etcd) for kind in room.KINDS}
+ROOMS = (network, processes, etcd, membership, overload)
+FAULTS: dict[str, FaultKind] = {kind.id: kind for room in ROOMS for kind in room.KINDS}
 
 
 def chosen(words: Iterable[str]) -> list[FaultKind]:

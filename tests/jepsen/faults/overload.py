@@ -1,0 +1,184 @@
+"""L1-L4: less of the machine than the brokers want, or more clients than anybody asked for.
+
+    L1  a CPU quota for all brokers              L3  descriptors: no more may be opened than are open
+    L2  a memory limit, until the kernel kills   L4  5,000 clients at once
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import socket
+import threading
+
+from tests.integration.servers import wait_until
+from tests.jepsen.deployment import Broker, Deployment, one_of
+from tests.jepsen.faults.fault import FaultKind, Injected, bitten
+from tests.jepsen.hosts.groups import descriptors
+
+CLIENTS_AT_ONCE = 5000
+CONNECT_SECONDS = 5.0
+KNOCKS = 64  # connections that want a descriptor when there is none
+STEP_BYTES = 1 << 20
+KILL_SECONDS = 40.0
+HELLO = b"  V2"
+NOP = b"NOP\n"
+
+
+# ---- L1
+
+
+def quota(deployment: Deployment, rng: random.Random) -> Injected:
+    victims = deployment.whole_nodes
+    one_of(rng, victims)
+    cores = rng.choice((0.1, 0.25))
+    return limited(deployment, victims, cores)
+
+
+def limited(deployment: Deployment, victims: list[Broker], cores: float) -> Injected:
+    """So much of a core each."""
+    groups = [deployment.group(victim.name) for victim in victims]
+    before = [group.throttled() for group in groups]
+    for victim, group in zip(victims, groups, strict=True):
+        group.add(victim.pid)
+        group.cpu(cores)
+
+    def heal() -> None:
+        for group in groups:
+            group.cpu(None)
+
+    def proof() -> str:
+        periods = [group.throttled() - was for group, was in zip(groups, before, strict=True)]
+        bitten(all(periods), f"periods out of the quota: {periods}")
+        return f"{sum(periods)} periods of 100 ms were out of the quota"
+
+    names = frozenset(victim.name for victim in victims)
+    return Injected(f"{cores:.0%} of a core for {', '.join(sorted(names))}", names, heal, proof)
+
+
+# ---- L2
+
+
+def out_of_memory(deployment: Deployment, rng: random.Random) -> Injected:
+    """It may have what it has, less what the kernel can take back; so its next page is one too many."""
+    victim = one_of(rng, deployment.whole_nodes)
+    group = deployment.group(victim.name)
+    before = group.oom_kills()
+    victim.stop()
+    own, victim.host = victim.host, deployment.host_in(victim.name, group)
+    victim.start()
+    wait_until(deployment.all_in_sync, f"{victim.name} is in sync", KILL_SECONDS)
+    limit = group.memory_used()
+    with contextlib.suppress(OSError):  # no more can be taken back
+        while group.oom_kills() == before and limit > STEP_BYTES:
+            group.memory(limit)
+            limit -= STEP_BYTES
+    process = victim._process
+    assert process is not None
+    wait_until(lambda: process.poll() is not None, f"{victim.name} is killed for want of memory", KILL_SECONDS)
+
+    def heal() -> None:
+        victim.kill()
+        group.memory(None)
+        victim.host = own
+        victim.spawn()
+
+    def proof() -> str:
+        kills = group.oom_kills() - before
+        bitten(kills and process.returncode == -signal.SIGKILL, f"{kills} kills; status {process.returncode}")
+        return f"{kills} killed by the kernel at {limit >> 20} MiB"
+
+    return Injected(f"{victim.name} runs out of memory", frozenset([victim.name]), heal, proof)
+
+
+# ---- L3
+
+
+def out_of_descriptors(deployment: Deployment, rng: random.Random) -> Injected:
+    victim = one_of(rng, deployment.whole_nodes)
+    pid, spare = victim.pid, rng.choice((0, 2, 8))
+    limit = len(os.listdir(f"/proc/{pid}/fd")) + spare
+    descriptors(pid, limit)
+    knocking = crowd(deployment, [victim], KNOCKS)
+
+    def heal() -> None:
+        knocking.look(pid)
+        knocking.close()
+        with contextlib.suppress(ProcessLookupError):
+            descriptors(pid, None)
+
+    def proof() -> str:
+        bitten(knocking.opened >= limit - 1, f"{knocking.opened} were open of {limit}")
+        return f"{knocking.opened} of {limit} were open, and {len(knocking.sockets)} more clients knocked"
+
+    return Injected(f"{victim.name} may open {spare} more", frozenset([victim.name]), heal, proof)
+
+
+# ---- L4
+
+
+class Crowd:
+    """Clients that say hello and no more."""
+
+    def __init__(self) -> None:
+        self.sockets: list[socket.socket] = []
+        self.opened = 0
+
+    def look(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            self.opened = max(self.opened, len(os.listdir(f"/proc/{pid}/fd")))
+
+    def close(self) -> None:
+        for each in self.sockets:
+            each.close()
+
+
+def crowd(deployment: Deployment, nodes: list[Broker], count: int) -> Crowd:
+    """So many clients at once, from the clients' host, whether they are taken or not."""
+    made = Crowd()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    def connect() -> None:
+        deployment.enter_clients()
+        for number in range(count):
+            node = nodes[number % len(nodes)]
+            one = socket.socket()
+            one.settimeout(CONNECT_SECONDS)
+            try:
+                one.connect((node.host.ip, node.tcp_port))
+                one.sendall(HELLO + NOP)
+            except OSError:
+                one.close()
+                continue
+            made.sockets.append(one)
+
+    thread = threading.Thread(target=connect, name="crowd")
+    thread.start()
+    thread.join()
+    return made
+
+
+def many_clients(deployment: Deployment, rng: random.Random) -> Injected:
+    nodes = deployment.whole_nodes
+    one_of(rng, nodes)
+    clients = crowd(deployment, nodes, CLIENTS_AT_ONCE)
+
+    def proof() -> str:
+        bitten(len(clients.sockets) >= CLIENTS_AT_ONCE * 0.9, f"{len(clients.sockets)} were connected")
+        return f"{len(clients.sockets)} clients were connected"
+
+    return Injected(f"{CLIENTS_AT_ONCE} clients at once", frozenset(), clients.close, proof)
+
+
+GROUPS = frozenset(("namespaces", "groups"))
+
+KINDS = (
+    FaultKind("L1", "a CPU quota for all brokers", "slow, and nothing lost", quota, (3.0, 10.0), needs=GROUPS),
+    FaultKind("L2", "a memory limit until the kernel kills", "nothing lost", out_of_memory, needs=GROUPS),
+    FaultKind("L3", "no more descriptors", "clients wait or are refused; nothing lost", out_of_descriptors),
+    FaultKind("L4", "5,000 clients at once", "nothing lost", many_clients, (3.0, 8.0)),
+)
