@@ -132,6 +132,10 @@ class Network:
         """The switch's interface to a host, in the namespace of the switch."""
         return f"switch{self._hosts[name][0]}"
 
+    def arrange(self, *lines: str) -> None:
+        """Commands of `ip` in the namespace of the switch."""
+        self._run(self.switch, *lines)
+
     @property
     def names(self) -> list[str]:
         return list(self._hosts)

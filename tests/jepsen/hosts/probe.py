@@ -18,7 +18,7 @@ from tests.jepsen.hosts.groups import Group
 from tests.jepsen.hosts.namespaces import NETWORK, Namespaces, NotPossible
 from tests.jepsen.hosts.network import Network
 
-DISK_BYTES = 16 << 20
+DISK_BYTES = 64 << 20
 
 
 def _namespaces() -> None:
