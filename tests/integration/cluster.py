@@ -413,8 +413,8 @@ class Cluster:
             raise AssertionError(f"the replicas of {topic}/{number} do not meet: {self.ends(topic, number)}") from None
 
     def check_replicas(self) -> dict[tuple[str, int], int]:
-        """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards. Returns where partitions
-        end, as log ids: see `stored`."""
+        """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards. Returns the log id where
+        each partition ends, for `stored`."""
         topics = wait_until(lambda: (self.store.records.topics(),), "etcd answers")[0]
         found = {name: topic.record for name, topic in topics.items()}
         ends = {
@@ -530,7 +530,7 @@ class UnderLoad:
         self, cluster: Cluster, topic: str, *channels: str, enter: Callable[[], None] = lambda: None, **options: Any
     ) -> None:
         """The topic and the channels are there. `enter` takes the clients' thread to a host of theirs."""
-        nodes = [Endpoint(node.tcp_port, node.http_port) for node in cluster.nodes]
+        nodes = [Endpoint(node.tcp_port, node.http_port, node.name, node.grpc) for node in cluster.nodes]
         lookupds = [daemon.http_port for daemon in cluster.lookupds]
         hosts = {port: daemon.host.ip for daemon in cluster.daemons for port in (daemon.tcp_port, daemon.http_port)}
         options.setdefault("hosts", hosts)

@@ -11,7 +11,8 @@ import pytest
 import uvloop
 
 from tests.jepsen.load.client import Broken, Gone, connect
-from tests.jepsen.load.cluster import ClusterLoad, Endpoint, Publisher
+from tests.jepsen.load.cluster import ClusterLoad, Endpoint
+from tests.jepsen.load.publishers import Publisher
 
 
 def test_what_goes_wrong_in_a_callback_is_told_and_how_connections_end_is_not() -> None:
@@ -52,9 +53,9 @@ def test_a_publish_that_is_answered_with_something_else_is_no_ok(odd_broker: int
     async def story() -> ClusterLoad:
         load = ClusterLoad(1, [Endpoint(odd_broker, 0)], [])
         client = await connect(odd_broker)
-        publisher = Publisher(load, 1, 1, client, load.rng("publisher"))
-        publisher._burst(1)
-        await asyncio.wait(publisher._open)
+        publisher = Publisher(load, "orders", load.rng("publisher"))
+        publisher.use(1, client)
+        await asyncio.wait(publisher.burst(1))
         client.close()
         return load
 

@@ -1,9 +1,9 @@
 """What operators ask of channels and of single messages in a simulated cluster, and what became of each message.
 
-    attempts    the wire never shows more than a policy's max_attempts, whichever leader delivers
-    fates       at the end nothing has left a channel uncounted: what is finished there was finished by a consumer or an
-                operator, passed over or dropped by a policy, emptied, or moved to the topic of dead letters
-    one place   a dead letter is kept, or was moved, once; twice only where a crash or a change of leader may repeat it
+attempts    the wire never shows more than a policy's max_attempts, whichever leader delivers
+fates       at the end nothing has left a channel uncounted: what is finished there was finished by a consumer or an
+            operator, passed over or dropped by a policy, emptied, or moved to the topic of dead letters
+one place   a dead letter is kept, or was moved, once; twice only where a crash or a change of leader may repeat it
 """
 
 from __future__ import annotations

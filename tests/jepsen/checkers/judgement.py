@@ -19,7 +19,7 @@ from tests.jepsen.checkers.ordered import Ordered
 from tests.jepsen.checkers.replay import Replay
 from tests.jepsen.checkers.total_queue import TotalQueue
 from tests.jepsen.checkers.unseen import Unseen
-from tests.jepsen.checkers.view import Checker, Figures, View
+from tests.jepsen.checkers.view import Checker, Figures, View, fold
 from tests.jepsen.history import AnyEvent, Run
 
 ALL: tuple[type[Checker], ...] = (
@@ -79,12 +79,14 @@ class Report:
         return "\n".join(lines)
 
 
+def report_of(view: View) -> Report:
+    """Of a view whose history has ended."""
+    return Report(view, [checker.findings for checker in view.checkers])
+
+
 def judge(events: Iterable[AnyEvent], kinds: Iterable[type[Checker]] = ALL) -> Report:
     """Judge a whole history."""
-    view = View(tuple(kinds))
-    for event in events:
-        view.feed(event)
-    return Report(view, view.end())
+    return report_of(fold(events, *kinds))
 
 
 def summary(report: Report) -> str:

@@ -15,21 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any
 
 from tests.jepsen import history
-from tests.jepsen.history import Answered, ChannelMade, Deleted, Drained, Paused, Refused
-from tests.jepsen.load.client import V2, Gone, connect, dpub, get_json, http, mpub, pub
-from tests.jepsen.load.recorder import Recorder, result_of
+from tests.jepsen.history import Deleted, Drained, Paused
+from tests.jepsen.load.client import V2, Gone, connect, get_json, http
+from tests.jepsen.load.consumers import Consumer, Subscription
+from tests.jepsen.load.publishers import Habits, Publisher
+from tests.jepsen.load.recorder import Recorder
 
 RETRY_SECONDS = 0.02
-BEAT_SECONDS = 0.25
-OUTSTANDING_MAX = 80  # publishes without outcome per connection
-LONG_REQ_MS = 5500  # beyond what the broker keeps in memory
 MSG_TIMEOUT_MS = 1000
 DRAIN_SECONDS = 60.0
-BIG = 60_000  # bytes of a large body, so that a kill may fall into the middle of a write
+HABITS = Habits(
+    commands=(12, 3, 1),
+    bursts=(1, 2, 5, 20),
+    mpub_most=14,
+    pause=(0.005, 0.06),
+    quiet=0.02,
+    leaves=0.0,
+    outstanding_most=80,
+)
 
 
 class Load(Recorder):
@@ -39,9 +45,7 @@ class Load(Recorder):
         super().__init__(seed)
         self.tcp_port = tcp_port
         self.http_port = http_port
-        self.draining = False
         self.stuck: list[str] = []  # topics that did not become empty in time, and publishers that did not end
-        self.hook: Callable[[str], None] = lambda moment: None  # told when something delicate has just been sent
         self._publishers = publishers
         self._have_channels: set[str] = set()  # topics
 
@@ -61,7 +65,7 @@ class Load(Recorder):
             ("beat", "watch", "prompt"),
         ]
         for n, (topic, channel, habit) in enumerate(habits):
-            self._tasks.append(self._loop.create_task(Consumer(self, topic, channel, habit, f"consumer {n}").run()))
+            self._tasks.append(self._loop.create_task(self._consume(topic, channel, habit, f"consumer {n}")))
         work = [TcpPublisher(self, "orders", f"publisher {n}").run() for n in range(self._publishers)]
         work += [self._http_publisher(), self._pauser(), self._topics()]
         self._publishing_tasks = [self._loop.create_task(coroutine) for coroutine in work]
@@ -109,11 +113,27 @@ class Load(Recorder):
 
     # ---- what several clients do
 
-    def channel_made(self, t0: float, gen: int, conn: int, topic: str, channel: str, result: history.Result) -> None:
-        """A SUB, or an HTTP create (`conn` 0), was answered, or will not be."""
-        self.record(ChannelMade(t0, self.now(), gen, conn, topic, channel, result))
+    def channel_made(self, *made: Any) -> None:
+        super().channel_made(*made)
+        _, _, _, topic, _, result, *_ = made
         if result == "ok":
             self._have_channels.add(topic)
+
+    async def _consume(self, topic: str, channel: str, habit: str, name: str) -> None:
+        """A consumer that always comes back."""
+        rng = self.rng(name)
+        reads = Subscription(
+            topic, channel, habit, "beat", msg_timeout_ms=MSG_TIMEOUT_MS, windows=(50, 300), leaves=0.02
+        )
+        consumer = Consumer(self, reads, rng)
+        while not self.stopping:
+            conn, client = await self.connect(msg_timeout=MSG_TIMEOUT_MS)
+            try:
+                await consumer.run(conn, client)
+            except Gone:
+                pass
+            finally:
+                client.close()
 
     async def connect(self, **identify: Any) -> tuple[int, V2]:
         """A connection with its number, as soon as the broker takes one."""
@@ -202,15 +222,15 @@ class Load(Recorder):
         by_http = rng.random() < 0.5
         if by_http:
             await self.make_channel(name, "first")
-        consumers = [self._loop.create_task(Consumer(self, name, "first", "late", f"{name} first").run())]
+        consumers = [self._loop.create_task(self._consume(name, "first", "late", f"{name} first"))]
         try:
             await publisher.publish_until_ok("")
             if rng.random() < 0.5:
                 while not by_http and not self._made(name):
                     await asyncio.sleep(RETRY_SECONDS)
                 await self.make_channel(name, "second")
-                second = Consumer(self, name, "second", "prompt", f"{name} second")
-                consumers.append(self._loop.create_task(second.run()))
+                second = self._consume(name, "second", "prompt", f"{name} second")
+                consumers.append(self._loop.create_task(second))
                 await publisher.publish_until_ok("")
             while not self._made(name):
                 await asyncio.sleep(RETRY_SECONDS)
@@ -247,45 +267,31 @@ class Load(Recorder):
 
 
 class TcpPublisher:
-    """One process that publishes over TCP: bursts of pipelined commands, unique messages."""
+    """One process that publishes over TCP, as long as it may."""
 
     def __init__(self, load: Load, topic: str, name: str) -> None:
         self._load = load
-        self._topic = topic
         self._rng = load.rng(name)
-        self._process = load.process()
-        self._counter = 0
-        self._conn = 0
-        self._client: V2 | None = None
-        self._open: set[asyncio.Future[bytes]] = set()
+        self._publisher = Publisher(load, topic, self._rng, HABITS)
 
     async def run(self) -> None:
-        load, rng = self._load, self._rng
-        while load.publishing:
-            self._conn, self._client = await load.connect()
+        while self._load.publishing:
+            conn, client = await self._load.connect()
+            self._publisher.use(conn, client)
             try:
-                while load.publishing:
-                    self._burst(rng.choice((1, 2, 5, 20)))
-                    if len(self._open) > OUTSTANDING_MAX:
-                        await asyncio.wait(self._open, return_when=asyncio.FIRST_COMPLETED)
-                    # Now and then everybody is quiet: then progress has to go to the log by itself.
-                    await asyncio.sleep(rng.uniform(0.3, 1.5) if rng.random() < 0.02 else rng.uniform(0.005, 0.06))
-                if self._open:  # type: ignore[unreachable]  # publishing ends meanwhile
-                    await asyncio.wait(self._open, timeout=20)
-            except Gone:
-                pass
+                await self._publisher.run()
             finally:
-                self._client.close()
+                client.close()
 
     async def publish_until_ok(self, moment: str) -> None:
         """Bursts until one command was OK'd; `moment` is told as soon as the first is on its way."""
-        load = self._load
         while True:
-            self._conn, self._client = await load.connect()
+            conn, client = await self._load.connect()
+            self._publisher.use(conn, client)
             try:
-                futures = self._burst(self._rng.choice((1, 3, 10)))
+                futures = self._publisher.burst(self._rng.choice((1, 3, 10)))
                 if moment:
-                    load.hook(moment)
+                    self._load.hook(moment)
                 await asyncio.wait(futures, timeout=20)
                 if any(future.done() and future.exception() is None for future in futures):
                     await asyncio.sleep(0)  # outcomes are recorded by callbacks
@@ -293,146 +299,4 @@ class TcpPublisher:
             except Gone:
                 pass
             finally:
-                self._client.close()
-
-    def _burst(self, commands: int) -> list[asyncio.Future[bytes]]:
-        load, rng, client = self._load, self._rng, self._client
-        assert client is not None
-        data, ops = [], []
-        for _ in range(commands):
-            command = rng.choices(("PUB", "MPUB", "DPUB"), (12, 3, 1))[0]
-            count = rng.randrange(2, 15) if command == "MPUB" else 1
-            bodies = [self._body(n) for n in range(count)]
-            delay_ms = rng.choice((0, 30, 400, 1500)) if command == "DPUB" else 0
-            ops.append(
-                load.begin_publish(
-                    conn=self._conn,
-                    process=self._process,
-                    topic=self._topic,
-                    command=command,
-                    first=self._counter,
-                    bodies=bodies,
-                    delay=delay_ms / 1000,
-                )
-            )
-            self._counter += count
-            if command == "PUB":
-                data.append(pub(self._topic, bodies[0]))
-            elif command == "MPUB":
-                data.append(mpub(self._topic, bodies))
-            else:
-                data.append(dpub(self._topic, delay_ms, bodies[0]))
-        try:
-            futures = client.ask(b"".join(data), len(ops))
-        except Gone:
-            for op in ops:  # never sent, but "info" is all that may be said without looking inside the client
-                load.end_publish(op, "info")
-            raise
-        for op, future in zip(ops, futures, strict=True):
-            self._open.add(future)
-            future.add_done_callback(lambda reply, op=op: self._ended(op, reply))  # type: ignore[misc]
-        return futures
-
-    def _ended(self, op: int, reply: asyncio.Future[bytes]) -> None:
-        self._open.discard(reply)
-        self._load.end_publish(op, result_of(reply))
-
-    def _body(self, n: int) -> bytes:
-        rng = self._rng
-        padding = BIG if rng.random() < 0.004 else rng.randrange(150)
-        return history.body(self._process, self._counter + n, rng.randbytes(8) + b"." * padding)
-
-
-class Consumer:
-    """One consumer that always comes back. Habits: prompt, late (bursts of FINs), troubled (REQ, TOUCH, time-outs)."""
-
-    def __init__(self, load: Load, topic: str, channel: str, habit: str, name: str) -> None:
-        self._load = load
-        self._topic = topic
-        self._channel = channel
-        self._habit = habit
-        self._rng = load.rng(name)
-        self._loop = asyncio.get_running_loop()
-        self._beats = load.process()
-        self._beat = 0
-        self._conn = 0
-        self._client: V2 | None = None
-
-    async def run(self) -> None:
-        load, rng = self._load, self._rng
-        while not load.stopping:
-            self._conn, self._client = conn, client = await load.connect(msg_timeout=MSG_TIMEOUT_MS)
-            try:
-                if not await self._subscribe(conn, client):
-                    continue
-                client.send(b"RDY %d\n" % rng.choice((50, 300)))
-                while not client.closed.done():
-                    await asyncio.wait({client.closed}, timeout=BEAT_SECONDS)
-                    self._send_beat(conn, client)
-                    if rng.random() < 0.02 and not load.draining:
-                        break  # leaves with messages in flight
-            except Gone:
-                pass
-            finally:
                 client.close()
-
-    async def _subscribe(self, conn: int, client: V2) -> bool:
-        load = self._load
-        t0, gen = load.now(), load.gen
-        try:
-            (reply,) = client.ask(f"SUB {self._topic} {self._channel}\n".encode())
-            load.hook("channel creation")
-            await reply
-        except (Gone, asyncio.CancelledError) as error:
-            load.channel_made(t0, gen, conn, self._topic, self._channel, "info")
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return False
-        load.channel_made(t0, gen, conn, self._topic, self._channel, "ok")
-        client.on_messages = lambda messages: self._received(conn, client, messages)
-        client.on_refused = lambda command, message_id: load.record(Refused(load.now(), conn, command, message_id))
-        return True
-
-    def _send_beat(self, conn: int, client: V2) -> None:
-        """A publish among the FINs: when it is OK'd, every FIN before it has been read."""
-        load = self._load
-        body = history.body(self._beats, self._beat, b"")
-        op = load.begin_publish(
-            conn=conn, process=self._beats, topic="beat", command="PUB", first=self._beat, bodies=[body]
-        )
-        self._beat += 1
-        try:
-            (reply,) = client.ask(pub("beat", body))
-        except Gone:
-            load.end_publish(op, "info")
-            raise
-        reply.add_done_callback(lambda reply: load.end_publish(op, result_of(reply)))
-
-    # ---- messages
-
-    def _received(self, conn: int, client: V2, messages: list[tuple[int, int, str, bytes]]) -> None:
-        load = self._load
-        ids = load.received(conn, messages)
-        if load.draining or self._habit == "prompt":
-            load.fin(conn, client, ids)
-        elif self._habit == "late":
-            self._loop.call_later(self._rng.uniform(0, 0.3), load.fin, conn, client, ids[::-1])
-        else:
-            self._trouble(conn, client, ids)
-
-    def _trouble(self, conn: int, client: V2, ids: list[str]) -> None:
-        rng, load = self._rng, self._load
-        finish: list[str] = []
-        for message_id in ids:
-            x = rng.random()
-            if x < 0.90:
-                finish.append(message_id)
-            elif x < 0.97:
-                delay_ms = rng.choices((0, 50, 300, 1500, LONG_REQ_MS), (40, 20, 20, 15, 5))[0]
-                event = Answered(load.now(), conn, "REQ", [message_id], delay_ms / 1000)
-                load.answer(client, event, b" %d" % delay_ms)
-            elif x < 0.985:
-                load.answer(client, Answered(load.now(), conn, "TOUCH", [message_id], 0))
-                self._loop.call_later(rng.uniform(0, 1.3), load.fin, conn, client, [message_id])  # some too late
-            # else: times out
-        self._loop.call_later(rng.uniform(0, 0.2), load.fin, conn, client, finish)

@@ -138,8 +138,10 @@ async def connect(port: int, *, host: str = "127.0.0.1", **identify: object) -> 
     return protocol
 
 
-def pub(topic: str, body: bytes) -> bytes:
-    return b"PUB %s\n%s%s" % (topic.encode(), struct.pack(">I", len(body)), body)
+def pub(topic: str, body: bytes, partition: int = -1) -> bytes:
+    """`partition`: the one that is meant, by its number; -1: any."""
+    where = b"" if partition < 0 else b" %d" % partition
+    return b"PUB %s%s\n%s%s" % (topic.encode(), where, struct.pack(">I", len(body)), body)
 
 
 def dpub(topic: str, delay_ms: int, body: bytes) -> bytes:

@@ -1,13 +1,13 @@
-"""A load on a cluster, and its judgement: publishers that use any node, consumers that ask a lookup daemon.
+"""A load on a cluster: publishers that use any node, consumers that ask a lookup daemon, operators, probers.
 
-    publishers   each on a connection to a node drawn by lot: pipelined PUB and MPUB, a process number per connection
-                 (order is promised per connection); a connection that ends is followed by one to another node
-    consumers    ask /lookup where the topic is, connect there, SUB; finish at once or late, requeue some, and come back
-                 when their connection ends
+    publishers   each on a connection to a node drawn by lot; one that ends is followed by one to another node
+    consumers    ask /lookup where the topic is, connect there, SUB, and come back when their connection ends
     prober       one publish at a time, to nodes other than the victim of a fault: it measures how long nothing is OK'd
+    operators    seek, empty and undo
 
-Clients know nothing of faults. What they saw is a history (tests.jepsen.history) with a `window` of 0: a cluster has as
-many lives as nodes and leaders, and checkers know of them what samples say.
+What there is of each says a plan (tests.jepsen.load.plan). Clients know nothing of faults. What they saw is a history
+(tests.jepsen.history) with a `window` of 0: a cluster has as many lives as nodes and leaders, and checkers know of them
+what samples say.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -26,21 +27,24 @@ import uvloop
 
 from tests.jepsen import history
 from tests.jepsen.checkers.judgement import Report, judge
-from tests.jepsen.history import Answered, ChannelMade, Drained, Refused
+from tests.jepsen.history import AdminEnded, ChannelMade, Drained, Message
 from tests.jepsen.load import dead_letters
-from tests.jepsen.load.client import V2, Gone, connect, get_json, mpub, pub
+from tests.jepsen.load.client import V2, Gone, connect, get_json
+from tests.jepsen.load.consumers import Consumer, Subscription
 from tests.jepsen.load.dead_letters import FailingMessages
-from tests.jepsen.load.recorder import Recorder, result_by, result_of
+from tests.jepsen.load.operators import Operator
+from tests.jepsen.load.plan import ChannelPlan, TopicPlan
+from tests.jepsen.load.publishers import OUTCOME_SECONDS, PATIENT, PIPELINED, PROBE_SECONDS, Publisher, probe_once
+from tests.jepsen.load.recorder import Recorder
 
 RETRY_SECONDS = 0.02
-OUTSTANDING_MAX = 60  # publishes without outcome per connection
-OUTCOME_SECONDS = 45.0  # beyond what a broker may take to say "outcome unknown"
 MSG_TIMEOUT_MS = 3000
 DRAIN_SECONDS = 60.0
 LOOKUP_SECONDS = 0.05
 CONNECT_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
-BIG = 60_000
+
+Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ class Endpoint:
 
     tcp: int
     http: int
+    name: str = ""
+    grpc: str = ""  # host and port; only operators need it
+
+
+@dataclass
+class Owed:
+    """What became of the messages of one topic."""
+
+    ok: set[Key]  # what was OK'd
+    got: dict[str, set[Key]]  # what came out, by channel
 
 
 class ClusterLoad(Recorder):
@@ -64,50 +78,70 @@ class ClusterLoad(Recorder):
         channels: Sequence[str] = ("steady",),
         publishers: int = 3,
         consumers: int = 2,
+        plans: Sequence[TopicPlan] = (),
         any_node: bool = False,
         pace: float = 1.0,
         hosts: Mapping[int, str] = MappingProxyType({}),
         failing: FailingMessages | None = None,
+        sync: str = "",
+        path: Path | None = None,
     ) -> None:
-        """`lookupds`: HTTP ports. `consumers`: per channel. `any_node`: they SUB anywhere, not where /lookup says.
-        `hosts`: addresses of ports that are not on loopback. `failing`: what the consumers of its channel do."""
-        super().__init__(seed)
+        """`lookupds`: HTTP ports. `plans`: instead of one topic with these channels, so many publishers, and consumers
+        per channel. `any_node`: they SUB anywhere, not where /lookup says. `hosts`: addresses of ports that are not on
+        loopback. `failing`: what the consumers of its channel do. `path`: of the history, instead of memory."""
+        super().__init__(seed, path)
         self.gen = 1  # of all nodes together
-        self.topic = topic
         self.oks: list[float] = []  # when publishes of anybody were OK'd
-        self.probes: list[tuple[float, float]] = []  # of the prober: first sent, OK'd
-        self.avoid: int | None = None  # index of the node that the prober leaves alone
-        self.pace = pace
+        self.probes: list[tuple[float, float]] = []  # of the probers: first sent, OK'd
+        self.avoid: int | None = None  # index of the node that the probers leave alone
+        self.plans = plans or [simple_plan(topic, channels, publishers, consumers, pace)]
         self._nodes = nodes
         self._lookupds = lookupds
-        self._channels = channels
-        self._publishers = publishers
-        self._consumers = consumers
         self._any_node = any_node
         self._hosts = hosts
         self._failing = failing
-        self._sent: dict[int, tuple[int, int, int]] = {}  # process, first and count of publishes under way
-        self._owed: set[tuple[int, int]] = set()  # what was OK'd
-        self._got: dict[str, set[tuple[int, int]]] = {channel: set() for channel in channels}
+        self._sync = sync
+        self._under_way: dict[int, tuple[str, int, int, int]] = {}  # topic, process, first and count of a publish
+        self._owed = {
+            plan.name: Owed(set(), {channel.name: set() for channel in plan.channels if not channel.moved})
+            for plan in self.plans
+        }
 
     # ---- life
 
     def begin(self) -> None:
-        """Let everybody loose. The topic and its channels are there."""
-        self.record(history.Run(self._seed, "", 0.0))
+        """Let everybody loose. The topics and their channels are there."""
+        self.record(history.Run(self._seed, self._sync, 0.0))
         self.record(history.Started(0.0, 1))
-        for channel in self._channels:
-            self.record(ChannelMade(0.0, 0.0, 0, 0, self.topic, channel, "ok"))
-            for n in range(self._consumers):
-                consumer = self._consume(channel, self.rng(f"consumer {channel} {n}"))
-                self._tasks.append(self._loop.create_task(consumer))
-        work = [self._publish(self.rng(f"publisher {n}")) for n in range(self._publishers)]
-        work.append(self._probe(self.rng("prober")))
-        self._publishing_tasks = [self._loop.create_task(each) for each in work]
+        start = self._loop.create_task
+        for plan in self.plans:
+            for channel in plan.channels:
+                self.record(ChannelMade(0.0, 0.0, 0, 0, plan.name, channel.name, "ok", "", plan.ordered))
+                for n in range(channel.consumers):
+                    rng = self.rng(f"consumer {plan.name} {channel.name} {n}")
+                    self._tasks.append(start(self._consume(plan, channel, rng)))
+            self._publishing_tasks += map(start, self._publishing(plan))
+
+    def _publishing(self, plan: TopicPlan) -> list[Any]:
+        """What ends when publishing ends."""
+        work = [self._publish(plan, self.rng(f"publisher {plan.name} {n}")) for n in range(plan.publishers)]
+        work += [self._publish(plan, self.rng(f"patient {plan.name} {n}"), patient=True) for n in range(plan.patient)]
+        if plan.probes:
+            work += [
+                self._probe(plan, partition if plan.partitions > 1 else -1, self.rng(f"prober {plan.name} {partition}"))
+                for partition in range(plan.partitions)
+            ]
+        for channel in plan.channels:
+            if channel.moved:
+                rng = self.rng(f"operator {plan.name} {channel.name}")
+                address = lambda rng=rng: rng.choice(self._nodes).grpc  # noqa: E731
+                work.append(Operator(self, address, plan.name, channel.name, rng).run())
+        return work
 
     async def end(self) -> list[str]:
         """Stop publishing, wait until every channel has had everything that was OK'd; what did not happen in time."""
         self.publishing = False
+        self.draining = True
         stuck = []
         done, late = await asyncio.wait(self._publishing_tasks, timeout=OUTCOME_SECONDS)
         for task in done:
@@ -116,18 +150,25 @@ class ClusterLoad(Recorder):
             stuck.append(f"a publisher did not end: {task.get_coro()}")
             task.cancel()
         if await self._until(self._all_delivered, DRAIN_SECONDS):
-            await self._until(self._empty, 10.0 if self._failing is None else DRAIN_SECONDS)
+            moved = any(channel.moved for plan in self.plans for channel in plan.channels)
+            long = moved or self._failing is not None
+            emptied = await self._until(self._empty, DRAIN_SECONDS if long else 10.0)
+            if moved and not emptied:
+                stuck.append("a channel that was moved does not get empty")
             if self._failing is not None:
                 stuck += await self._raise_dead(self._failing)
         else:
             owed = {channel: len(missing) for channel, missing in self.missing().items()}
             stuck.append(f"not delivered in time: {owed}")
-        self.record(Drained(self.now(), self.topic))
+        for plan in self.plans:
+            self.record(Drained(self.now(), plan.name))
         return stuck + await self.stop_consumers()
 
     async def _raise_dead(self, failing: FailingMessages) -> list[str]:
         """Judge the dead letters, and have them come again; what is wrong."""
+        op = self.admin_sent("requeue", failing.topic, dead_letters.CHANNEL, "all dead letters")
         problems = await self._loop.run_in_executor(None, failing.raise_all)
+        self.record(AdminEnded(self.now(), op, "ok"))
 
         async def done() -> bool:
             return failing.all_raised and await self._empty()
@@ -135,23 +176,29 @@ class ClusterLoad(Recorder):
         await self._until(done, DRAIN_SECONDS)
         return problems + failing.end()
 
-    def missing(self) -> dict[str, set[tuple[int, int]]]:
+    def missing(self) -> dict[str, set[Key]]:
         """What was OK'd and has not come out, by channel."""
-        return {channel: self._owed - seen for channel, seen in self._got.items()}
+        return {
+            f"{topic}/{channel}": owed.ok - seen
+            for topic, owed in self._owed.items()
+            for channel, seen in owed.got.items()
+        }
 
     async def _all_delivered(self) -> bool:
         return not any(self.missing().values())
 
     async def _empty(self) -> bool:
-        """Whether the leader says that nothing waits: then every FIN has been taken in."""
-        port = await self._leader()
-        node = next((node for node in self._nodes if node.tcp == port), None)
-        if node is None:
-            return False
-        stats = await self._get(node.http, f"/stats?format=json&include_clients=false&topic={self.topic}")
-        assert isinstance(stats, dict)
-        found = [channel for topic in stats["topics"] for channel in topic["channels"]]
-        return bool(found) and not any(c["depth"] + c["in_flight_count"] + c["deferred_count"] for c in found)
+        """Whether the leaders say that nothing waits: then every FIN has been taken in."""
+        for plan in self.plans:
+            ports = await self._leaders(plan.name)
+            nodes = [node for node in self._nodes if node.tcp in ports]
+            found: list[Any] = []
+            for node in nodes:
+                stats: Any = await self._get(node.http, f"/stats?format=json&include_clients=false&topic={plan.name}")
+                found += [channel for topic in stats["topics"] for channel in topic["channels"]]
+            if not found or any(c["depth"] + c["in_flight_count"] + c["deferred_count"] for c in found):
+                return False
+        return True
 
     async def _until(self, check: Callable[[], object], seconds: float) -> bool:
         deadline = self._loop.time() + seconds
@@ -177,7 +224,7 @@ class ClusterLoad(Recorder):
 
     # ---- publishers
 
-    async def _connect(self, rng: random.Random, port: int | None = None) -> tuple[int, V2] | None:
+    async def _connect(self, rng: random.Random, port: int | None = None) -> tuple[int, V2, str] | None:
         """To that port, or any node; None if it does not answer."""
         try:
             port = port or rng.choice(self._nodes).tcp
@@ -187,22 +234,23 @@ class ClusterLoad(Recorder):
             await asyncio.sleep(RETRY_SECONDS)
             return None
         self._connections += 1
-        return self._connections, client
+        return self._connections, client, next((node.name for node in self._nodes if node.tcp == port), "")
 
     async def _get(self, port: int, path: str) -> object:
         return await get_json(port, path, host=self._hosts.get(port, LOOPBACK))
 
-    async def _publish(self, rng: random.Random) -> None:
+    async def _publish(self, plan: TopicPlan, rng: random.Random, *, patient: bool = False) -> None:
         while self.publishing:
             connected = await self._connect(rng)
             if connected is not None:
-                conn, client = connected
+                publisher = Publisher(self, plan.name, rng, PATIENT if patient else plan.habits)
+                publisher.use(*connected)
                 try:
-                    await Publisher(self, self.process(), conn, client, rng).run()
+                    await publisher.run()
                 finally:
-                    client.close()
+                    connected[1].close()
 
-    async def _probe(self, rng: random.Random) -> None:
+    async def _probe(self, plan: TopicPlan, partition: int, rng: random.Random) -> None:
         """One message at a time, tried again until it is OK'd, each attempt a message of its own."""
         process = counter = 0
         client, at = None, -1
@@ -216,21 +264,12 @@ class ClusterLoad(Recorder):
                 client = None if connected is None else connected[1]
                 process, counter = self.process(), 0
                 continue
-            body = history.body(process, counter, b"probe")
-            op = self.begin_publish(
-                conn=0, process=process, topic=self.topic, command="PUB", first=counter, bodies=[body]
-            )
+            name = self._nodes[at].name
+            ok = await probe_once(self, client, plan.name, process, counter, node=name, partition=partition)
             counter += 1
-            try:
-                (reply,) = client.ask(pub(self.topic, body))
-                assert await asyncio.wait_for(reply, OUTCOME_SECONDS) == b"OK"
-                result: history.Result = "ok"
-            except (Gone, TimeoutError) as error:
-                result = result_by(error)
-            self.end_publish(op, result)
-            if result == "ok":
+            if ok:
                 self.probes.append((began, self.now()))
-                await asyncio.sleep(0.003)
+                await asyncio.sleep(PROBE_SECONDS if partition < 0 else 10 * PROBE_SECONDS)
                 began = self.now()
             else:
                 client.close()
@@ -239,72 +278,81 @@ class ClusterLoad(Recorder):
 
     def begin_publish(self, **publish: Any) -> int:
         op = super().begin_publish(**publish)
-        self._sent[op] = publish["process"], publish["first"], len(publish["bodies"])
+        self._under_way[op] = publish["topic"], publish["process"], publish["first"], len(publish["bodies"])
         return op
 
     def end_publish(self, op: int, result: history.Result) -> None:
         super().end_publish(op, result)
-        process, first, count = self._sent.pop(op)
+        topic, process, first, count = self._under_way.pop(op)
         if result == "ok":
             self.oks.append(self.now())
-            self._owed.update((process, first + n) for n in range(count))
+            self._owed[topic].ok.update((process, first + n) for n in range(count))
 
     # ---- consumers
 
-    async def _leader(self) -> int | None:
-        """The TCP port where /lookup says the topic is."""
+    async def _leaders(self, topic: str) -> list[int]:
+        """The TCP ports where /lookup says the topic is."""
         for port in self._lookupds:
             try:
-                found = await asyncio.wait_for(self._get(port, f"/lookup?topic={self.topic}"), 2)
+                found: Any = await asyncio.wait_for(self._get(port, f"/lookup?topic={topic}"), 2)
             except (OSError, Gone, ValueError, TimeoutError):
                 continue
-            assert isinstance(found, dict)
             if found["producers"]:
-                return int(found["producers"][0]["tcp_port"])
-        return None
+                return [int(producer["tcp_port"]) for producer in found["producers"]]
+        return []
 
-    async def _consume(self, channel: str, rng: random.Random) -> None:
+    async def _consume(self, plan: TopicPlan, channel: ChannelPlan, rng: random.Random) -> None:
+        """A consumer that always comes back. Each connection has its own, as publishers have: of beats, too, order is
+        promised per connection."""
+        reads = self._subscription(plan, channel)
         while not self.stopping:
-            port = rng.choice(self._nodes).tcp if self._any_node else await self._leader()
+            if self._any_node:
+                port: int | None = rng.choice(self._nodes).tcp
+            else:
+                port = rng.choice(await self._leaders(plan.name) or [None])
             connected = None if port is None else await self._connect(rng, port)
             if connected is None:
                 await asyncio.sleep(LOOKUP_SECONDS)
                 continue
-            conn, client = connected
             try:
-                await self._subscribed(channel, conn, client, rng)
-            except (Gone, TimeoutError):
+                await Consumer(self, reads, rng).run(*connected)
+            except Gone:
                 await asyncio.sleep(LOOKUP_SECONDS)
             finally:
-                client.close()
+                connected[1].close()
 
-    async def _subscribed(self, channel: str, conn: int, client: V2, rng: random.Random) -> None:
-        t0 = self.now()
-        (reply,) = client.ask(f"SUB {self.topic} {channel}\n".encode())
-        await asyncio.wait_for(reply, 20)
-        self.record(ChannelMade(t0, self.now(), conn, conn, self.topic, channel, "ok"))
-        client.on_messages = lambda messages: self._received(channel, conn, client, rng, messages)
-        client.on_refused = lambda command, message_id: self.record(Refused(self.now(), conn, command, message_id))
-        client.send(b"RDY %d\n" % rng.choice((20, 200)))
-        await client.closed
+    def _subscription(self, plan: TopicPlan, channel: ChannelPlan) -> Subscription:
+        failing = self._failing if channel.habit == "failing" else None
+        got = self._owed[plan.name].got.get(channel.name)
 
-    def _received(
-        self, channel: str, conn: int, client: V2, rng: random.Random, messages: list[tuple[int, int, str, bytes]]
-    ) -> None:
-        ids = self.received(conn, messages)
-        self._got[channel].update(history.parse(body) for _, _, _, body in messages)
-        if self._failing is not None and channel == dead_letters.CHANNEL:
-            failing = self._failing.received(messages)
-            again, delay_ms = [message_id for message_id in ids if message_id in failing], 0
-        else:
-            again, delay_ms = [message_id for message_id in ids if self.publishing and rng.random() < 0.01], 50
-        if again:
-            self.answer(client, Answered(self.now(), conn, "REQ", again, delay_ms / 1000), b" %d" % delay_ms)
-        done = [message_id for message_id in ids if message_id not in again]
-        if not self.publishing or rng.random() < 0.7:
-            self.fin(conn, client, done)
-        else:
-            self._loop.call_later(rng.uniform(0, 0.2), self.fin, conn, client, done[::-1])
+        def seen(messages: list[Message]) -> None:
+            if got is not None:
+                got.update((message.process, message.counter) for message in messages)
+
+        return Subscription(
+            plan.name,
+            channel.name,
+            channel.habit,
+            plan.name if channel.beats else "",
+            ordered=plan.ordered,
+            msg_timeout_ms=MSG_TIMEOUT_MS,
+            failing=failing.received if failing is not None else lambda messages: set(),
+            seen=seen,
+        )
+
+
+def simple_plan(topic: str, channels: Sequence[str], publishers: int, consumers: int, pace: float) -> TopicPlan:
+    """One topic, of one partition."""
+    return TopicPlan(
+        topic,
+        tuple(
+            ChannelPlan(name, "failing" if name == dead_letters.CHANNEL else "steady", consumers, beats=False)
+            for name in channels
+        ),
+        publishers=publishers,
+        probes=True,
+        habits=PIPELINED.slowed(pace),
+    )
 
 
 class Background:
@@ -357,64 +405,3 @@ class Background:
             if self._task is not None:
                 self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(10)
-
-
-class Publisher:
-    """One connection's publishes."""
-
-    def __init__(self, load: ClusterLoad, process: int, conn: int, client: V2, rng: random.Random) -> None:
-        self._load = load
-        self._process = process
-        self._conn = conn
-        self._client = client
-        self._rng = rng
-        self._counter = 0
-        self._open: set[asyncio.Future[bytes]] = set()
-
-    async def run(self) -> None:
-        load, rng = self._load, self._rng
-        try:
-            while load.publishing:
-                self._burst(rng.choice((1, 2, 5, 10)))
-                if len(self._open) > OUTSTANDING_MAX:
-                    await asyncio.wait(self._open, timeout=OUTCOME_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.sleep(rng.uniform(0.005, 0.04) * load.pace)
-                if rng.random() < 0.002:
-                    break  # goes to another node
-            if self._open:
-                await asyncio.wait(self._open, timeout=OUTCOME_SECONDS)
-        except Gone:
-            pass
-
-    def _burst(self, commands: int) -> None:
-        load, rng = self._load, self._rng
-        if self._client.closed.done():
-            raise Gone("")
-        data, ops = [], []
-        for _ in range(commands):
-            command = "MPUB" if rng.random() < 0.2 else "PUB"
-            bodies = [self._body(n) for n in range(rng.randrange(2, 12) if command == "MPUB" else 1)]
-            ops.append(
-                load.begin_publish(
-                    conn=self._conn,
-                    process=self._process,
-                    topic=load.topic,
-                    command=command,
-                    first=self._counter,
-                    bodies=bodies,
-                )
-            )
-            self._counter += len(bodies)
-            data.append(pub(load.topic, bodies[0]) if command == "PUB" else mpub(load.topic, bodies))
-        for op, future in zip(ops, self._client.ask(b"".join(data), len(ops)), strict=True):
-            self._open.add(future)
-            future.add_done_callback(lambda reply, op=op: self._ended(op, reply))  # type: ignore[misc]
-
-    def _ended(self, op: int, reply: asyncio.Future[bytes]) -> None:
-        self._open.discard(reply)
-        self._load.end_publish(op, result_of(reply))
-
-    def _body(self, n: int) -> bytes:
-        rng = self._rng
-        padding = BIG if rng.random() < 0.002 else rng.randrange(150)
-        return history.body(self._process, self._counter + n, rng.randbytes(8) + b"." * padding)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsqha.cli.brokers.admin import Admin
-from tests.jepsen import history
+from tests.jepsen.history import Message
 
 if TYPE_CHECKING:
     from tests.integration.cluster import Cluster
@@ -45,7 +45,7 @@ class FailingMessages:
         self.dead = 0  # as the judgement found them
         self._raised: dict[str, int] = {}
         self._grpc = grpc
-        self._topic = topic
+        self.topic = topic
         self._problems: list[str] = []
 
     @classmethod
@@ -55,19 +55,19 @@ class FailingMessages:
         node.request(f"/channel/policy?topic={topic}&channel={CHANNEL}", json.dumps(POLICY).encode())
         return cls(lambda: next(node for node in cluster.nodes if node.running).grpc, topic)
 
-    def received(self, messages: list[tuple[int, int, str, bytes]]) -> set[str]:
+    def received(self, messages: list[Message]) -> set[str]:
         """Which of them are to be answered by REQ."""
         failing = set()
-        for _, attempts, message_id, body in messages:
-            key = history.parse(body)
-            if attempts > MAX_ATTEMPTS:
-                self._problems.append(f"{key} came with attempts {attempts}")
+        for message in messages:
+            key = (message.process, message.counter)
+            if message.attempts > MAX_ATTEMPTS:
+                self._problems.append(f"{key} came with attempts {message.attempts}")
             if fails(key):
-                self.seen[message_id] = key
+                self.seen[message.id] = key
                 if self.failing:
-                    failing.add(message_id)
+                    failing.add(message.id)
                 else:
-                    self._raised.setdefault(message_id, attempts)
+                    self._raised.setdefault(message.id, message.attempts)
         return failing
 
     def raise_all(self) -> list[str]:
@@ -95,7 +95,7 @@ class FailingMessages:
         while True:
             (answer,) = admin.call(
                 "ListMessages",
-                topic=self._topic,
+                topic=self.topic,
                 channel=CHANNEL,
                 state=admin.messages.MESSAGE_STATE_DEAD,
                 limit=PAGE,
@@ -116,7 +116,7 @@ class FailingMessages:
         while True:
             (answer,) = admin.call(
                 "ChangeMessages",
-                topic=self._topic,
+                topic=self.topic,
                 channel=CHANNEL,
                 state=admin.messages.MESSAGE_STATE_DEAD,
                 action=admin.messages.MESSAGE_ACTION_REQUEUE,

@@ -10,12 +10,14 @@ import itertools
 import random
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.jepsen import history
 from tests.jepsen.history import (
+    AdminSent,
     Answered,
+    ChannelMade,
     FaultBegun,
     FaultEnded,
     Healed,
@@ -24,6 +26,7 @@ from tests.jepsen.history import (
     Outcome,
     Publish,
     Received,
+    SeekSent,
 )
 from tests.jepsen.load.client import V2, Broken
 
@@ -37,7 +40,9 @@ class Recorder:
         self.record = self.history.record
         self.gen = 0  # the life of the broker
         self.publishing = True
+        self.draining = False  # consumers finish everything
         self.stopping = False
+        self.hook: Callable[[str], None] = lambda moment: None  # told when something delicate has just been sent
         self._seed = seed
         self._broken = Broken()
         self._loop = asyncio.get_running_loop()
@@ -65,12 +70,24 @@ class Recorder:
     # ---- publishes
 
     def begin_publish(
-        self, *, conn: int, process: int, topic: str, command: str, first: int, bodies: list[bytes], delay: float = 0.0
+        self,
+        *,
+        conn: int,
+        process: int,
+        topic: str,
+        command: str,
+        first: int,
+        bodies: list[bytes],
+        delay: float = 0.0,
+        node: str = "",
+        partition: int = -1,
+        probe: bool = False,
     ) -> int:
         """About to be sent; the number by which `end_publish` knows it. `delay`: seconds, of a DPUB."""
         op = next(self._ops)
         crcs = [zlib.crc32(body) for body in bodies]
-        self.record(Publish(self.now(), op, self.gen, conn, process, topic, command, first, crcs, delay))
+        fields = (self.now(), op, self.gen, conn, process, topic, command, first, crcs, delay)
+        self.record(Publish(*fields, node, partition, probe))
         return op
 
     def end_publish(self, op: int, result: history.Result) -> None:
@@ -79,14 +96,29 @@ class Recorder:
 
     # ---- messages
 
-    def received(self, conn: int, messages: list[tuple[int, int, str, bytes]]) -> list[str]:
-        """Messages came out on a connection; their ids."""
+    def channel_made(
+        self,
+        t0: float,
+        gen: int,
+        conn: int,
+        topic: str,
+        channel: str,
+        result: history.Result,
+        node: str = "",
+        ordered: bool = False,
+        timeout: float = 0.0,
+    ) -> None:
+        """A SUB, or a create by other means (`conn` 0), was answered, or will not be."""
+        self.record(ChannelMade(t0, self.now(), gen, conn, topic, channel, result, node, ordered, timeout))
+
+    def received(self, conn: int, messages: list[tuple[int, int, str, bytes]]) -> list[Message]:
+        """Messages came out on a connection; as they were recorded."""
         rows = []
         for timestamp, attempts, message_id, body in messages:
             process, counter = history.parse(body)
             rows.append(Message(process, counter, zlib.crc32(body), message_id, attempts, timestamp))
         self.record(Received(self.now(), conn, rows))
-        return [row.id for row in rows]
+        return rows
 
     def answer(self, client: V2, event: Answered, argument: bytes = b"") -> None:
         """Send a FIN, REQ or TOUCH for each id of the event, unless the connection has ended."""
@@ -99,6 +131,20 @@ class Recorder:
     def fin(self, conn: int, client: V2, ids: list[str]) -> None:
         if ids:
             self.answer(client, Answered(self.now(), conn, "FIN", ids, 0))
+
+    # ---- what operators do
+
+    def seek_sent(
+        self, topic: str, channel: str, to: str, *, value: int = 0, skew_ns: int = 0, partition: int = -1
+    ) -> int:
+        op = next(self._ops)
+        self.record(SeekSent(self.now(), op, topic, channel, to, value, skew_ns, partition))
+        return op
+
+    def admin_sent(self, verb: str, topic: str = "", channel: str = "", what: str = "") -> int:
+        op = next(self._ops)
+        self.record(AdminSent(self.now(), op, verb, topic, channel, what))
+        return op
 
     # ---- faults, by whoever breaks things; in any thread
 

@@ -81,9 +81,7 @@ def test_every_flag_that_has_an_effect_is_in_every_script() -> None:
 # ---- what is there already
 
 
-def test_what_says_something_else_is_shown_and_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_says_something_else_is_shown_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("completion", "--to", str(tmp_path)) == exits.OK
     changed = tmp_path / "share/bash-completion/completions/nsqha"
     removed = tmp_path / "share/bash-completion/completions/nsqd"

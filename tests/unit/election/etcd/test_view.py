@@ -41,8 +41,7 @@ def test_only_records_that_changed_since_are_decoded(monkeypatch: pytest.MonkeyP
     del topics["t20"], partitions[20], partitions[9]
     now = join_all(KEYS, topics.values(), partitions.values(), known=known)
     assert sorted(decoded) == sorted(
-        KEYS.short(kv.key)
-        for kv in (partitions[7], topics["new"], partitions[500], topics["t9"], partitions[509])
+        KEYS.short(kv.key) for kv in (partitions[7], topics["new"], partitions[500], topics["t9"], partitions[509])
     )
     monkeypatch.undo()
     assert now == join_all(KEYS, topics.values(), partitions.values(), known={})
