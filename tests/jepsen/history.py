@@ -254,6 +254,7 @@ class Sample(Event, frozen=True):
     fds: int = 0
     led: list[Led] = []
     figures: dict[str, float] = {}  # whatever else is worth a line in the report
+    pid: int = 0  # another one: it was started again
 
 
 class Stored(Event, frozen=True):

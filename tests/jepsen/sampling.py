@@ -64,8 +64,11 @@ class Sampler:
         """One sample of each node."""
         led = self._led()
         for member in self._cluster.nodes:
-            rss, fds = usage(self._pid_of(member))
-            self._record(Sample(self._now(), member.name, rss, fds, led[member.name], self._figures(member)))
+            process = self._pid_of(member)
+            rss, fds = usage(process)
+            self._record(
+                Sample(self._now(), member.name, rss, fds, led[member.name], self._figures(member), process or 0)
+            )
 
     def _led(self) -> defaultdict[str, list[Led]]:
         """By name of the node; what nobody leads is missing."""

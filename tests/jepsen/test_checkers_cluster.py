@@ -190,6 +190,27 @@ def test_a_fault_without_effect_makes_a_run_void() -> None:
     assert story.problems() == {"did not bite": 1}
 
 
+def test_a_node_that_was_started_again_has_not_grown_since() -> None:
+    mib = 1 << 20
+    story = Story(cluster=True)
+    for pid in range(1, 4):
+        for n in range(2 * FLAT_SAMPLES):
+            young = n < 4
+            story.sample(rss=mib * (10 if young else 300), fds=3 if young else 200, pid=pid)
+    assert story.problems() == {}
+
+
+def test_partitions_that_nobody_probes_have_no_gaps_where_others_are_probed() -> None:
+    story = Story(cluster=True)
+    story.pub(partition=0, process=1)
+    story.pub(partition=1, process=2, probe=True)
+    story.fault("N1", 2.0)
+    story.pub(partition=0, process=1)
+    story.pub(partition=1, process=2, probe=True)
+    series = next(each.series for each in story.judged().findings if each.name == "availability")
+    assert series.keys() == {"t/1"}
+
+
 def test_what_grows_is_told_and_what_has_a_peak_is_not() -> None:
     mib = 1 << 20
     for end_rss, end_fds, expected in (

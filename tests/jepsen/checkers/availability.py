@@ -3,6 +3,8 @@
     gap        the longest time without an OK in a partition while a fault lasts and AFTER_SECONDS on
     failover   the longest that a prober's publish took there, retries included, from its first attempt to the OK
 
+Where there are probers only their partitions count, until their last OK: else nobody may have wanted anything.
+
 docs/guarantees.md has bounds for some kinds; what is above one is told, and no problem: a busy machine adds to it.
 """
 
@@ -75,9 +77,17 @@ class Availability(Checker):
 
     def end(self) -> None:
         partitions: defaultdict[PartitionName, list[float]] = defaultdict(list)
+        until: dict[PartitionName, float] = {}  # when a prober was OK'd for the last time
         for (topic, _), oks in self._oks.items():
             for ended, op in oks:
-                partitions[topic, op.partition].append(ended)
+                if op.event.probe:
+                    name = (topic, op.partition)
+                    until[name] = max(until.get(name, 0.0), ended)
+        for (topic, _), oks in self._oks.items():
+            for ended, op in oks:
+                name = (topic, op.partition)
+                if not until or ended <= until.get(name, -1.0):
+                    partitions[name].append(ended)
         for name, times in partitions.items():
             times.sort()
             self.findings.series[f"{name[0]}/{name[1]}"] = gaps_of(times)

@@ -28,6 +28,7 @@ from tests.jepsen.history import (
 )
 
 FLAT_SAMPLES = 10  # at the beginning and at the end, of which the lowest counts: a peak is no leak
+START_UP_SAMPLES = 6
 MEMORY_GROWTH_MAX = 1.5
 MEMORY_FREE_BYTES = 96 << 20  # that a run may add: caches of messages and indexes have bounds of that size
 DESCRIPTORS_FREE = 80
@@ -42,7 +43,7 @@ class Liveness(Checker):
         self._ended: list[tuple[float, str]] = []  # faults that wait for a full ISR
         self._rejoins: defaultdict[str, list[float]] = defaultdict(list)
         self._last: dict[PartitionName, tuple[float, Led]] = {}
-        self._samples: defaultdict[str, list[tuple[float, int, int]]] = defaultdict(list)
+        self._samples: defaultdict[str, list[Sample]] = defaultdict(list)
         self._full_at: float | None = None
         self._elections = 0
 
@@ -61,7 +62,7 @@ class Liveness(Checker):
         if isinstance(event, Healed):
             self._full_at = None
         elif isinstance(event, Sample):
-            self._samples[event.node].append((event.t, event.rss, event.fds))
+            self._samples[event.node].append(event)
             for led in event.led:
                 before = self._last.get((led.topic, led.partition))
                 self._elections += before is not None and before[1].epoch != led.epoch
@@ -104,18 +105,29 @@ class Liveness(Checker):
         text = "every replica is in sync again after the healing"
         self.findings.promise(text, f"{healed.settle:.0f} s", seen, kept=not late)
 
-    def _check_flat(self, node: str, samples: list[tuple[float, int, int]]) -> None:
-        lives = [(rss, fds) for _, rss, fds in samples if rss]
-        if len(lives) < 3 * FLAT_SAMPLES:
+    def _check_flat(self, node: str, samples: list[Sample]) -> None:
+        lives = settled(samples)
+        if len(lives) < 2 * FLAT_SAMPLES:
             return
-        first, last = lives[FLAT_SAMPLES : 2 * FLAT_SAMPLES], lives[-FLAT_SAMPLES:]  # the first ones are a start-up
-        begin, end = min(rss for rss, _ in first), min(rss for rss, _ in last)
+        first, last = lives[:FLAT_SAMPLES], lives[-FLAT_SAMPLES:]
+        begin, end = min(each.rss for each in first), min(each.rss for each in last)
         if end > begin * MEMORY_GROWTH_MAX + MEMORY_FREE_BYTES:
             self.findings.add("memory", f"{node}: {begin >> 20} MiB at the beginning, {end >> 20} MiB at the end")
-        few, many = min(fds for _, fds in first), min(fds for _, fds in last)
+        few, many = min(each.fds for each in first), min(each.fds for each in last)
         if many > few + DESCRIPTORS_FREE:
             self.findings.add("descriptors", f"{node}: {few} at the beginning, {many} at the end")
         self.findings.figures[f"{node} MiB, begin"] = begin >> 20
         self.findings.figures[f"{node} MiB, end"] = end >> 20
         self.findings.figures[f"{node} descriptors, begin"] = few
         self.findings.figures[f"{node} descriptors, end"] = many
+
+
+def settled(samples: list[Sample]) -> list[Sample]:
+    """Those of a process that has run for START_UP_SAMPLES: one that has just begun has little memory and few files."""
+    kept, pid, seen = [], 0, 0
+    for sample in samples:
+        seen = seen + 1 if sample.pid == pid else 0
+        pid = sample.pid
+        if sample.rss and seen >= START_UP_SAMPLES:
+            kept.append(sample)
+    return kept

@@ -67,7 +67,7 @@ class Drawing:
 
     def curves(self, lines: Mapping[str, Points], unit: str, *, filled: bool = False) -> None:
         """Curves in one frame, with their names and the highest value."""
-        top, height = self._y, CURVE_HEIGHT
+        top, height = self._y, max(CURVE_HEIGHT, 30 + 12 * len(lines))
         highest = max((value for points in lines.values() for _, value in points), default=0.0) or 1.0
         self._parts.append(f'<rect x="{LEFT}" y="{top:.1f}" width="{PLOT}" height="{height}" class="frame"/>')
         self._text(LEFT - 8, top + 10, f"{highest:,.0f} {unit}", "label")
@@ -85,7 +85,7 @@ class Drawing:
                     f'<polyline points="{" ".join(where)}" class="line" stroke="{colour}" stroke-dasharray="{dash}"/>'
                 )
             self._text(LEFT - 8, top + 24 + 12 * n, name, "label", colour)
-        self._y = max(top + height, top + 24 + 12 * len(lines)) + 4
+        self._y = top + height + 4
 
     def axis(self) -> None:
         """Seconds, or minutes in a long run, below the last lane."""
