@@ -114,6 +114,7 @@ class Injector:
         self.rng = rng
         self.clients = clients
         self.figures = figures
+        self.gaps = True  # whether there is one leader, whose silence is everybody's
         self.tell_above = float("inf")  # seconds of a gap beyond which the logs around the fault are printed
 
     def say(self, text: str) -> None:
@@ -194,7 +195,8 @@ class Injector:
         figures.recoveries[kind.id].append(self.settle(kind.settle))
         end = clients.now()
         gap, since = longest_gap(clients.oks, fault.began, end)
-        figures.gaps[kind.id].append(gap)
+        if self.gaps:
+            figures.gaps[kind.id].append(gap)
         if leader.name in fault.injected.victims:
             figures.publishes[kind.id].append(clients.worst_probe(fault.began, end))
         recovery = figures.recoveries[kind.id][-1]

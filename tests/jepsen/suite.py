@@ -5,14 +5,15 @@
 With `--fault` these kinds come one after the other, each from a cluster that is well to one that is well again; a
 family (P1) stands for its variants, a letter for all of its families. Without, or with `--swarm`, rounds of several at
 a time are drawn. `--count N` ends after N faults, in a drawn order. Root and network namespaces are needed;
-`--loopback` does without, with the faults that processes alone can have. `--tell MS` prints what every member logged
+`--loopback` does without, with the faults that processes alone can have. `--simple` (and on loopback) one topic of one
+partition is under load, so that gaps can be measured. `--tell MS` prints what every member logged
 around a gap that is longer.
 
 What is asked: all that was OK'd comes out, in order and whole; every ISR is full again in time; the replicas are equal
 byte for byte; every fault proved that it bit. The seed fixes the draws, not the machine's timing.
 
 Exit status: 0 all of that; 1 something of it is not so, or hosts can not be made here; 2 a fault did not bite: the run
-is invalid. The folder of a run that failed is kept: logs, data, and a history of each load.
+is invalid. The folder of a run that failed is kept: logs, data, and of each load a history and a report.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from nsqha.cli.brokers.admin import Admin
 from tests.integration.cluster import UnderLoad, pause
-from tests.integration.servers import CannotStart
-from tests.jepsen.checkers.judgement import judge
+from tests.integration.servers import CannotStart, wait_until
 from tests.jepsen.checkers.view import Figures
 from tests.jepsen.deployment import CHANNELS, TOPIC, Deployment
 from tests.jepsen.faults.fault import SYNCS, FaultKind
@@ -44,11 +46,14 @@ from tests.jepsen.hosts.probe import capabilities, lacking
 from tests.jepsen.injection import SETTLE_SECONDS, FaultFigures, Injector
 from tests.jepsen.load import dead_letters
 from tests.jepsen.load.dead_letters import FailingMessages
+from tests.jepsen.load.plan import TopicPlan, make_topics, standard
+from tests.jepsen.report.page import RunReport
 from tests.jepsen.sampling import SECONDS as SAMPLE_SECONDS
 from tests.jepsen.sampling import Sampler
 from tests.jepsen.schedules import ROUND_SECONDS, Schedule, Scripted, Swarm
 
 SHORTEST_SECONDS = 5.0  # of a round
+CREATE_SECONDS = 30.0  # of topics
 VOID = {"did not bite"}  # of the run itself
 
 
@@ -63,7 +68,9 @@ class Plan:
     count: int | None = None  # of faults, in a drawn order
     swarm: bool = False
     apart: bool = True
-    dead: bool = False  # a channel in which some messages always fail
+    simple: bool = False  # one topic, of one partition, and more publishers: to measure gaps
+    dead: bool = False  # a channel in which some messages always fail; of a simple load
+    rate: float = 500.0  # messages a second, about
     nodes: int = 3
     tell_above: float = float("inf")  # seconds of a gap
 
@@ -113,7 +120,7 @@ class Suite:
         self._folder = folder
         self._plan = plan
         self._rng = random.Random(f"{plan.seed} suite")
-        self._histories: dict[str, History] = {}  # by topic
+        self._loads: list[tuple[list[str], History]] = []  # topics, and what their clients saw
 
     def run(self) -> None:
         """AssertionError with everything that is known, if something is wrong."""
@@ -131,32 +138,44 @@ class Suite:
     def _judge(self, deployment: Deployment) -> None:
         """All loads, with what the replicas have in their files."""
         ends = deployment.check_replicas()
-        for topic, history in self._histories.items():
-            own = {name: end for name, end in ends.items() if name[0] == topic}
-            report = judge(itertools.chain(history, deployment.stored(own)))
-            self.outcomes.add(report.figures)
-            assert not set(report.problems) - VOID, report
+        problems = []
+        for number, (topics, history) in enumerate(self._loads, 1):
+            own = {name: end for name, end in ends.items() if name[0] in topics}
+            report = RunReport(itertools.chain(history, deployment.stored(own)))
+            report.write(self._folder, f"report-{number}")
+            self.outcomes.add(report.judged.figures)
+            if set(report.judged.problems) - VOID:
+                problems.append(f"load {number}: {report.judged}")
+        assert not problems, "\n".join(problems)
 
     def _loaded(self, deployment: Deployment, schedule: Schedule) -> None:
-        """A topic with clients of its own, as numbers of messages begin again with each load."""
-        plan, rng = self._plan, self._rng
-        deployment.topic = topic = f"{TOPIC}-{len(self._histories) + 1}"
-        channels = (*CHANNELS, *([dead_letters.CHANNEL] if plan.dead else []))
-        deployment.create(topic, *channels)
-        failing = FailingMessages.of(deployment, topic) if plan.dead else None
+        """Topics with clients of their own, as numbers of messages begin again with each load."""
+        plan, rng, number = self._plan, self._rng, len(self._loads) + 1
+        deployment.topic = f"{TOPIC}-{number}"
+        options: dict[str, Any] = {"any_node": plan.swarm and rng.random() < 0.5}
+        channels: tuple[str, ...] = ()
+        if plan.simple:
+            channels = (*CHANNELS, *([dead_letters.CHANNEL] if plan.dead else []))
+            deployment.create(deployment.topic, *channels)
+        else:
+            options["plans"] = made_topics(deployment, number, plan.rate)
+        failing = FailingMessages.of(deployment, deployment.topic) if plan.dead else None
         load = Load(
             deployment,
-            topic,
+            deployment.topic,
             *channels,
             seed=rng.randrange(1 << 30),
-            any_node=plan.swarm and rng.random() < 0.5,
             failing=failing,
             hosts=deployment.addresses,
             enter=deployment.enter_clients,
+            sync=plan.sync,
+            path=self._folder / f"history-{number}.jsonl",
+            **options,
         )
-        with keeping(load, self._folder / f"{topic}.jsonl"), load:
+        with load:
             injector = Injector(deployment, rng, load.clients, self.figures)
             injector.tell_above = plan.tell_above
+            injector.gaps = plan.simple  # where several leaders are at work some always answer
             with Sampler(deployment, load.clients.record, load.clients.now):
                 try:
                     schedule.run(injector)
@@ -165,7 +184,7 @@ class Suite:
                     pause(2 * SAMPLE_SECONDS)  # which show it
                 finally:
                     injector.heal_whatever()
-        self._histories[topic] = load.clients.history
+        self._loads.append(([each.name for each in load.clients.plans], load.clients.history))
         self.outcomes.dead += failing.dead if failing is not None else 0
 
 
@@ -180,13 +199,13 @@ class Load(UnderLoad):
                 assert not self._background.stuck, f"{self._background.stuck}\n{self.report}"
 
 
-@contextlib.contextmanager
-def keeping(load: UnderLoad, path: Path) -> Iterator[None]:
-    """The history of a load is kept, also of one that fails."""
-    try:
-        yield
-    finally:
-        load.clients.history.save(path)
+def made_topics(deployment: Deployment, number: int, rate: float) -> list[TopicPlan]:
+    """Those of a standard load, by names of their own."""
+    plans = [replace(plan, name=f"{plan.name}-{number}") for plan in standard(rate)]
+    with Admin(deployment.nodes[0].grpc, CREATE_SECONDS) as admin:
+        make_topics(admin, plans)
+    wait_until(deployment.all_in_sync, "all topics are there", CREATE_SECONDS)
+    return plans
 
 
 def run(folder: Path, plan: Plan) -> Suite:
@@ -209,6 +228,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--swarm", action="store_true", help="several at a time, also with --fault")
     parser.add_argument("--loopback", action="store_true", help="no hosts: faults of processes only")
     parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=500.0, help="messages a second")
+    parser.add_argument("--simple", action="store_true", help="one topic of one partition: gaps are measured")
     parser.add_argument(
         "--dead", action="store_true", help="a channel with a policy, in which some messages always fail"
     )
@@ -236,7 +257,9 @@ def planned(args: argparse.Namespace) -> Plan:
         count=args.count,
         swarm=args.swarm or not (words or args.count is not None),
         apart=not args.loopback,
+        simple=args.simple or args.dead or args.loopback,
         dead=args.dead,
+        rate=args.rate,
         nodes=args.nodes,
         tell_above=float("inf") if args.tell is None else args.tell / 1000,
     )
