@@ -52,13 +52,14 @@ class ActiveFault:
     number: int
     kind: FaultKind
     injected: Injected
-    began: float  # of the load's clock
+    began: float  # to be injected, of the load's clock
+    there: float  # all of it
     until: float  # when it is to be healed
 
     @property
     def earliest(self) -> float:
         """Before that it could not bite."""
-        return self.began + self.kind.seconds[0]
+        return self.there + self.kind.seconds[0]
 
 
 @dataclass
@@ -129,9 +130,10 @@ class Injector:
             injected = kind.inject(self.deployment, self.rng)
         except NotNow:
             return None
-        until = began + self.rng.uniform(*kind.seconds)
+        there = self.clients.now()
+        until = there + self.rng.uniform(*kind.seconds)
         number = self.clients.fault_begun(kind.family, injected.what, sorted(injected.victims))
-        fault = ActiveFault(number, kind, injected, began, until)
+        fault = ActiveFault(number, kind, injected, began, there, until)
         self.active.append(fault)
         self.deployment.broken |= injected.victims
         self.figures.counts[kind.id] += 1
@@ -184,8 +186,8 @@ class Injector:
             clients.avoid = None
             return False
         hits_leader = leader.name in fault.injected.victims
-        until = clock + (fault.until - fault.began if seconds is None else seconds)
-        while time.monotonic() < until:
+        until = fault.until if seconds is None else fault.there + seconds
+        while clients.now() < until:
             pause(LOOK_SECONDS)
             if hits_leader and deployment.epoch_and_isr()[0] > epoch:
                 figures.elections[kind.id].append(time.monotonic() - clock)

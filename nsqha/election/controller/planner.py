@@ -263,9 +263,10 @@ class Planner:
         """Better replicas for a partition, and why; None if it has the right ones, or there are no better ones."""
         wanted = self.moves.get(name)
         away = {uid for uid in (*meta.replicas, *(wanted or ())) if self._stays_away(uid, meta, world, now)}
-        if wanted is not None and not away & set(wanted):
-            return None  # a move is under way, to nodes that are alive
-        emptied = self.decommissions & set(meta.replicas)
+        if wanted is not None and not (away | self.decommissions) & set(wanted):
+            return None  # a move is under way, to nodes that are alive and are to have replicas
+        # Also a node that a move was to bring in: nothing waits for one that has been given up.
+        emptied = self.decommissions & {*meta.replicas, *(wanted or ())}
         gone = away | emptied
         settings = world.settings[name]
         settled = now - self._changed >= self.limits.settle_s

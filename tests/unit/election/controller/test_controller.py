@@ -27,8 +27,8 @@ from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta
-from nsqha.election.moves import BALANCE, decommission_name, read_intents
-from nsqha.election.placement import PartitionName
+from nsqha.election.moves import BALANCE, decommission_name, move_intent, move_name, read_intents
+from nsqha.election.placement import Move, PartitionName
 from tests.unit.election.cluster_rig import Cluster
 
 QUICK = ControllerLimits(plan=PlanLimits(settle_s=1.0, replace_after_s=20.0, emergency_after_s=10.0))
@@ -138,6 +138,24 @@ def test_a_decommissioned_node_is_emptied(seed: int) -> None:
     assert all(2 not in meta.replicas and 2 not in meta.isr for meta in metas.values())
     assert all(len(meta.replicas) == 3 and c.healthy(name, meta) for name, meta in metas.items())
     assert not [name for name in c.store.intents.all() if name.startswith("moves/")]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_move_to_a_node_that_is_decommissioned_goes_elsewhere_at_once(dies: bool) -> None:
+    """Nobody waits `replace_after` for a node that an operator has given up."""
+    c = cluster(nodes=4)
+    before = c.meta("t")
+    (target,) = {1, 2, 3, 4} - set(before.replicas)
+    (name,) = c.parts()
+    wanted = (before.leader, target, next(uid for uid in before.replicas if uid != before.leader))
+    if dies:
+        c.kill(target)
+    c.store.intents.put(move_name(name), move_intent(Move(name, wanted), "operator"))
+    c.store.intents.put(decommission_name(target), {"node": target})
+    c.run(QUICK.plan.replace_after_s / 2)
+    after = c.meta("t")
+    assert sorted(after.replicas) == sorted(before.replicas) == sorted(after.isr)
+    assert not [each for each in c.store.intents.all() if each.startswith("moves/")]
 
 
 def test_the_name_of_a_node_is_kept_while_it_is_away_and_holds_something() -> None:
