@@ -88,7 +88,7 @@ def main(names: list[str]) -> None:
             due = last_due[fd] = max(due, last_due[fd])
         if due > now:
             count["delayed"] += 1
-        elif not held:
+        elif not held and not trouble["duplicate"]:
             send(fd, order[fd], packet)
             return
         copies = 1
