@@ -23,7 +23,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.integration.servers import wait_until
@@ -39,15 +39,16 @@ _NAME = re.compile(r"nsqha-(\d+)-")
 class Group:
     """One of them, in all hierarchies that there are. Use `made`."""
 
-    def __init__(self, name: str, root: Path = ROOT) -> None:
+    def __init__(self, name: str, root: Path = ROOT, *, controllers: Iterable[str] = CONTROLLERS) -> None:
+        """`controllers`: who is in others of version 1 stays where it is for them."""
         self._unified = (root / "cgroup.controllers").exists()
         own = f"nsqha-{os.getpid()}-{name}"
         if self._unified:
             with contextlib.suppress(OSError):  # already, or only some
                 (root / "cgroup.subtree_control").write_text("+cpu +memory +io")
-            self._folders = dict.fromkeys(CONTROLLERS, root / own)
+            self._folders = dict.fromkeys(controllers, root / own)
         else:
-            self._folders = {each: root / each / own for each in CONTROLLERS if (root / each).is_dir()}
+            self._folders = {each: root / each / own for each in controllers if (root / each).is_dir()}
         if not self._folders:
             raise NotPossible("there are no control groups")
         for folder in {*self._folders.values()}:

@@ -20,6 +20,7 @@ from pathlib import Path
 from nsqha.clock import SystemClock
 
 _FIELDS = struct.Struct("=QqqdQ")  # sequence, offset ns, since ns, rate, looks
+_SETTING = struct.Struct("=qqd")
 _SEQUENCE, _LOOKS = struct.Struct("=Q"), 32  # the latter is where looks are
 
 
@@ -31,13 +32,20 @@ class ClockFile:
         path.write_bytes(_FIELDS.pack(0, 0, 0, 1.0, 0))
         self._map = _mapped(path)
         self._sequence = 0
+        self.wrong = False
 
     def set(self, *, offset_ns: int = 0, rate: float = 1.0) -> None:
         """From now on it is off by this, and runs at this rate; without arguments it is right."""
+        _SEQUENCE.pack_into(self._map, _LOOKS, 0)
+        self.move(offset_ns=offset_ns, rate=rate)
+
+    def move(self, *, offset_ns: int = 0, rate: float = 1.0) -> None:
+        """As `set`; looks are counted on."""
         self._sequence += 2
         _SEQUENCE.pack_into(self._map, 0, self._sequence - 1)
-        _FIELDS.pack_into(self._map, 0, self._sequence - 1, offset_ns, time.time_ns(), rate, 0)
+        _SETTING.pack_into(self._map, _SEQUENCE.size, offset_ns, time.time_ns(), rate)
         _SEQUENCE.pack_into(self._map, 0, self._sequence)
+        self.wrong = offset_ns != 0 or rate != 1.0
 
     def looks(self) -> int:
         looks: int = _SEQUENCE.unpack_from(self._map, _LOOKS)[0]
