@@ -43,6 +43,7 @@ CHANNELS = ("steady", "other")
 DISK_BYTES = 1 << 30  # sparse
 ETCD_NAMES = ("e1", "e2", "e3")
 CLIENTS = "clients"
+SCRUB = ("--scrub-interval=10s", "--scrub-bytes-per-second=67108864")  # damage is found while a fault lasts
 WITH_HARNESS = ("setpriv", "--pdeathsig", "KILL")  # an etcd ends when this process does, as daemons of ours do
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -131,7 +132,7 @@ class Deployment(Cluster):
             etcd = EtcdMembers([_etcd_member(folder / name, name, hosts.network) for name in ETCD_NAMES])
             stack.callback(etcd.kill)
             etcd.start()
-            flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else [])]
+            flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else []), *SCRUB]
             deployment = cls(folder, etcd, hosts, nodes=nodes, lookupds=2, sync=sync, flags=flags)
             yield stack.enter_context(deployment._serving())
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from tests.jepsen.faults import clocks, disks, etcd, links, membership, network, overload, processes
+from tests.jepsen.faults import clocks, damage, disks, etcd, links, membership, network, overload, processes
 from tests.jepsen.faults.fault import FaultKind
 
-ROOMS = (network, links, processes, etcd, disks, clocks, membership, overload)
+ROOMS = (network, links, processes, etcd, disks, damage, clocks, membership, overload)
 FAULTS: dict[str, FaultKind] = {kind.id: kind for room in ROOMS for kind in room.KINDS}
 
 
