@@ -56,8 +56,8 @@ class Change:
 
 
 def flipped(path: Path, rng: random.Random) -> Change:
-    """One to three bits of a byte."""
-    at = rng.randrange(path.stat().st_size)
+    """One to three bits of a byte, not behind what was written into a file that is longer."""
+    at = rng.randrange(max(1, len(path.read_bytes().rstrip(b"\0"))))
     with path.open("r+b", buffering=0) as file:
         good = os.pread(file.fileno(), 1, at)
         mask = sum({1 << rng.randrange(8) for _ in range(rng.randint(1, 3))})

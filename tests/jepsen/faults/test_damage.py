@@ -43,6 +43,11 @@ def test_a_flip_changes_one_byte_and_a_cut_the_end(path: Path) -> None:
     assert path.stat().st_size == made.at == SIZE - len(made.good)
 
 
+def test_a_flip_is_not_behind_what_was_written(path: Path) -> None:
+    path.write_bytes(b"record" + bytes(1 << 20))
+    assert max(flipped(path, random.Random(seed)).at for seed in range(50)) < 6
+
+
 def test_small_cuts_are_as_likely_as_large_ones(path: Path) -> None:
     whole, sizes = path.read_bytes(), []
     for seed in range(200):

@@ -46,10 +46,9 @@ UNMOUNT_SECONDS = 20.0
 
 _EXT4_IOC_SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32), linux/ext4.h
 _WITHOUT_LOG_FLUSH = 2
-_FIFREEZE, _FITHAW = 0xC0045877, 0xC0045878
 _LOOP_SET_STATUS64, _LOOP_GET_STATUS64 = 0x4C04, 0x4C05
 _LOOP_INFO_BYTES, _SIZE_LIMIT_AT = 232, 32  # struct loop_info64, linux/loop.h
-PROGRAMS = ("mkfs.ext4", "dumpe2fs", "e2fsck", "mount", "umount", "losetup")
+PROGRAMS = ("mkfs.ext4", "dumpe2fs", "e2fsck", "mount", "umount", "losetup", "fsfreeze")
 
 
 class Disk:
@@ -60,7 +59,7 @@ class Disk:
         self._inside = inside
         self._point = folder / "disk"
         self._point.mkdir(parents=True)
-        self._hanging = False
+        self._freezer: subprocess.Popen[bytes] | None = None
         self._limited = False
         with self.image.open("wb") as file:
             file.truncate(size)
@@ -224,20 +223,21 @@ class Disk:
 
     def hang(self) -> None:
         """Whoever writes waits until `go_on`; what is written is on the disk."""
-        self._freeze(_FIFREEZE)
-        self._hanging = True
+        # By a process that ends it when it hears nothing of this one any more: what is frozen outlives its mount.
+        command = 'fsfreeze -f "$1" && echo hangs && { read -r _ || fsfreeze -u "$1"; }'
+        self._freezer = subprocess.Popen(
+            [*self._inside.prefix, "sh", "-c", command, "sh", str(self._point)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C is not for it
+        )
+        assert self._freezer.stdout is not None
+        assert self._freezer.stdout.readline() == b"hangs\n", "the file system can not be frozen"
 
     def go_on(self) -> None:
-        if self._hanging:
-            self._freeze(_FITHAW)
-            self._hanging = False
-
-    def _freeze(self, request: int) -> None:
-        folder = os.open(self.at, os.O_RDONLY)
-        try:
-            fcntl.ioctl(folder, request, 0)
-        finally:
-            os.close(folder)
+        if self._freezer is not None:
+            self._freezer.communicate()
+            self._freezer = None
 
     def snapshot(self, name: str = "snapshot") -> Path:
         """A copy of the disk as it is now, with all that was written; writers wait meanwhile."""

@@ -120,6 +120,16 @@ def test_whoever_writes_to_a_hanging_disk_waits(disk: Disk) -> None:
     assert (disk.at / "log").read_text() == "late"
 
 
+def test_a_disk_goes_on_when_the_process_that_made_it_hang_is_killed(disk: Disk) -> None:
+    disk.hang()
+    assert disk._freezer is not None
+    assert disk._freezer.stdin is not None
+    disk._freezer.stdin.close()  # as the kernel does then
+    assert disk.refuses() == ""
+    disk._freezer.wait(20)
+    disk._freezer = None
+
+
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
