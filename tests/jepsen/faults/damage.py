@@ -243,10 +243,11 @@ def torn(suffix: str) -> Inject:
         broker = one_of(rng, deployment.whole_nodes)
         point = f"half-write@{suffix}:{rng.randint(1, TORN_VISITS)}"
         broker.stop()
-        broker.programmed(failpoints=[point])
+        usual = broker.program
+        broker.program = (*usual[:-1], f"--failpoint={point}", usual[-1])
         broker.spawn()
         reached = waited_for(broker)
-        broker.programmed()
+        broker.program = usual
         if reached:
             for path in logs(broker, suffix):
                 with path.open("rb") as file:
