@@ -27,6 +27,7 @@ import os
 import random
 import shutil
 import socket
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Network:
         self.leg = f"nsqha{os.getpid()}-{next(_networks)}"
         self._hosts: dict[str, tuple[int, Host, Namespaces]] = {}
         self._cuts: list[Cut] = []
+        self._changing = threading.Lock()  # faults that go on cut and heal by threads of their own
         self._sinks: set[Pair] = set()
         self.switch: Namespaces
 
@@ -156,17 +158,19 @@ class Network:
 
     def cut_pairs(self, pairs: Sequence[Pair]) -> Cut:
         """One cut of many, made at once. Cuts may overlap: what two of them have cut passes when both are healed."""
-        for pair in pairs:
-            self._count(pair)
-        lost = self.lost()
-        cut = Cut(self, tuple(pairs), sum(lost[pair] for pair in pairs))
-        self._cuts.append(cut)
-        self._point(pairs)
+        with self._changing:
+            for pair in pairs:
+                self._count(pair)
+            lost = self.lost()
+            cut = Cut(self, tuple(pairs), sum(lost[pair] for pair in pairs))
+            self._cuts.append(cut)
+            self._point(pairs)
         return cut
 
     def end_cut(self, cut: Cut) -> None:
-        self._cuts.remove(cut)
-        self._point(cut.pairs)
+        with self._changing:
+            self._cuts.remove(cut)
+            self._point(cut.pairs)
 
     def heal(self) -> None:
         """All cuts end."""
@@ -175,9 +179,10 @@ class Network:
 
     def lost(self) -> Counter[Pair]:
         """How many packets cuts have swallowed, since the network was made."""
+        sinks = tuple(self._sinks)
         devices = json.loads(self.switch.run("ip", "-s", "-j", "link", "show"))
         sent = {device["ifname"]: int(device["stats64"]["tx"]["packets"]) for device in devices}
-        return Counter({pair: sent[f"lost{self._of(pair)}"] for pair in self._sinks})
+        return Counter({pair: sent[f"lost{self._of(pair)}"] for pair in sinks})
 
     def _point(self, pairs: Iterable[Pair]) -> None:
         """Have the neighbour entries of senders say what the cuts want, those of one host at once."""
