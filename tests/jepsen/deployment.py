@@ -43,7 +43,8 @@ CHANNELS = ("steady", "other")
 DISK_BYTES = 1 << 30  # sparse
 ETCD_NAMES = ("e1", "e2", "e3")
 CLIENTS = "clients"
-SCRUB = ("--scrub-interval=10s", "--scrub-bytes-per-second=67108864")  # damage is found while a fault lasts
+SCRUB_BYTES_PER_SECOND = 16 << 20
+SCRUB = ("--scrub-interval=10s", f"--scrub-bytes-per-second={SCRUB_BYTES_PER_SECOND}")  # finds damage soon
 WITH_HARNESS = ("setpriv", "--pdeathsig", "KILL")  # an etcd ends when this process does, as daemons of ours do
 
 _libc = ctypes.CDLL(None, use_errno=True)
