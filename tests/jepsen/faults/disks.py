@@ -37,6 +37,7 @@ MIB = 1 << 20
 LEFT_BYTES = (0, MIB, 100 * MIB)  # of a full disk; all are less than a broker wants
 WRITES_PER_SECOND = (2, 5, 20, 100)  # of a slow disk: 500 to 10 ms for each fsync
 SHRUNK_SECONDS = 15.0
+WITHOUT_SECONDS = (1.0, 5.0)
 
 
 def leader(deployment: Deployment, rng: random.Random) -> list[Broker]:
@@ -159,6 +160,8 @@ def power_loss_in_turn(deployment: Deployment, rng: random.Random) -> Injected:
     outage = Outage(deployment, [dark], reboots=rng.random() < 0.5)
     outage.end()
     cut.heal()
+    wait_until(dark.listening, f"{dark} listens", 60)
+    pause(rng.uniform(*WITHOUT_SECONDS))  # two of three are there, and may go on only with all that was acknowledged
     victims = [first, away, dark]
 
     def heal() -> None:
