@@ -48,8 +48,8 @@ class Namespaces:
             self._holder = subprocess.Popen(
                 ["sleep", "infinity"], stdin=subprocess.DEVNULL, preexec_fn=lambda: _enter_new(kinds)
             )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise NotPossible(f"no namespaces may be made here: {error}") from None
+        except (OSError, subprocess.SubprocessError):  # the child can not say why
+            raise NotPossible("no namespaces may be made here, which takes root (CAP_SYS_ADMIN)") from None
         self.pid = self._holder.pid
         self._boots = 0
         entered = [f"{option}=/proc/{self.pid}/ns/{name}" for kind, (option, name) in _OPTIONS.items() if kinds & kind]
@@ -99,7 +99,8 @@ def run(*command: str, given: str | None = None) -> str:
     """What a command says. NotPossible with its error if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, input=given)
     if done.returncode:
-        raise NotPossible(f"{' '.join(command)}: {done.stderr.strip()}")
+        why = next(iter(done.stderr.strip().splitlines()), f"status {done.returncode}")
+        raise NotPossible(f"{' '.join(command)}: {why}")
     return done.stdout
 
 
