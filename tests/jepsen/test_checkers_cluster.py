@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.jepsen.checkers.liveness import DESCRIPTORS_FREE, FLAT_SAMPLES
+from tests.jepsen.checkers.liveness import DESCRIPTORS_FREE, FLAT_SAMPLES, most_within
 from tests.jepsen.history import ChannelMade, Message, Place
 from tests.jepsen.story import FIRST_NS, Story, again
 from tests.jepsen.test_checkers_messages import figures
@@ -224,3 +224,14 @@ def test_what_grows_is_told_and_what_has_a_peak_is_not() -> None:
             peak = n == 2 * FLAT_SAMPLES + 5
             story.sample(rss=mib * (900 if peak else end_rss if end else 100), fds=end_fds if end else 20)
         assert story.problems() == expected
+
+
+def test_changes_of_a_leader_are_counted_by_the_minute() -> None:
+    assert most_within([0.0, 10.0, 59.0, 61.0, 130.0], 60.0) == 3
+    story = Story(cluster=True)
+    story.fault("N10", 1.0)
+    for epoch in range(1, 6):
+        story.sample(epoch=epoch)
+        story.pass_time(5)
+    (kept,) = [promise.kept for promise in story.judged().promises if "changes at most" in promise.text]
+    assert not kept

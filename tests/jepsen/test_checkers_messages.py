@@ -104,6 +104,15 @@ def test_a_replica_that_lacks_something_in_between_or_at_the_end_is_told() -> No
         assert story.problems() == {"missing": 1}
 
 
+def test_what_never_came_out_stands_at_no_place_of_another_message() -> None:
+    story = Story()
+    story.sub(1)
+    (a,), (b,) = story.pub(), story.pub(result="info")
+    story.take(1, a)
+    story.add(stored("n1", changed(b, id=a.id)))
+    assert story.problems()["forked"] >= 1
+
+
 def test_replicas_are_compared_in_what_never_came_out() -> None:
     story = Story()
     a, b = story.pub(2)

@@ -27,6 +27,13 @@ class Attempts(Checker):
         worst = self.findings.figures.get("most attempts", 0)
         self.findings.figures["most attempts"] = max(worst, message.attempts)
 
+    def end(self) -> None:
+        if self.view.figures.redelivered:
+            wrong = self.findings.problems["attempts"]
+            text = "attempts count on from delivery to delivery under one leader"
+            seen = f"{wrong} of {self.view.figures.redelivered} repeated deliveries"
+            self.findings.promise(text, "0 exceptions", seen, kept=not wrong)
+
     def _not_growing(self, text: str, by: Connection, message: Message, last: Delivery) -> None:
         if not self.view.cluster:
             if last.gen == by.gen:

@@ -10,6 +10,7 @@ How long the ISR takes to be full after each single fault is a figure.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 
 from tests.jepsen.checkers.findings import quantile
@@ -29,6 +30,7 @@ from tests.jepsen.history import (
 
 FLAT_SAMPLES = 10  # at the beginning and at the end, of which the lowest counts: a peak is no leak
 START_UP_SAMPLES = 6
+CHANGES_A_MINUTE = 3
 MEMORY_GROWTH_MAX = 1.5
 MEMORY_FREE_BYTES = 96 << 20  # that a run may add: caches of messages and indexes have bounds of that size
 DESCRIPTORS_FREE = 80
@@ -46,6 +48,7 @@ class Liveness(Checker):
         self._samples: defaultdict[str, list[Sample]] = defaultdict(list)
         self._full_at: float | None = None
         self._elections = 0
+        self._changes: defaultdict[PartitionName, list[float]] = defaultdict(list)  # when a leader was another one
 
     def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
         if isinstance(event, FaultBegun):
@@ -65,7 +68,9 @@ class Liveness(Checker):
             self._samples[event.node].append(event)
             for led in event.led:
                 before = self._last.get((led.topic, led.partition))
-                self._elections += before is not None and before[1].epoch != led.epoch
+                if before is not None and before[1].epoch != led.epoch:
+                    self._elections += 1
+                    self._changes[led.topic, led.partition].append(event.t)
                 self._last[led.topic, led.partition] = event.t, led
             self._look()
 
@@ -87,6 +92,12 @@ class Liveness(Checker):
             for name, q in (("p50", 0.5), ("worst", 1.0)):
                 self.findings.figures[f"{kind} to full ISR {name} s"] = round(quantile(values, q), 2)
         self.findings.figures["changes of leader"] = self._elections
+        if self._changes:
+            most = max(most_within(times, 60.0) for times in self._changes.values())
+            text = "a partition's leader changes at most three times a minute for each fault that stays"
+            faults = max(1, len(self._kinds) + sum(map(len, self._rejoins.values())) + len(self._ended))
+            bound = CHANGES_A_MINUTE * faults
+            self.findings.promise(text, f"{bound} with {faults} faults", f"{most} at most", kept=most <= bound)
         if self.view.healed is not None and self._last:
             self._check_healed(self.view.healed)
         for node, samples in self._samples.items():
@@ -120,6 +131,11 @@ class Liveness(Checker):
         self.findings.figures[f"{node} MiB, end"] = end >> 20
         self.findings.figures[f"{node} descriptors, begin"] = few
         self.findings.figures[f"{node} descriptors, end"] = many
+
+
+def most_within(times: list[float], seconds: float) -> int:
+    """The largest number of these, which are sorted, within so many seconds."""
+    return max(n - bisect_left(times, t - seconds) + 1 for n, t in enumerate(times))
 
 
 def settled(samples: list[Sample]) -> list[Sample]:

@@ -94,18 +94,25 @@ class ClusterLoad(Recorder):
         self.oks: list[float] = []  # when publishes of anybody were OK'd
         self.probes: list[tuple[float, float]] = []  # of the probers: first sent, OK'd
         self.avoid: int | None = None  # index of the node that the probers leave alone
-        self.plans = plans or [simple_plan(topic, channels, publishers, consumers, pace)]
+        self.plans: Sequence[TopicPlan] = plans or [simple_plan(topic, channels, publishers, consumers, pace)]
         self._nodes = nodes
         self._lookupds = lookupds
         self._any_node = any_node
         self._hosts = hosts
-        self._failing = failing
+        self._failing = failing or self._failing_messages()
         self._sync = sync
         self._under_way: dict[int, tuple[str, int, int, int]] = {}  # topic, process, first and count of a publish
         self._owed = {
             plan.name: Owed(set(), {channel.name: set() for channel in plan.channels if not channel.moved})
             for plan in self.plans
         }
+
+    def _failing_messages(self) -> FailingMessages | None:
+        """Of the channel in the plans that has such consumers, with a policy."""
+        for plan in self.plans:
+            if any(channel.habit == "failing" and channel.policy is not None for channel in plan.channels):
+                return FailingMessages(lambda: self._nodes[0].grpc, plan.name)
+        return None
 
     # ---- life
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.jepsen.load import dead_letters
 from tests.jepsen.load.publishers import PIPELINED, Habits
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def standard(messages_a_second: float = 500.0) -> tuple[TopicPlan, ...]:
         ),
         TopicPlan("many", (ChannelPlan("steady", consumers=3), ChannelPlan("late", "late")), probes=True, partitions=4),
         TopicPlan("ordered", (ChannelPlan("ordered", "ordered"),), partitions=2, ordered=True, habits=slow_steps()),
+        TopicPlan("policies", (ChannelPlan(dead_letters.CHANNEL, "failing", policy=dead_letters.POLICY),)),
         TopicPlan("moved", (ChannelPlan("moved", "prompt", moved=True), ChannelPlan("left", "prompt", 1))),
     )
     factor = sum(plan.messages_a_second for plan in plans) / messages_a_second
