@@ -197,6 +197,23 @@ def test_a_seek_excuses_what_comes_again_after_it() -> None:
     assert story.problems() == {}
 
 
+def test_the_age_of_forgotten_fins_is_compared_with_the_window() -> None:
+    for age, expected in ((0.03, True), (1.5, False)):
+        story = Story(cluster=True)
+        story.add(ChannelMade(0.0, 0.0, 0, 0, "t", "ch", "ok"))
+        story.sub(1)
+        (a,) = story.pub()
+        story.take(1, a)
+        story.pass_time(age)
+        story.fault("P1", 1.0)
+        story.sub(2)
+        story.take(2, a)
+        report = story.judged()
+        assert figures(report)["P1 forgotten FINs, age worst s"] == pytest.approx(age, abs=0.01)
+        (kept,) = [promise.kept for promise in report.promises if "takes FINs" in promise.text]
+        assert kept is expected
+
+
 # ---- attempts
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
+from tests.jepsen.checkers.findings import quantile
 from tests.jepsen.checkers.view import (
     Checker,
     Connection,
@@ -27,10 +28,11 @@ from tests.jepsen.checkers.view import (
     Sent,
     where,
 )
-from tests.jepsen.history import AnyEvent, Message, Sample, Started
+from tests.jepsen.history import AdminSent, AnyEvent, FaultBegun, Message, Sample, SeekSent, Started
 
 COMMIT_SECONDS = {"": 1.6, "always": 1.6, "interval": 3.6}  # by sync: progress may take a second, its disk round more
 UNNEEDED_SHARE = 0.001
+FORGOTTEN_SECONDS = 1.0
 
 
 class Duplicates(Checker):
@@ -42,6 +44,8 @@ class Duplicates(Checker):
         self._waiting: defaultdict[PartitionName, deque[tuple[float, str, Fin]]] = defaultdict(deque)
         self._served: dict[PartitionName, float] = {}  # when the last publish was sent that was OK'd
         self._unneeded = 0
+        self._fault: FaultBegun | None = None  # the last one
+        self._forgotten: defaultdict[str, list[float]] = defaultdict(list)  # by its kind: age of a FIN when it began
 
     # ---- what is settled
 
@@ -51,6 +55,10 @@ class Duplicates(Checker):
         elif isinstance(event, Sample):
             for led in event.led:
                 self._settle_led((led.topic, led.partition))
+
+    def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
+        if isinstance(event, FaultBegun):
+            self._fault = event
 
     def confirmed(self, act: Fin | Req, t: float, by: Connection) -> None:
         if not isinstance(act, Fin):
@@ -115,8 +123,20 @@ class Duplicates(Checker):
                 age = self.view.killed_at[fin.gen] - fin.t
                 figures.oldest_forgotten = max(figures.oldest_forgotten, age)
 
+        fault, newest = self._fault, last.fins[-1].t
+        if fault is not None and channel.moved_at < newest <= fault.t:
+            self._forgotten[fault.fault].append(fault.t - newest)
+
     def end(self) -> None:
         view, figures = self.view, self.findings.figures
+        for kind, ages in self._forgotten.items():
+            for name, q in (("p50", 0.5), ("p99", 0.99), ("worst", 1.0)):
+                figures[f"{kind} forgotten FINs, age {name} s"] = round(quantile(ages, q), 3)
+            if kind == "P1":
+                text = "P1: a leader that dies takes FINs of the last 50 ms with it, of a second at most"
+                seen = f"p50 {quantile(ages, 0.5):.2f} s, p99 {quantile(ages, 0.99):.2f} s of {len(ages)}"
+                kept = quantile(ages, 0.99) <= FORGOTTEN_SECONDS
+                self.findings.promise(text, f"{FORGOTTEN_SECONDS:.1f} s", seen, kept=kept)
         figures["again, unfinished"] = view.figures.redelivered
         figures["again after a FIN"] = view.figures.repeated
         figures["again after a settled FIN"] = self._unneeded

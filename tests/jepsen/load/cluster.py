@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -93,7 +93,7 @@ class ClusterLoad(Recorder):
         self.gen = 1  # of all nodes together
         self.oks: list[float] = []  # when publishes of anybody were OK'd
         self.probes: list[tuple[float, float]] = []  # of the probers: first sent, OK'd
-        self.avoid: int | None = None  # index of the node that the probers leave alone
+        self.avoid: int | Collection[int] | None = None  # index of the node, or nodes, that probers leave alone
         self.plans: Sequence[TopicPlan] = plans or [simple_plan(topic, channels, publishers, consumers, pace)]
         self._nodes = nodes
         self._lookupds = lookupds
@@ -263,16 +263,30 @@ class ClusterLoad(Recorder):
         client, at = None, -1
         began = self.now()
         while self.publishing:
-            if client is None or client.closed.done() or at == self.avoid:
+            if client is None or client.closed.done() or self._avoided(at):
                 if client is not None:
                     client.close()
-                at = rng.choice([n for n in range(len(self._nodes)) if n != self.avoid])
+                others = [n for n in range(len(self._nodes)) if not self._avoided(n)]
+                if not others:
+                    client = None
+                    await asyncio.sleep(LOOKUP_SECONDS)
+                    continue
+                at = rng.choice(others)
                 connected = await self._connect(rng, self._nodes[at].tcp)
                 client = None if connected is None else connected[1]
                 process, counter = self.process(), 0
                 continue
             name = self._nodes[at].name
-            ok = await probe_once(self, client, plan.name, process, counter, node=name, partition=partition)
+            ok = await probe_once(
+                self,
+                client,
+                plan.name,
+                process,
+                counter,
+                node=name,
+                partition=partition,
+                give_up=lambda at=at: self._avoided(at),  # type: ignore[misc]
+            )
             counter += 1
             if ok:
                 self.probes.append((began, self.now()))
@@ -282,6 +296,10 @@ class ClusterLoad(Recorder):
                 client.close()
         if client is not None:
             client.close()
+
+    def _avoided(self, node: int) -> bool:
+        avoid = self.avoid
+        return node in avoid if isinstance(avoid, Collection) else node == avoid
 
     def begin_publish(self, **publish: Any) -> int:
         op = super().begin_publish(**publish)
