@@ -5,9 +5,9 @@
 With `--fault` these kinds come one after the other, each from a cluster that is well to one that is well again; a
 family (P1) stands for its variants, a letter for all of its families. Without, or with `--swarm`, rounds of several at
 a time are drawn. `--count N` ends after N faults, in a drawn order. Root and network namespaces are needed;
-`--loopback` does without, with the faults that processes alone can have. `--simple` (and on loopback) one topic of one
-partition is under load, so that gaps can be measured. `--tell MS` prints what every member logged
-around a gap that is longer.
+`--loopback` does without, with the faults that processes alone can have. With `--simple`, and on loopback, one topic of
+one partition is under load, so that gaps can be measured. `--tell MS` prints what every member logged around a gap that
+is longer.
 
 What is asked: all that was OK'd comes out, in order and whole; every ISR is full again in time; the replicas are equal
 byte for byte; every fault proved that it bit. The seed fixes the draws, not the machine's timing.
@@ -64,8 +64,9 @@ class Plan:
     kinds: Sequence[FaultKind]
     seed: int
     sync: str = "always"
-    seconds: float = 300.0
-    count: int | None = None  # of faults, in a drawn order
+    seconds: float = float("inf")
+    count: int | None = None  # of faults
+    drawn: bool = False  # they come in a drawn order; else in turn
     swarm: bool = False
     apart: bool = True
     simple: bool = False  # one topic, of one partition, and more publishers: to measure gaps
@@ -131,8 +132,7 @@ class Suite:
                 while (left := until - time.monotonic()) > 0:
                     self._loaded(deployment, Swarm(plan.kinds, min(ROUND_SECONDS, max(SHORTEST_SECONDS, left))))
             else:
-                drawn = plan.count is not None
-                self._loaded(deployment, Scripted(plan.kinds, plan.count, plan.seconds, drawn))
+                self._loaded(deployment, Scripted(plan.kinds, plan.count, plan.seconds, plan.drawn))
             self._judge(deployment)
 
     def _judge(self, deployment: Deployment) -> None:
@@ -255,6 +255,7 @@ def planned(args: argparse.Namespace) -> Plan:
         sync=args.sync,
         seconds=float("inf") if args.count is not None else 60 * args.minutes,
         count=args.count,
+        drawn=args.count is not None,
         swarm=args.swarm or not (words or args.count is not None),
         apart=not args.loopback,
         simple=args.simple or args.dead or args.loopback,

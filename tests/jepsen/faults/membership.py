@@ -344,7 +344,7 @@ KINDS = (
     FaultKind("M1-lead", "another one is to lead", "nothing lost, no gap", another_leads),
     FaultKind("M2-kill", "M1-add, and the leader dies", "nothing lost", during(added, killed_leader), alone=True),
     FaultKind(
-        "M2-cut", "M1-add, and the leader is cut off", "nothing lost", during(added, cut_leader), needs=HOSTS, alone=True
+        "M2-cut", "M1-add, the leader is cut off", "nothing lost", during(added, cut_leader), needs=HOSTS, alone=True
     ),
     FaultKind("M2-replicas", "fewer, and a kill", "nothing lost", during(fewer_replicas, killed_leader)),
     FaultKind("M3", "a node loses its disk", "resync; not electable before", another_disk, settle=60.0, alone=True),
