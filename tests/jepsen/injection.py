@@ -18,7 +18,7 @@ import contextlib
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -36,7 +36,7 @@ SETTLE_SECONDS = 60.0  # after several faults at a time
 class Clients(Protocol):
     """What is asked of the load."""
 
-    avoid: int | None
+    avoid: int | Collection[int] | None
 
     @property
     def oks(self) -> Sequence[float]: ...
