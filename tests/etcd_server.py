@@ -5,8 +5,8 @@
         with EtcdServer.running(tmp_path_factory.mktemp("etcd")) as server:
             yield server
 
-Its data is not synced to disk. `kill`, `freeze`, `thaw` and `start` are the faults. `EtcdMembers` is an etcd of several
-such processes.
+Its data is not synced to disk unless it is `synced`. `kill`, `freeze`, `thaw` and `start` are the faults.
+`EtcdMembers` is an etcd of several such processes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class EtcdServer:
     peer_port: int = 0
     initial_cluster: str = ""  # name=URL of all members; empty: this one is alone
     prefix: tuple[str, ...] = ()  # of the command: what starts it somewhere else
+    synced: bool = False  # its data are on disk before it answers
     _metrics_port: int = field(default=0, repr=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -79,7 +80,8 @@ class EtcdServer:
         self.peer_port = self.peer_port or ports[1]
         self._metrics_port = ports[2]
         client, peer = f"{self.scheme}://{self.endpoint}", f"http://{self.ip}:{self.peer_port}"
-        command = [find_etcd(), "--name", self.name, "--data-dir", str(self.folder / "data"), "--unsafe-no-fsync"]
+        command = [find_etcd(), "--name", self.name, "--data-dir", str(self.folder / "data")]
+        command += [] if self.synced else ["--unsafe-no-fsync"]
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         command += ["--initial-cluster", self.initial_cluster or f"{self.name}={peer}", "--log-level", "error"]

@@ -116,7 +116,7 @@ class Deployment(Cluster):
 
     def __init__(self, folder: Path, etcd: EtcdMembers, hosts: Hosts, **options: Any) -> None:
         self.network = hosts.network
-        self.disks = hosts.disks  # of the brokers; empty on loopback
+        self.disks = hosts.disks  # of brokers and etcd members; empty on loopback
         self._made_disk = hosts.disk
         self.broken: set[str] = set()
         self.topic = TOPIC
@@ -130,7 +130,7 @@ class Deployment(Cluster):
         """Everything serves. NotPossible if hosts can not be made here."""
         with contextlib.ExitStack() as stack:
             hosts = stack.enter_context(Hosts.made(folder, apart=apart))
-            etcd = EtcdMembers([_etcd_member(folder / name, name, hosts.network) for name in ETCD_NAMES])
+            etcd = EtcdMembers([_etcd_member(folder / name, name, hosts) for name in ETCD_NAMES])
             stack.callback(etcd.kill)
             etcd.start()
             flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else []), *SCRUB]
@@ -290,8 +290,14 @@ def one_of(rng: random.Random, members: Sequence[T]) -> T:
     return rng.choice(members)
 
 
-def _etcd_member(folder: Path, name: str, network: Network | None) -> EtcdServer:
+def _etcd_member(folder: Path, name: str, hosts: Hosts) -> EtcdServer:
+    """On its own disk, with syncs, where there is one."""
     folder.mkdir(parents=True, exist_ok=True)
-    host = LOOPBACK if network is None else network.host(name)
+    host, apart = LOOPBACK, hosts.network is not None
+    if hosts.network is not None:
+        host, data = hosts.network.host(name), hosts.disk(name).at / "data"
+        data.mkdir(mode=0o700)
+        (folder / "data").symlink_to(data)  # the log stays in the folder
     prefix = (*host.prefix, *WITH_HARNESS)
-    return EtcdServer(folder, client_port=free_port(), name=name, ip=host.ip, peer_port=free_port(), prefix=prefix)
+    ports = {"client_port": free_port(), "peer_port": free_port()}
+    return EtcdServer(folder, name=name, ip=host.ip, prefix=prefix, synced=apart, **ports)

@@ -1,8 +1,9 @@
-"""E1-E4, E6, E7: the metadata store is killed, stands still, is replaced, forgets; and two controllers overlap.
+"""E1-E7: the metadata store is killed, stands still, is replaced, slow, forgets; and two controllers overlap.
 
-    E1  kill -9 of etcd's leader             E4  a member loses its disk: removed, and added again with an empty one
+    E1  kill -9 of etcd's leader             E5  few writes a second on the disk of etcd's leader
     E2  kill -9 of two of three members      E6  brokers are cut off from etcd, and what they miss is compacted away
-    E3  SIGSTOP of etcd's leader             E7  SIGSTOP of the controller, until long after another one took over
+    E3  SIGSTOP of etcd's leader             E7  SIGSTOP of the controller, until another one took over
+    E4  a member loses its disk: it is removed, and added again with an empty one
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.jepsen.faults import network
 from tests.jepsen.faults.fault import FaultKind, Injected, bitten
 from tests.jepsen.faults.network import NAMESPACES
 from tests.jepsen.faults.processes import cpu_seconds
+from tests.jepsen.hosts.groups import Group
 
 MAJORITY = 2
 WAIT_SECONDS = 40.0
@@ -109,7 +111,8 @@ def replaced(deployment: Deployment, rng: random.Random) -> Injected:
     others = ",".join(other.endpoint for other in deployment.etcd_members if other is not member)
     peer = f"http://{member.ip}:{member.peer_port}"
     member.kill()
-    shutil.rmtree(member.folder / "data")
+    for each in (member.folder / "data").iterdir():
+        shutil.rmtree(each)
     before = id_of(others, peer)
     etcdctl(others, "member", "remove", before)
     etcdctl(others, "member", "add", member.name, f"--peer-urls={peer}")
@@ -148,6 +151,34 @@ def id_of(endpoints: str, peer: str) -> str:
     """The id of the member with this peer URL."""
     lines = etcdctl(endpoints, "member", "list").splitlines()
     return next(line.split(",")[0] for line in lines if peer in line)
+
+
+# ---- E5
+
+
+def slow_disk(deployment: Deployment, rng: random.Random) -> Injected:
+    """So few writes a second that each change of a record waits for its turn."""
+    (member,) = etcd_leader(deployment, rng)
+    process, disk = member._process, deployment.disks[member.name]
+    assert process is not None
+    writes, group = rng.choice((2, 5, 10)), Group(f"slow-{member.name}-{time.monotonic_ns()}", controllers=("blkio",))
+    group.add(process.pid)
+    group.slow(disk.device, writes)
+    began, before = time.monotonic(), group.writes(disk.device)
+    done: list[float] = []
+
+    def heal() -> None:
+        done.extend((group.writes(disk.device) - before, time.monotonic() - began))
+        group.slow(disk.device, None)
+        group.close()
+
+    def proof() -> str:
+        wrote, seconds = done
+        bitten(wrote > 0, "it wrote nothing")
+        bitten(wrote <= (seconds + 1) * writes + 1, f"{wrote:.0f} writes in {seconds:.1f} s")
+        return f"{wrote:.0f} writes in {seconds:.1f} s"
+
+    return Injected(f"{writes} writes a second on etcd {member.name}, its leader", names([member]), heal, proof)
 
 
 # ---- E6
@@ -208,11 +239,14 @@ def overlapping(deployment: Deployment, rng: random.Random) -> Injected:
     return Injected(f"{name} is controller, and then another one", frozenset([name]), heal, proof)
 
 
+SLOW = frozenset(("namespaces", "disks", "groups"))
+
 KINDS = (
     FaultKind("E1", "kill -9 of etcd's leader", "publishes go on", killed(etcd_leader), weight=2),
     FaultKind("E2", "kill -9 of two of three etcd members", "publishes go on", killed(two_members), (3.0, 20.0)),
     FaultKind("E3", "SIGSTOP of etcd's leader", "publishes go on", stopped, (2.0, 10.0)),
     FaultKind("E4", "an etcd member loses its disk", "publishes go on", replaced),
+    FaultKind("E5", "etcd's leader has a slow disk", "publishes go on", slow_disk, (3.0, 12.0), needs=SLOW),
     FaultKind(
         "E6", "etcd compacts while all are away", "all is read again", compacted, needs=NAMESPACES, alone=True
     ),

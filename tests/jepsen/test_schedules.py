@@ -1,0 +1,179 @@
+"""Which faults are meant by words, which of them a machine can have, what proves itself, and what a night draws."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.jepsen import night, suite
+from tests.jepsen.deployment import Deployment, NotNow
+from tests.jepsen.faults.fault import DidNotBite, FaultKind, Injected, bitten
+from tests.jepsen.faults.table import FAULTS, chosen, possible
+from tests.jepsen.injection import FaultFigures, Injector, longest_gap
+from tests.jepsen.schedules import Swarm
+
+ISSUE = [
+    *(f"N{n}" for n in range(1, 13)),
+    *("P1", "P2", "P3", "P4", "P5", "P7", "P8"),
+    *(f"E{n}" for n in range(1, 8)),
+    *(f"D{n}" for n in range(1, 14)),
+    *(f"{letter}{n}" for letter, most in (("C", 3), ("M", 4), ("L", 4)) for n in range(1, most + 1)),
+]
+
+
+class BrokenThings:
+    """Stands for a deployment: who is broken."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.settled = 0
+
+    def settle(self, seconds: float) -> float:
+        assert not self.broken
+        self.settled += 1
+        return 0.5
+
+
+@dataclass
+class QuietClients:
+    """Stand for a load: an own clock, and what was recorded."""
+
+    t: float = 0.0
+    avoid: Any = None
+    oks: list[float] = field(default_factory=list)
+    ended: list[tuple[int, str, bool]] = field(default_factory=list)
+
+    def now(self) -> float:
+        self.t += 0.01
+        return self.t
+
+    def worst_probe(self, since: float, until: float) -> float:
+        return 0.0
+
+    def fault_begun(self, fault: str, what: str, victims: Iterable[str]) -> int:
+        return 1
+
+    def fault_ended(self, op: int, proof: str, *, bit: bool) -> None:
+        self.ended.append((op, proof, bit))
+
+    def healed(self, settle: float) -> None:
+        pass
+
+
+def kind(victim: str = "n1", *, counter: int = 3, alone: bool = False) -> FaultKind:
+    """A fault of one victim, whose counter says how often it bit."""
+
+    def inject(deployment: Deployment, rng: random.Random) -> Injected:
+        if victim in deployment.broken:
+            raise NotNow(victim)
+
+        def proof() -> str:
+            bitten(counter, "nothing was counted")
+            return f"{counter} counted"
+
+        return Injected(victim, frozenset([victim]), lambda: None, proof)
+
+    return FaultKind(f"X1-{victim}", "", "", inject, seconds=(0.0, 0.1), alone=alone)
+
+
+def injector() -> tuple[Injector, BrokenThings, QuietClients]:
+    things, clients = BrokenThings(), QuietClients()
+    return Injector(cast(Deployment, things), random.Random(1), clients, FaultFigures()), things, clients
+
+
+def test_a_victim_is_broken_until_it_is_healed_and_nobody_breaks_it_twice() -> None:
+    hands, things, clients = injector()
+    fault = hands.inject(kind())
+    assert fault is not None
+    assert things.broken == {"n1"}
+    assert hands.inject(kind()) is None, "it is broken already"
+    assert hands.inject(kind("n2")) is not None
+    hands.heal(fault)
+    assert things.broken == {"n2"}
+    assert clients.ended == [(1, "3 counted", True)]
+
+
+def test_a_fault_that_did_not_bite_makes_the_run_invalid_and_is_healed() -> None:
+    hands, things, clients = injector()
+    fault = hands.inject(kind(counter=0))
+    assert fault is not None
+    hands.heal(fault)
+    assert not things.broken
+    assert hands.figures.invalid == ["X1-n1 (n1): nothing was counted"]
+    assert clients.ended == [(1, "nothing was counted", False)]
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
+def test_a_fault_that_wants_to_be_alone_is_alone(first: bool, second: bool) -> None:
+    hands, _, _ = injector()
+    assert hands.inject(kind("n1", alone=first)) is not None
+    assert hands.inject(kind("n2", alone=second)) is None
+
+
+def test_what_heals_at_the_end_of_a_failed_run_does_not_hide_why_it_failed() -> None:
+    hands, _, _ = injector()
+    fault = hands.inject(kind())
+    assert fault is not None
+
+    def heal() -> None:
+        raise DidNotBite("again")
+
+    fault.injected.heal = heal
+    hands.heal_whatever()
+    assert hands.active == []
+
+
+def test_a_round_ends_with_everything_healed_and_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.jepsen.schedules.pause", lambda seconds: None)
+    monkeypatch.setattr("tests.jepsen.injection.pause", lambda seconds: None)
+    hands, things, _ = injector()
+    clock = itertools.count(step=0.5)
+    monkeypatch.setattr("tests.jepsen.schedules.time.monotonic", lambda: next(clock))
+    for _ in range(20):
+        Swarm([kind("n1"), kind("n2"), kind("n3")], 20.0).run(hands)
+        assert not things.broken and not hands.active
+    assert things.settled == 20
+    assert hands.figures.counts.total() > 50
+
+
+def test_every_kind_that_was_asked_for_is_there() -> None:
+    assert {kind.family for kind in FAULTS.values()} >= set(ISSUE)
+    assert all(kind.id == name for name, kind in FAULTS.items())
+
+
+def test_words_mean_ids_families_and_letters() -> None:
+    assert [kind.id for kind in chosen(["P1-leader", "P3"])] == ["P1-leader", "P3"]
+    assert {kind.family for kind in chosen(["P1"])} == {"P1"}
+    assert {kind.family for kind in chosen(["L"])} == {"L1", "L2", "L3", "L4"}
+    with pytest.raises(ValueError, match="there is no fault P99; there are N1-leader, "):
+        chosen(["P99"])
+
+
+def test_what_the_machine_has_not_and_what_the_mode_does_not_promise_is_left_out() -> None:
+    able, others = possible(chosen(["P1-leader", "N2", "D2"]), {"namespaces", "disks"}, "none")
+    assert [kind.id for kind in able] == ["P1-leader", "N2"]
+    assert others == ["D2 promises nothing with sync=none"]
+    assert possible(chosen(["N2"]), (), "always") == ([], ["N2 needs namespaces"])
+
+
+def test_the_longest_gap_may_be_at_either_end() -> None:
+    assert longest_gap([1.0, 2.0, 2.5], 0.5, 4.0) == (1.5, 2.5)
+    assert longest_gap([3.9], 0.0, 4.0) == (3.9, 0.0)
+    assert longest_gap([], 1.0, 4.0) == (3.0, 1.0)
+
+
+def test_a_night_draws_runs_of_all_modes_whose_words_repeat_them(tmp_path: Path) -> None:
+    here = frozenset({"namespaces", "disks", "firewall", "links", "groups"})
+    runs = list(itertools.islice(night.drawn(random.Random(3), here), 60))
+    assert {run.sync for run in runs} == {"always", "interval", "none"}
+    assert 10 < sum(1 for run in runs if run.faults) < 50
+    for run in runs:
+        args = suite.parsed(run.words(tmp_path))
+        assert (args.seed, args.sync, args.minutes, args.keep) == (run.seed, run.sync, run.minutes, tmp_path)
+        assert [kind.id for kind in possible(chosen(run.faults), here, run.sync)[0]] == list(run.faults)
