@@ -299,5 +299,6 @@ def _etcd_member(folder: Path, name: str, hosts: Hosts) -> EtcdServer:
         data.mkdir(mode=0o700)
         (folder / "data").symlink_to(data)  # the log stays in the folder
     prefix = (*host.prefix, *WITH_HARNESS)
-    ports = {"client_port": free_port(), "peer_port": free_port()}
-    return EtcdServer(folder, name=name, ip=host.ip, prefix=prefix, synced=apart, **ports)
+    member = EtcdServer(folder, name=name, ip=host.ip, prefix=prefix, synced=apart)
+    member.client_port, member.peer_port = free_port(), free_port()
+    return member

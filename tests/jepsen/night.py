@@ -122,6 +122,8 @@ def main() -> int:
         print(f"hosts can not be made here: {missing}")
         return 1
     args.keep.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     print(f"seed {seed}, {args.hours:g} hours; what fails is kept in {args.keep}", flush=True)
     night, until = Night(args.keep), time.monotonic() + 3600 * args.hours

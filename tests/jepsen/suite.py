@@ -278,7 +278,8 @@ def main() -> int:
     if any(folder.iterdir()):
         print(f"{folder} is not empty; give --keep a folder of its own")
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    for number in (signal.SIGINT, signal.SIGTERM):  # the former is ignored by what a shell has put aside
+        signal.signal(number, signal.default_int_handler)
     print(f"seed {plan.seed}, sync={plan.sync}, {', '.join(kind.id for kind in plan.kinds)}; in {folder}", flush=True)
     try:
         suite = run(folder, plan)
