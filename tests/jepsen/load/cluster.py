@@ -43,6 +43,7 @@ DRAIN_SECONDS = 60.0
 LOOKUP_SECONDS = 0.05
 CONNECT_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
+WINDOWS = {"late": (200,), "troubled": (200,)}  # RDY of those who keep messages for long: with less they fall behind
 
 Key = tuple[int, int]
 
@@ -361,7 +362,7 @@ class ClusterLoad(Recorder):
             plan.name if channel.beats else "",
             ordered=plan.ordered,
             msg_timeout_ms=MSG_TIMEOUT_MS,
-            windows=(200,) if channel.habit == "late" else (20, 200),  # who finishes late needs more at a time
+            windows=WINDOWS.get(channel.habit, (20, 200)),
             failing=failing.received if failing is not None else lambda messages: set(),
             seen=seen,
         )
