@@ -17,6 +17,7 @@ running number.
 from __future__ import annotations
 
 import contextlib
+import threading
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -355,9 +356,14 @@ def write(events: Iterable[AnyEvent], path: Path) -> None:
             file.write(line(event))
 
 
-def read(path: Path) -> Iterator[AnyEvent]:
+def read(path: Path, size: int | None = None) -> Iterator[AnyEvent]:
+    """The events of a file, or of its first `size` bytes: others may be written to it."""
     with path.open("rb") as file:
+        at = 0
         for text in file:
+            at += len(text)
+            if size is not None and at > size:
+                return
             yield parse_line(text)
 
 
@@ -371,6 +377,7 @@ class History:
         self.path = path
         self._file: IO[bytes] | None = None if path is None else path.open("wb")
         self._events: deque[AnyEvent] = deque()
+        self._lock = threading.Lock()
         self.record = self._events.append if path is None else self._record
 
     def _record(self, event: AnyEvent) -> None:
@@ -378,15 +385,17 @@ class History:
         if len(self._events) > self.WAITING_MAX:
             self.flush()
 
-    def flush(self) -> None:
-        """What was recorded is in the file."""
-        if self._file is not None:
+    def flush(self) -> int:
+        """What was recorded is in the file, whose size is returned."""
+        assert self._file is not None
+        with self._lock:  # or lines of two threads might be cut by a reader
             lines = []
-            with contextlib.suppress(IndexError):  # another thread may take the rest
+            with contextlib.suppress(IndexError):
                 while True:
                     lines.append(line(self._events.popleft()))
             self._file.write(b"".join(lines))
             self._file.flush()
+            return self._file.tell()
 
     def save(self, path: Path) -> None:
         """Have the events in this file as well, if they are not there."""
@@ -396,8 +405,7 @@ class History:
     def __iter__(self) -> Iterator[AnyEvent]:
         if self.path is None:
             return iter(list(self._events))
-        self.flush()
-        return read(self.path)
+        return read(self.path, self.flush())
 
 
 # ---- bodies: `process-counter crc padding`, so that a body says itself whether it is whole

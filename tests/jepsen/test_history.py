@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.jepsen import history, sampling
@@ -109,6 +110,18 @@ def test_threads_lose_no_event_in_a_file(tmp_path: Path) -> None:
         thread.join()
     found = [(event.op, event.t) for event in kept if isinstance(event, Outcome)]
     assert len(found) == len(set(found)) == 9 * History.WAITING_MAX
+
+
+def test_a_reader_stops_before_what_is_being_written(tmp_path: Path) -> None:
+    kept = History(tmp_path / "history.jsonl")
+    for event in ONE_OF_EACH:
+        kept.record(event)
+    size = kept.flush()
+    with (tmp_path / "history.jsonl").open("ab") as file:
+        file.write(b'{"f":"publi')
+    assert list(history.read(tmp_path / "history.jsonl", size)) == ONE_OF_EACH
+    with pytest.raises(msgspec.DecodeError):
+        list(history.read(tmp_path / "history.jsonl"))
 
 
 def test_a_sample_of_a_process_has_its_memory_and_descriptors() -> None:
