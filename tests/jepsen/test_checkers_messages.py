@@ -6,7 +6,7 @@ import pytest
 
 from tests.jepsen.checkers.duplicates import COMMIT_SECONDS
 from tests.jepsen.checkers.judgement import Report
-from tests.jepsen.history import Answered, ChannelMade, Message, Stored
+from tests.jepsen.history import Answered, ChannelMade, Message, Refused, Stored
 from tests.jepsen.story import Story, again, changed
 
 
@@ -344,3 +344,15 @@ def test_the_number_of_unseen_messages_over_time_is_kept() -> None:
     story.take(1, *messages)
     series = next(each.series for each in story.judged().findings if each.name == "unseen")
     assert series == {"t/ch": [(0.0, 5.0), (3.0, 0.0)]}
+
+
+def test_a_fin_may_be_refused_late_only_where_another_node_may_lead() -> None:
+    for cluster, problems in ((True, {}), (False, {"unexpected": 1, "backwards": 1})):
+        story = Story(cluster=cluster)
+        story.sub(1, node="n2")
+        (a,) = story.pub()
+        story.take(1, a)
+        (beat,) = story.pub(conn=1, process=8)  # its OK says that n2 has read the FIN
+        story.add(Refused(story.t, 1, "FIN", a.id))
+        story.take(1, again(a), beat)
+        assert story.problems() == problems, cluster

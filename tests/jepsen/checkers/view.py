@@ -512,12 +512,16 @@ class View:
         self._tell("answered", event, connection)
 
     def _refused(self, event: Refused) -> None:
-        """The oldest such command without an outcome was refused: it has no effect."""
+        """The oldest such command without an outcome was refused: it has no effect.
+
+        In a cluster another node may lead the partition: what that one refuses comes later than answers of the node
+        that the client is connected to."""
         connection = self.connections[event.conn]
         answers = connection.answers
-        for n in range(connection.confirmed, len(answers)):
+        late = range(connection.confirmed) if self.cluster else ()
+        for n in (*range(connection.confirmed, len(answers)), *late):
             command, message_id, delivery, act = answers[n]
-            if message_id == event.id and command == event.command:
+            if message_id == event.id and command == event.command and (act is not None or n >= connection.confirmed):
                 if isinstance(act, Fin):
                     delivery.fins.remove(act)
                     self.figures.finished -= 1
