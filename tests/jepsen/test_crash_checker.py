@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.jepsen import history
 from tests.jepsen.checkers.judgement import judge
 from tests.jepsen.history import (
@@ -298,6 +300,29 @@ def test_a_deferred_message_must_not_come_early() -> None:
     story.pass_time(1)
     story.take(1, a)
     assert story.problems() == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "delay", "expected"), [("C2", 5, {}), ("C2", 20, {"early": 1}), ("P1", 5, {"early": 1})]
+)
+def test_a_deferred_message_may_come_early_by_what_a_wrong_clock_is_believed(
+    kind: str, delay: float, expected: dict[str, int]
+) -> None:
+    story = Story()
+    story.sub(1)
+    (a,) = story.pub(delay=delay)
+    story.fault(kind, 1.0)
+    story.take(1, a)
+    assert story.problems() == expected
+
+
+def test_a_clock_that_is_right_again_excuses_nothing() -> None:
+    story = Story()
+    story.sub(1)
+    story.fault("C1", 1.0)
+    (a,) = story.pub(delay=5.0)
+    story.take(1, a)
+    assert story.problems() == {"early": 1}
 
 
 def test_a_requeued_message_comes_early_only_if_the_requeue_was_refused_or_lost() -> None:

@@ -2,6 +2,9 @@
 
     early  a DPUB before its time, a REQ before its delay was over
 
+Due times follow the wall clock as far as it is believed. A message that was deferred before a fault of clocks (C1 ..)
+was over, and came after it had begun, may be early by `--max-clock-skew`.
+
 A REQ has no reply: that it took effect is known when the broker has read what the connection sent after it, or not at
 all, when the broker dies or another leader takes over.
 """
@@ -9,9 +12,10 @@ all, when the broker dies or another leader takes over.
 from __future__ import annotations
 
 from tests.jepsen.checkers.view import Checker, Connection, Delivery, Fin, Key, Req, Sent, where
-from tests.jepsen.history import Message
+from tests.jepsen.history import AdminEnded, AdminSent, FaultBegun, FaultEnded, Message, SeekEnded, SeekSent
 
 CLOCK_SLACK = 0.05  # between the broker's timers and a client's clock
+MAX_CLOCK_SKEW = 10.0  # a broker's default
 
 
 class Delays(Checker):
@@ -22,15 +26,30 @@ class Delays(Checker):
         self._earliest = float("inf")
         self._latest = 0.0
         self._seen = 0
+        self._clocks: dict[int, tuple[float, float]] = {}  # faults of clocks: when each began and ended
+
+    def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
+        if isinstance(event, FaultBegun) and event.fault.startswith("C"):
+            self._clocks[event.op] = event.t, float("inf")
+
+    def over(self, event: FaultEnded | SeekEnded | AdminEnded) -> None:
+        if event.op in self._clocks:
+            self._clocks[event.op] = self._clocks[event.op][0], event.t
+
+    def _slack(self, deferred: float, came: float) -> float:
+        """How early a message may come."""
+        wrong = any(deferred <= end and began <= came for began, end in self._clocks.values())
+        return MAX_CLOCK_SKEW if wrong else CLOCK_SLACK
 
     def delivered(self, t: float, by: Connection, key: Key, sent: Sent, message: Message, last: Delivery) -> None:
         event, req = sent.op.event, last.req
         if event.delay:
-            if not last.count:
+            slack = self._slack(event.t, t)
+            if not last.count and slack == CLOCK_SLACK:
                 late = t - event.t - event.delay
                 self._seen += 1
                 self._earliest, self._latest = min(self._earliest, late), max(self._latest, late)
-            if t < event.t + event.delay - CLOCK_SLACK:
+            if t < event.t + event.delay - slack:
                 self.findings.add("early", f"{where(t, by, key)}: DPUB {event.delay:.3f} s at {event.t:.3f}")
         if req is not None and req.gen == by.gen and not self.view.cluster and t < req.due - CLOCK_SLACK:
             text = f"{where(t, by, key)}: requeued until {req.due:.3f}"
