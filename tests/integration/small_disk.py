@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.integration.devnode import die_with_parent
-from tests.integration.hosts import NotPossible
 from tests.integration.servers import LOOPBACK, Host, wait_until
+from tests.jepsen.hosts.network import NotPossible
 
 
 class SmallDisk:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.hosts import NotPossible
 
 from nsqha.cli.brokers.v2client import Subscriber, V2Publisher
 from nsqha.cli.terminal import exits
 from tests.integration.cluster import Cluster, Member
-from tests.integration.hosts import NotPossible
 from tests.integration.servers import Host, wait_until
 from tests.integration.small_disk import SmallDisk
 from tests.monitoring.prometheus import Prometheus, shortened
