@@ -244,6 +244,7 @@ class Led(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch: int
     isr: list[str]
     replicas: int  # that there are to be
+    floor: int = 0  # the ISR has never fewer members; 0: nothing was acknowledged yet
 
 
 class Sample(Event, frozen=True):

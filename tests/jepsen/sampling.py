@@ -78,7 +78,8 @@ class Sampler:
         for topic, versioned in view.topics.items():
             for number, meta in versioned.record.partitions.items():
                 isr = sorted(names.get(uid, f"{uid:016x}") for uid in meta.isr)
-                led[names.get(meta.leader, "")].append(Led(topic, number, meta.epoch, isr, len(meta.replicas)))
+                floor = 0 if meta.nothing_acked else meta.min_isr
+                led[names.get(meta.leader, "")].append(Led(topic, number, meta.epoch, isr, len(meta.replicas), floor))
         return led
 
 

@@ -103,12 +103,20 @@ class Story:
     # ---- of a cluster
 
     def sample(
-        self, *, node: str = "n1", epoch: int = 1, isr: int = 3, rss: int = 1, fds: int = 9, pid: int = 1
+        self,
+        *,
+        node: str = "n1",
+        epoch: int = 1,
+        isr: int = 3,
+        floor: int = 2,
+        rss: int = 1,
+        fds: int = 9,
+        pid: int = 1,
     ) -> None:
         """That node leads partition 0 of t, with so many in sync of three."""
         self.pass_time(0.01)
         names = [f"n{n}" for n in range(1, isr + 1)]
-        self.add(Sample(self.t, node, rss, fds, [Led("t", 0, epoch, names, 3)], {}, pid))
+        self.add(Sample(self.t, node, rss, fds, [Led("t", 0, epoch, names, 3, floor)], {}, pid))
 
     def fault(self, kind: str, seconds: float, *, bit: bool = True) -> None:
         self.ops += 1

@@ -172,6 +172,15 @@ def test_a_sample_from_before_the_healing_proves_nothing() -> None:
     assert story.problems() == {"not healed": 1}
 
 
+def test_an_isr_below_its_floor_is_found_where_something_was_acknowledged() -> None:
+    for isr, floor, expected in ((2, 2, {}), (1, 2, {"below floor": 1}), (1, 0, {})):
+        story = Story(cluster=True)
+        story.sample()
+        story.sample(isr=isr, floor=floor)
+        story.sample()
+        assert story.problems() == expected, (isr, floor)
+
+
 def test_the_time_to_a_full_isr_after_each_fault_is_a_figure() -> None:
     story = Story(cluster=True)
     story.fault("P1", 1.0)

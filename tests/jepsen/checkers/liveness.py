@@ -1,5 +1,6 @@
 """Checker 10: once everything is healed, everything is well within the time that was given, and nothing has leaked.
 
+    below floor  a partition's ISR had fewer members than `min_isr`: what it acknowledged was on too few disks
     not healed   a partition's ISR was not full within `settle` seconds after the healing
     memory       a node has much more resident memory at the end than at the beginning
     descriptors  a node has many more descriptors open
@@ -67,6 +68,9 @@ class Liveness(Checker):
         elif isinstance(event, Sample):
             self._samples[event.node].append(event)
             for led in event.led:
+                if len(led.isr) < led.floor:
+                    text = f"{led.topic}/{led.partition}, epoch {led.epoch}: ISR {led.isr}, min_isr {led.floor}"
+                    self.findings.add("below floor", f"{text} at {event.t:.3f}")
                 before = self._last.get((led.topic, led.partition))
                 if before is not None and before[1].epoch != led.epoch:
                     self._elections += 1

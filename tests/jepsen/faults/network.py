@@ -1,7 +1,7 @@
 """N1-N7, N10, N11: shapes of a network that loses packets, in silence.
 
     N1   one host and nobody               N6   the leader and its followers
-    N2   two halves                        N7   clients and the leader
+    N2   two halves; leader and follower   N7   clients and the leader
     N3   a ring: each loses one            N10  a host that flaps: cut off and back, 0.5 to 3 s each
     N4   one way only                      N11  hosts cut off one after the other, healed in another order
     N5   the leader and etcd
@@ -75,6 +75,13 @@ def halves(deployment: Deployment, rng: random.Random) -> Shape:
     few.update(daemon.directory.name for daemon in deployment.lookupds if rng.random() < 0.5)
     many = set(deployment.names) - few
     return f"halves: {' '.join(sorted(few))} | {' '.join(sorted(many))}", frozenset(few), both_ways(few, many)
+
+
+def pair(deployment: Deployment, rng: random.Random) -> Shape:
+    """The leader and one follower, who could go on if the record named no others; etcd is on the other side."""
+    few = {deployment.leader_of().name, one_of(rng, deployment.followers_of()).name}
+    others = set(deployment.names) - few
+    return f"{' and '.join(sorted(few))}, leader and follower, are cut off", frozenset(few), both_ways(few, others)
 
 
 def ring(deployment: Deployment, rng: random.Random) -> Shape:
@@ -171,6 +178,7 @@ KINDS = (
     kind("N1-leader", "the leader's host and nobody", "another leads; no fork", cut(isolated_leader)),
     kind("N1-any", "one host and nobody", "nothing lost", cut(isolated_any)),
     kind("N2", "two halves", "the minority refuses; no fork", cut(halves)),
+    kind("N2-pair", "leader and follower, and the rest with etcd", "they acknowledge nothing", cut(pair)),
     kind("N3", "a ring of majorities", "no fork, and progress", cut(ring)),
     kind("N4", "one way only", "as N1", cut(one_way)),
     kind("N5", "the leader and etcd", "the old leader is fenced by promises", cut(leader_and_etcd)),
