@@ -35,6 +35,7 @@ from tests.jepsen.hosts.namespaces import NETWORK
 from tests.jepsen.hosts.network import Network
 from tests.jepsen.program import command
 from tests.jepsen.switches.clock import ClockFile
+from tests.jepsen.switches.names import NamesFile
 from tests.jepsen.switches.stalls import StallFile
 
 LEASE_SECONDS = 3  # as a node's default
@@ -98,23 +99,36 @@ class Hosts:
 class Broker(Member):
     """One of the brokers, with switches of tests in its process: its loop can stall, its wall clock be wrong."""
 
-    def __init__(self, directory: Path, name: str, etcd: Iterable[str], **options: Any) -> None:
+    def __init__(
+        self, directory: Path, name: str, etcd: Iterable[str], *, plants: Sequence[str] = (), **options: Any
+    ) -> None:
+        """`plants`: bugs that every life of it has."""
         super().__init__(directory, name, etcd, **options)
         self.stalls = StallFile(directory / "stall")
         self.clock = ClockFile(directory / "clock")
+        self.names = NamesFile(directory / "names")
+        self._plants = plants
         self.programmed()
 
-    def programmed(self, *, failpoints: Sequence[str] = (), plants: Sequence[str] = ()) -> None:
+    def programmed(self, *, failpoints: Sequence[str] = ()) -> None:
         """What it is from its next start on."""
         self.program = command(
-            "nsqd", clock_file=self.clock.path, stall_file=self.stalls.path, failpoints=failpoints, plants=plants
+            "nsqd",
+            clock_file=self.clock.path,
+            stall_file=self.stalls.path,
+            names_file=self.names.path,
+            failpoints=failpoints,
+            plants=self._plants,
         )
 
 
 class Deployment(Cluster):
     """Owner of all hosts and daemons. Use `built`."""
 
-    def __init__(self, folder: Path, etcd: EtcdMembers, hosts: Hosts, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, etcd: EtcdMembers, hosts: Hosts, *, plants: Sequence[str] = (), **options: Any
+    ) -> None:
+        self._plants = plants  # see tests.jepsen.program
         self.network = hosts.network
         self.disks = hosts.disks  # of brokers and etcd members; empty on loopback
         self._made_disk = hosts.disk
@@ -126,15 +140,17 @@ class Deployment(Cluster):
 
     @classmethod
     @contextlib.contextmanager
-    def built(cls, folder: Path, *, sync: str, nodes: int = 3, apart: bool = True) -> Iterator[Deployment]:
-        """Everything serves. NotPossible if hosts can not be made here."""
+    def built(
+        cls, folder: Path, *, sync: str, nodes: int = 3, apart: bool = True, plants: Sequence[str] = ()
+    ) -> Iterator[Deployment]:
+        """Everything serves. NotPossible if hosts can not be made here. `plants`: bugs that its daemons have."""
         with contextlib.ExitStack() as stack:
             hosts = stack.enter_context(Hosts.made(folder, apart=apart))
             etcd = EtcdMembers([_etcd_member(folder / name, name, hosts) for name in ETCD_NAMES])
             stack.callback(etcd.kill)
             etcd.start()
             flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else []), *SCRUB]
-            deployment = cls(folder, etcd, hosts, nodes=nodes, lookupds=2, sync=sync, flags=flags)
+            deployment = cls(folder, etcd, hosts, plants=plants, nodes=nodes, lookupds=2, sync=sync, flags=flags)
             yield stack.enter_context(deployment._serving())
 
     @contextlib.contextmanager
@@ -161,12 +177,19 @@ class Deployment(Cluster):
             flags=self._flags,
             host=self.host(name),
             data=data,
+            plants=self._plants,
         )
 
     def host_in(self, name: str, group: Group) -> Host:
         """A host for a daemon that is to be in a control group from its start on."""
         host = self.host(name)
         return Host(host.ip, (*group.prefix, *host.prefix))
+
+    def make_lookupd(self, name: str) -> Lookupd:
+        daemon = super().make_lookupd(name)
+        if self._plants:
+            daemon.program = command("nsqlookupd", plants=self._plants)
+        return daemon
 
     # ---- who is who
 
