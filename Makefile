@@ -10,7 +10,7 @@ HOT := $(wildcard nsqha/hot/*.pyx nsqha/hot/*.pxd nsqha/hot/*.h)
 # would compile all modules for itself.
 COMPILE := $(BIN)/python -m compileall -q nsqha lookupd tests
 
-.PHONY: dev install install-spark test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen jepsen-night mutants sim sim-matrix sim-mutants spec clean dist dist-test deploy-test
+.PHONY: dev install install-spark test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen jepsen-night jepsen-planted mutants sim sim-matrix sim-mutants spec clean dist dist-test deploy-test
 
 # A cluster needs an etcd beside it.
 dev: install $(if $(findstring --nodes,$(ARGS)),$(VENV)/.etcd)  ## broker and lookup in one process, nothing to configure
@@ -96,6 +96,9 @@ jepsen: $(VENV)/.dev $(VENV)/.nftables  ## the fault suite: a cluster on hosts o
 HOURS ?= 8
 jepsen-night: $(VENV)/.dev $(VENV)/.nftables  ## the fault suite for HOURS, with drawn seeds, sync modes and schedules; keeps what fails in jepsen-night/
 	@$(BIN)/python -m tests.jepsen.night --hours $(HOURS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+jepsen-planted: $(VENV)/.dev $(VENV)/.nftables  ## bugs planted into real brokers, which the fault suite has to find; ARGS="floor_ignored --minutes 5", SEED
+	@$(BIN)/python -m tests.jepsen.planted $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(VENV)/.dev  ## CPU per message and latencies; ARGS="--peer 'nsqd'", --quick, -k mpub
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -73,6 +73,7 @@ class Plan:
     dead: bool = False  # a channel in which some messages always fail; of a simple load
     rate: float = 500.0  # messages a second, about
     nodes: int = 3
+    plants: Sequence[str] = ()  # bugs that the daemons have (tests.jepsen.planted)
     tell_above: float = float("inf")  # seconds of a gap
 
 
@@ -126,20 +127,26 @@ class Suite:
     def run(self) -> None:
         """AssertionError with everything that is known, if something is wrong."""
         plan = self._plan
-        with Deployment.built(self._folder, sync=plan.sync, nodes=plan.nodes, apart=plan.apart) as deployment:
+        with self.deployed() as deployment:
             until = time.monotonic() + plan.seconds
             if plan.swarm:
                 while (left := until - time.monotonic()) > 0:
-                    self._loaded(deployment, Swarm(plan.kinds, min(ROUND_SECONDS, max(SHORTEST_SECONDS, left))))
+                    self.loaded(deployment, Swarm(plan.kinds, min(ROUND_SECONDS, max(SHORTEST_SECONDS, left))))
             else:
-                self._loaded(deployment, Scripted(plan.kinds, plan.count, plan.seconds, plan.drawn))
-            self._judge(deployment)
+                self.loaded(deployment, Scripted(plan.kinds, plan.count, plan.seconds, plan.drawn))
+            self.judge(deployment)
 
-    def _judge(self, deployment: Deployment) -> None:
-        """All loads, with what the replicas have in their files."""
+    def deployed(self) -> contextlib.AbstractContextManager[Deployment]:
+        """The cluster that the plan asks for."""
+        plan = self._plan
+        return Deployment.built(self._folder, sync=plan.sync, nodes=plan.nodes, apart=plan.apart, plants=plan.plants)
+
+    def judge(self, deployment: Deployment) -> None:
+        """All loads since the last judgement, with what the replicas have in their files. No broker runs afterwards."""
         ends = deployment.check_replicas()
         problems = []
-        for number, (topics, history) in enumerate(self._loads, 1):
+        loads, self._loads = self._loads, []
+        for number, (topics, history) in enumerate(loads, self.outcomes.loads + 1):
             own = {name: end for name, end in ends.items() if name[0] in topics}
             report = RunReport(itertools.chain(history, deployment.stored(own)))
             report.write(self._folder, f"report-{number}")
@@ -148,9 +155,9 @@ class Suite:
                 problems.append(f"load {number}: {report.judged}")
         assert not problems, "\n".join(problems)
 
-    def _loaded(self, deployment: Deployment, schedule: Schedule) -> None:
+    def loaded(self, deployment: Deployment, schedule: Schedule) -> None:
         """Topics with clients of their own, as numbers of messages begin again with each load."""
-        plan, rng, number = self._plan, self._rng, len(self._loads) + 1
+        plan, rng, number = self._plan, self._rng, self.outcomes.loads + len(self._loads) + 1
         deployment.topic = f"{TOPIC}-{number}"
         options: dict[str, Any] = {"any_node": plan.swarm and rng.random() < 0.5}
         channels: tuple[str, ...] = ()

@@ -1,0 +1,121 @@
+"""Which planted bug is looked for how: the faults, the sync mode and the load in which it does harm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+from tests.jepsen.faults.table import chosen
+from tests.jepsen.suite import Plan
+from tests.mutation import Mutant
+
+SIM = "tests.sim.mutants"
+CURSOR = "tests.unit.cursor.mutants"
+HERE = "tests.jepsen.planted.plants"
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """How it is looked for: rounds of so many faults, each with clients of its own and judged at its end."""
+
+    faults: str  # ids, as `make jepsen` takes them
+    sync: str = "always"
+    most: int = 2  # faults in a round
+    swarm: bool = False  # several at a time
+    dead: bool = False  # with a channel in which some messages always fail
+    standard: bool = False  # every kind of topic and channel, and not one topic with more publishers
+
+    def plan(self, seed: int, plants: Sequence[str] = ()) -> Plan:
+        kinds = chosen(self.faults.split(","))
+        return Plan(
+            kinds, seed, sync=self.sync, swarm=self.swarm, simple=not self.standard, dead=self.dead, plants=plants
+        )
+
+    def __str__(self) -> str:
+        flags = (("several at a time", self.swarm), ("dead letters", self.dead), ("standard load", self.standard))
+        extras = [word for word, there in flags if there]
+        return ", ".join((self.faults, f"sync={self.sync}", *extras))
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A rule of the product that is broken in all daemons of a deployment."""
+
+    name: str
+    place: str  # module of mutants
+    hunt: Hunt
+
+    @property
+    def plant(self) -> str:
+        """As `tests.jepsen.program` takes it."""
+        return f"{self.place}:{self.name}"
+
+    @property
+    def mutant(self) -> Mutant[object]:
+        found: Mutant[object] = import_module(self.place).SUITE.mutants[self.name]
+        return found
+
+
+ISOLATED = Hunt("N1-leader")
+PAIR = Hunt("N2-pair")
+KILLED = Hunt("P1-leader")
+FROZEN = Hunt("P2-leader")
+MIXED = Hunt("P1-leader,P1-follower,P2-follower,N1-any", swarm=True)
+DEAD = replace(KILLED, dead=True)
+STANDARD = replace(KILLED, standard=True, most=1)
+
+BUGS: dict[str, Bug] = {
+    bug.name: bug
+    for bug in (
+        # ---- promises and epochs
+        Bug("epoch_unchecked", SIM, Hunt("N1-leader,P2-leader")),
+        Bug("promise_not_journalled", SIM, Hunt("D3")),
+        Bug("epoch_resumed", SIM, Hunt("D2,P1-all")),
+        Bug("elected_outside_the_isr", SIM, MIXED),
+        Bug("watch_trusted", HERE, Hunt("N5,E2")),
+        Bug("failed_candidate_forgotten", HERE, Hunt("D7-hang")),
+        Bug("own_stall_counted", HERE, Hunt("P8,P7")),
+        # ---- what an acknowledgement means
+        Bug("commit_without_followers", SIM, ISOLATED),
+        Bug("unknown_told_as_refused", SIM, Hunt("N1-leader,P2-leader")),
+        Bug("unknown_publish_sent_again", SIM, KILLED),
+        Bug("rounds_forgotten", SIM, KILLED),
+        Bug("commit_before_the_disk", SIM, Hunt("D3")),
+        Bug("ack_from_the_page_cache", SIM, Hunt("D3")),
+        Bug("rounds_without_fsync", SIM, Hunt("D2")),
+        Bug("nothing_is_synced", HERE, Hunt("D2")),
+        Bug("failed_fsync_retried_by_the_process", HERE, Hunt("D5-leader,D5-follower")),
+        Bug("directories_not_synced_by_the_process", HERE, Hunt("D2")),
+        Bug("page_cache_trusted_after_a_power_loss", SIM, Hunt("D3", sync="interval")),
+        Bug("clock_unclamped", HERE, Hunt("C1,C3")),
+        # ---- damage
+        Bug("damage_delivered", SIM, Hunt("D8-running", standard=True)),
+        Bug("damage_not_repaired", SIM, Hunt("D8-segment,D8-running")),
+        Bug("written_whole_taken_for_torn", SIM, Hunt("D9-segment,D8-segment,D11-segment")),
+        Bug("older_copy_trusted", HERE, Hunt("D10-disk")),
+        # ---- the ISR
+        Bug("effective_too_small", SIM, PAIR),
+        Bug("floor_ignored", SIM, Hunt("N6")),
+        Bug("compares_nothing", SIM, Hunt("N5,N1-leader")),
+        Bug("unknown_taken_for_refused", SIM, Hunt("N1-leader,N5,E2")),
+        Bug("joins_before_it_caught_up", SIM, MIXED),
+        Bug("opened_anywhere", SIM, ISOLATED),
+        # ---- logs that part
+        Bug("cut_too_far", SIM, ISOLATED),
+        Bug("uncommitted_applied", SIM, ISOLATED),
+        Bug("never_caught_up", SIM, ISOLATED),
+        # ---- channels
+        Bug("fin_forgotten_at_failover", HERE, STANDARD),
+        Bug("floor_is_next_read", CURSOR, STANDARD),
+        Bug("floor_before_its_deferrals", CURSOR, STANDARD),
+        Bug("timeout_forgets", CURSOR, STANDARD),
+        Bug("undo_without_deferred", HERE, STANDARD),
+        Bug("undo_without_ranges", CURSOR, STANDARD),
+        Bug("seek_forgets_what_was_finished_behind_it", SIM, STANDARD),
+        Bug("ordered_before_the_fin_is_committed", SIM, STANDARD),
+        Bug("log_start_passes_slow_channels", SIM, STANDARD),
+        Bug("death_is_not_in_the_log", SIM, DEAD),
+        Bug("requeue_loses_dead_letters", SIM, DEAD),
+    )
+}
