@@ -15,6 +15,7 @@ from nsqha.replication.acceptance import Accepted, Fenced, decide_open
 from nsqha.replication.isr import Effective, IsrKeeper, ProposalRefused
 from nsqha.replication.leader import LeaderReplica
 from nsqha.replication.silence import LOOK_SECONDS, SILENT_LOOKS, LookTimes, SilenceDetector
+from nsqha.server.clients.connection import Connection
 from nsqha.server.clients.publish import PublishWaiter
 from nsqha.server.replica import follower_service as promises
 from nsqha.server.replica.follower_service import FollowerService
@@ -210,10 +211,16 @@ def unknown_told_as_refused() -> Iterator[None]:
     """A publisher hears "not stored" where nobody knows."""
 
     def failed(self: PublishWaiter, why: str) -> None:
-        original(self, why.replace(OUTCOME_UNKNOWN, NOT_STORED))
+        waiter(self, why.replace(OUTCOME_UNKNOWN, NOT_STORED))
 
-    original = PublishWaiter.failed
-    with patch.object(PublishWaiter, "failed", failed):
+    def publish_failed(self: Connection, command: str, why: str) -> bytes:
+        return told(self, command, why.replace(OUTCOME_UNKNOWN, NOT_STORED))
+
+    waiter, told = PublishWaiter.failed, Connection.publish_failed
+    with (
+        patch.object(PublishWaiter, "failed", failed),
+        patch.object(Connection, "publish_failed", publish_failed),
+    ):
         yield
 
 
