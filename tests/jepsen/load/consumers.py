@@ -58,10 +58,11 @@ class Consumer:
         load, reads, rng = self._load, self._reads, self._rng
         await self._subscribe(conn, client, node)
         client.send(b"RDY %d\n" % rng.choice(reads.windows))
-        if not reads.beat_topic:
-            await client.closed
         while not client.closed.done():
             await asyncio.wait({client.closed}, timeout=BEAT_SECONDS)
+            if not reads.beat_topic:
+                client.send(b"NOP\n")  # a host that lost power ends no connection: only who sends hears of it
+                continue
             self._send_beat(conn, client, node)
             if rng.random() < reads.leaves and load.publishing:
                 return
