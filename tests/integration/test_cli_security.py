@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_named_with_what_to_do(broker: Node, mine: list[str
     assert "is not trusted" in failed(exits.NOT_ALLOWED, "--tls") and "--tls-root-ca-file" in failed(5, "--tls")
     without_certificate = failed(exits.UNREACHABLE, *mine[:2], "--auth-secret", SECRET)
     assert "certificate" in without_certificate or "closed the connection" in without_certificate
-    assert "give --auth-secret" in failed(exits.NOT_ALLOWED, *mine)
+    assert "or --auth-secret-file for" in failed(exits.NOT_ALLOWED, *mine)
     assert "--auth-secret" in failed(exits.NOT_ALLOWED, *mine, "--auth-secret", "wrong")
     assert "go together" in failed(exits.USAGE, "--tls-cert", "x")
     assert "--tls-root-ca-file: /none" in failed(exits.USAGE, "--tls-root-ca-file", "/none")

@@ -156,10 +156,10 @@ def test_words_mean_ids_families_and_letters() -> None:
 
 
 def test_what_the_machine_has_not_and_what_the_mode_does_not_promise_is_left_out() -> None:
-    able, others = possible(chosen(["P1-leader", "N2", "D2"]), {"namespaces", "disks"}, "none")
-    assert [kind.id for kind in able] == ["P1-leader", "N2"]
+    able, others = possible(chosen(["P1-leader", "N2-halves", "D2"]), {"namespaces", "disks"}, "none")
+    assert [kind.id for kind in able] == ["P1-leader", "N2-halves"]
     assert others == ["D2 promises nothing with sync=none"]
-    assert possible(chosen(["N2"]), (), "always") == ([], ["N2 needs namespaces"])
+    assert possible(chosen(["N2-halves"]), (), "always") == ([], ["N2-halves needs namespaces"])
 
 
 def test_the_longest_gap_may_be_at_either_end() -> None:

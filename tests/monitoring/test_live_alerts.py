@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.hosts import NotPossible
 
 from nsqha.cli.brokers.v2client import Subscriber, V2Publisher
 from nsqha.cli.terminal import exits
 from tests.integration.cluster import Cluster, Member
 from tests.integration.servers import Host, wait_until
 from tests.integration.small_disk import SmallDisk
+from tests.jepsen.hosts.network import NotPossible
 from tests.monitoring.prometheus import Prometheus, shortened
 from tests.monitoring.promtool import ROOT
 from tests.tcp_relay import Relay

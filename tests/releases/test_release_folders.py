@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tests.etcd_server import EtcdServer
 from tests.integration.cluster import Cluster
 from tests.integration.restorable import Restorable
 from tests.integration.servers import BIN, Node, wait_until
+from tests.jepsen.program import command
+from tests.jepsen.switches.clock import ClockFile
 from tests.releases.make import BYTES_MAX, RELEASES, padded, unpack, unpadded
 
 pytestmark = pytest.mark.timeout(180)
@@ -95,7 +98,11 @@ def test_a_folder_of_a_node_that_was_alone(release: Path, cache: str, tmp_path: 
     if cache == "no cache":
         shutil.rmtree(tmp_path / "node" / "data" / "cursors.lmdb")
     verified(tmp_path / "node" / "data")
-    with Node(tmp_path / "node") as node:
+    clock = ClockFile(tmp_path / "clock")
+    clock.set(offset_ns=round((wanted["at"] - time.time()) * 1e9))
+    node = Node(tmp_path / "node")
+    node.program = command("nsqd", clock_file=clock.path)
+    with node:
         check_state(node, wanted)
         assert "nsqha_log_events_total{" not in node.request("/metrics").decode(), "nothing is cut or damaged"
         for name, bodies in wanted["left"].items():

@@ -177,7 +177,7 @@ def kind(number: str, title: str, promise: str, inject: Callable[[Deployment, ra
 KINDS = (
     kind("N1-leader", "the leader's host and nobody", "another leads; no fork", cut(isolated_leader)),
     kind("N1-any", "one host and nobody", "nothing lost", cut(isolated_any)),
-    kind("N2", "two halves", "the minority refuses; no fork", cut(halves)),
+    kind("N2-halves", "two halves", "the minority refuses; no fork", cut(halves)),
     kind("N2-pair", "leader and follower, and the rest with etcd", "they acknowledge nothing", cut(pair)),
     kind("N3", "a ring of majorities", "no fork, and progress", cut(ring)),
     kind("N4", "one way only", "as N1", cut(one_way)),

@@ -151,7 +151,7 @@ class ClusterLoad(Recorder):
         self.publishing = False
         self.draining = True
         stuck = []
-        done, late = await asyncio.wait(self._publishing_tasks, timeout=OUTCOME_SECONDS)
+        done, late = await asyncio.wait(self._publishing_tasks, timeout=OUTCOME_SECONDS + 5)
         for task in done:
             task.result()
         for task in late:
@@ -420,7 +420,7 @@ class Background:
     def finish(self) -> Report:
         """End the load; what it saw, judged."""
         self._loop.call_soon_threadsafe(self._enough.set)
-        self._thread.join(OUTCOME_SECONDS + DRAIN_SECONDS + 30)
+        self._thread.join(OUTCOME_SECONDS + DRAIN_SECONDS + 35)
         assert not self._thread.is_alive(), "the load does not end"
         if self._error is not None:
             raise self._error

@@ -78,7 +78,11 @@ class Publisher:
             while load.publishing:
                 self.burst(rng.choice(habits.bursts))
                 if len(self._open) > most:
-                    await asyncio.wait(self._open, timeout=OUTCOME_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    done, _ = await asyncio.wait(
+                        self._open, timeout=OUTCOME_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if not done:
+                        return  # whoever is at the other end has gone, and nobody says so
                 long = rng.random() < habits.quiet
                 await asyncio.sleep(rng.uniform(0.3, 1.5) if long else rng.uniform(*habits.pause))
                 if rng.random() < habits.leaves:
