@@ -173,7 +173,8 @@ class NodeRoutes:
                 del self._bounds[next(name for name in self._bounds if name)]
             self._bounds[topic] = bound
             # In a thread: with ten thousand series this takes longer than a client should wait for its message.
-            body, content_type = await asyncio.to_thread(metrics.render, stats, accept, bound, dict(self._requests))
+            requests = dict(self._requests)
+            body, content_type = await asyncio.to_thread(metrics.render_beside, stats, accept, bound, requests)
         return HttpReply(body, content_type)
 
     # ---- options
