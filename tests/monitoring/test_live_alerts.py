@@ -3,6 +3,9 @@ it should, and no other, and they end with it.
 
 A consumer stops; a follower is held back, as what is sent to it passes slowly; the leader's disk fills; the leader is
 killed, and comes back with an empty disk. Nodes have small disks in memory: this machine's own may be slow, or full.
+
+Each fault has a Prometheus of its own, that has seen nothing of the others: rules look minutes back, and what is said
+of changes of leaders counts those of all the faults that came within ten minutes.
 """
 
 from __future__ import annotations
@@ -184,16 +187,14 @@ def test_each_fault_sets_off_its_alerts_and_no_other(cluster: WatchedCluster, tm
         "nsqha-broker": [node.http for node in cluster.nodes],
         "nsqha-lookupd": [daemon.http for daemon in cluster.lookupds],
     }
-    with Clients(cluster) as clients, Prometheus.running(tmp_path / "prometheus", targets) as prometheus:
-        watch = Watch(prometheus)
+    with Clients(cluster) as clients:
         clients.go_on()
-        a_consumer_stops(watch, clients)
-        a_follower_is_held_back(watch, clients, cluster)
-        a_disk_fills(watch, clients, cluster)
-        a_leader_is_killed(watch, clients, cluster)
+        for fault in (a_consumer_stops, a_follower_is_held_back, a_disk_fills, a_leader_is_killed):
+            with Prometheus.running(tmp_path / fault.__name__, targets) as prometheus:
+                fault(Watch(prometheus), clients, cluster)
 
 
-def a_consumer_stops(watch: Watch, clients: Clients) -> None:
+def a_consumer_stops(watch: Watch, clients: Clients, _: WatchedCluster) -> None:
     with watch.only("NsqhaChannelWithoutConsumers"):
         clients.consuming.clear()
         (alert,) = watch.come("NsqhaChannelWithoutConsumers")["NsqhaChannelWithoutConsumers"]
