@@ -3,8 +3,9 @@
     python -m tests.jepsen.night [--hours 8] [--keep DIR] [--seed N]
 
 A run that failed, or was invalid, keeps its folder in DIR: its data, logs, histories and reports; and the night goes
-on. Each run is a line of DIR/night.jsonl, with the words that repeat it. Ctrl-C ends the run that is under way in the
-ordinary way, and then the night. The exit status is 0 if no run failed.
+on. Each run is a line of DIR/night.jsonl, with the words that repeat it, and its figures are in DIR/reports. At
+the end, and when somebody asks (`python -m tests.jepsen.report.total DIR/reports`), all of them are told as one. Ctrl-C
+ends the run that is under way in the ordinary way, and then the night. The exit status is 0 if no run failed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from tests.jepsen.faults.fault import SYNCS
 from tests.jepsen.faults.table import FAULTS, possible
 from tests.jepsen.hosts.probe import capabilities, lacking
+from tests.jepsen.report.total import Total
 
 MINUTES = 10.0  # of a run, beside its beginning and its end
 LONGEST_SECONDS = 60 * MINUTES + 900.0  # after which it hangs
@@ -64,6 +66,7 @@ class Night:
 
     def __init__(self, folder: Path) -> None:
         self.results: Counter[str] = Counter()
+        self.reports = folder / "reports"
         self._folder = folder
         self._under_way: subprocess.Popen[bytes] | None = None
 
@@ -80,9 +83,16 @@ class Night:
         self._under_way = None
         self.results[result] += 1
         self._note(each, result, time.monotonic() - began, command)
+        self._keep_figures(each, keep)
         if result == "green":
             shutil.rmtree(keep)
         return result
+
+    def _keep_figures(self, each: NightRun, keep: Path) -> None:
+        """Of every load that was judged."""
+        self.reports.mkdir(exist_ok=True)
+        for report in keep.glob("run/report-*.json"):
+            shutil.copy(report, self.reports / f"{each.seed}-{each.sync}-{report.name}")
 
     def _result(self, process: subprocess.Popen[bytes]) -> str:
         try:
@@ -136,6 +146,7 @@ def main() -> int:
         night.interrupt()
         print("interrupted")
     print(f"{night.results.total()} runs: " + ", ".join(f"{name} {n}" for name, n in night.results.most_common()))
+    print(Total(sorted(night.reports.glob("*.json"))))
     return 0 if set(night.results) <= {"green"} else 1
 
 

@@ -14,6 +14,7 @@ from tests.jepsen.history import ChannelMade, Place
 from tests.jepsen.report.__main__ import main
 from tests.jepsen.report.drawing import BUCKETS, Drawing, buckets, thinned
 from tests.jepsen.report.page import RunReport
+from tests.jepsen.report.total import Total
 from tests.jepsen.story import Story, again
 
 ODD = '<b>"n1" & n2</b>'
@@ -112,3 +113,15 @@ def test_a_kept_history_is_judged_again_by_the_command(tmp_path: Path, monkeypat
         monkeypatch.setattr("sys.argv", ["report", str(tmp_path / "history.jsonl")])
         assert main() == status
         assert json.loads((tmp_path / "report.json").read_text())["ok"] is not lose
+
+
+def test_many_runs_are_told_as_one(tmp_path: Path) -> None:
+    for number, lose in enumerate((False, False, True)):
+        report_of(busy(lose=lose)).write(tmp_path, f"report-{number}")
+    total = Total(sorted(tmp_path.glob("*.json")))
+    (sync,) = total.loads
+    assert (total.loads[sync], total.ok[sync]) == (3, 3 * 35)
+    assert total.kinds["N1"][sync] == 3
+    assert total.problems["lost"] == 1
+    assert len(total.times["N1 gap"]) == 3
+    assert "| N1 | 3 | " in str(total)

@@ -108,6 +108,7 @@ class Availability(Checker):
                 self.findings.promises.append(Promise(f"{kind}: {text}", f"{bound:.1f} s", seen, max(values) <= bound))
 
     def _tell(self, kind: str, what: str, values: list[float]) -> None:
+        self.findings.times[f"{kind} {what}"] = values
         for name, q in (("p50", 0.5), ("p99", 0.99), ("worst", 1.0)):
             self.findings.figures[f"{kind} {what} {name} s"] = round(quantile(values, q), 3)
 

@@ -29,6 +29,7 @@ class Findings:
     figures: dict[str, float] = field(default_factory=dict)
     promises: list[Promise] = field(default_factory=list)
     series: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # (seconds, value), for the report
+    times: dict[str, list[float]] = field(default_factory=dict)  # seconds each, for reports of many runs
 
     def add(self, kind: str, text: str) -> None:
         self.problems[kind] += 1

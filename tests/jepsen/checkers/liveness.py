@@ -93,6 +93,7 @@ class Liveness(Checker):
 
     def end(self) -> None:
         for kind, values in self._rejoins.items():
+            self.findings.times[f"{kind} to full ISR"] = values
             for name, q in (("p50", 0.5), ("worst", 1.0)):
                 self.findings.figures[f"{kind} to full ISR {name} s"] = round(quantile(values, q), 2)
         self.findings.figures["changes of leader"] = self._elections

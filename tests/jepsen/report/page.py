@@ -67,6 +67,11 @@ class RunReport:
             "examples": {kind: texts for each in judged.findings for kind, texts in each.examples.items()},
             "promises": [vars(promise) for promise in judged.promises],
             "kinds": self.kinds(),
+            "times": {
+                what: [round(value, 3) for value in values]
+                for each in judged.findings
+                for what, values in each.times.items()
+            },
             "figures": {each.name: each.figures for each in judged.findings if each.figures},
             "faults": [vars(fault) for fault in line.faults],
             "moves": line.moves,
