@@ -13,7 +13,7 @@ import pytest
 from tests.sim.cluster import SimCluster
 from tests.sim.fault_matrix import stopping
 from tests.sim.node import Machine, SimNode
-from tests.sim.scenes import healthy, leader
+from tests.sim.scenes import SELDOM, healthy, leader
 from tests.sim.test_lasting_faults import lasts, meta_of
 
 LEASE = 3.0
@@ -221,3 +221,27 @@ def test_a_leader_that_stops_again_and_again_changes_few_leaders() -> None:
         end: Callable[[], None] = stopping(stopped=1.4, running=8.6)(cluster, flapping)
         lasts(cluster, heal=end)
         assert epoch < meta_of(cluster).epoch <= epoch + 9 + 1, "ever more rarely, and once more when all is well"
+
+
+# ---- a host that loses its power ends no stream
+
+
+def back_before_pings_tell(cluster: SimCluster, node: SimNode) -> None:
+    """It loses its power and is back at once; it can register when its old lease is over."""
+    node.end("power loss", power=True)
+    node.start()
+    cluster.until(lambda: node.joined, LEASE + 1.0, "it is registered")
+
+
+@pytest.mark.parametrize("seed", range(4))  # pings tell 4 to 8 s later
+def test_a_member_that_nothing_commits_without_is_pushed_to_once_it_registers(seed: int) -> None:
+    with healthy(seed=seed, operations={"settings": SELDOM}) as cluster:
+        follower, _ = followers(cluster)
+        topics = leader(cluster).broker.topics  # type: ignore[union-attr]
+        leader(cluster).loop.create_task(topics.change_settings("t0", {"min_isr": 3}))
+        cluster.until(lambda: meta_of(cluster).min_isr == 3, 2.0, "nothing commits without all")
+        back_before_pings_tell(cluster, follower)
+        assert len(meta_of(cluster).isr) == 3
+        acked = len(cluster.history.acked)
+        cluster.until(lambda: len(cluster.history.acked) > acked, 1.0, "publishes are acknowledged")
+        cluster.end_well()

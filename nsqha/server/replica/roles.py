@@ -310,7 +310,7 @@ class Replicas:
         """A node came, went or moved."""
         for node, info in self._runtime.nodes().items():
             if info.peer_address:
-                self.links.moved(node, info.peer_address)
+                self.links.registered(node, info.peer_address, info.registration)
         self._leader_roles.each(Leadership.nodes_changed)
         self.integrity.corrupt.nodes_changed()
         for key in self.followers:

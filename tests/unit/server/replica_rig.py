@@ -96,7 +96,7 @@ class FakeLinks:
         self.rests[node] = rest_after
         return FakePushed()
 
-    def moved(self, node: int, address: str) -> None:
+    def registered(self, node: int, address: str, registration: int) -> None:
         pass
 
     def committed(self, leader: Any) -> None:

@@ -8,6 +8,9 @@ sent and not acknowledged. There is no queue of batches besides the log: a follo
 from the same reads, by and by from the files.
 A stream that cannot take more asks for nothing, so one slow follower delays no other and costs no memory.
 
+A host that loses its power ends no stream. When its node is back and registers, before pings have told that it was
+gone, the stream that does not answer then is opened anew: all it could still do is keep the new process waiting.
+
 The first batch after an answer of a follower leaves at once; what is appended behind it, until the stream asks, leaves
 in one message. Followers that are equally far share what is made for the first of them. The committed point rides with
 appends; only a log that falls silent tells it alone, a moment later.
@@ -48,6 +51,7 @@ WINDOW_BYTES = 4 << 20  # of a partition, sent to one follower and not acknowled
 COMMITTED_SECONDS = 0.05  # after which a silent log tells its committed point alone
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 1.0
+ANSWER_SECONDS = 0.5  # a node that registered anew has so long to answer on the stream that was there before
 
 
 class PushPiece(NamedTuple):
@@ -546,6 +550,23 @@ class FollowerStream:
                 message.committed.add(topic_uid=topic_uid, partition=partition, epoch=leader.epoch, committed=committed)
         return message if message.committed else None
 
+    def look_whether_alive(self) -> None:
+        """The node has registered anew: the process at the other end of this stream may have been another one."""
+        if (stream := self._stream) is not None:
+            stream.ping()
+            self._loop.call_later(ANSWER_SECONDS, self._renew_unless_heard, stream, stream.heard)
+
+    def _renew_unless_heard(self, stream: PeerStream, heard: float) -> None:
+        if self._stream is not stream or stream.heard != heard:
+            return
+        stream.close("the node registered anew, and does not answer here")
+        if self.wanted:  # `on_closed`, which comes next, takes it for a node that is gone
+            self._reconnect = self._loop.call_later(self._backoff.next_pause(), self._connect_wanted)
+
+    def _connect_wanted(self) -> None:
+        self.wanted = True
+        self.connect()
+
     def close(self) -> None:
         """End the stream for good."""
         self._closed = True
@@ -564,6 +585,7 @@ class FollowerStreams:
         self._peers = peers
         self._hello = hello
         self._links: dict[int, FollowerStream] = {}
+        self._registrations: dict[int, int] = {}  # of the nodes, as the watch last brought them
         self._commits_moved: dict[LeadingPartition, None] = {}  # their committed points moved
         self._commits_timer: asyncio.TimerHandle | None = None
 
@@ -604,10 +626,14 @@ class FollowerStreams:
         for link in self._links.values():
             link.send_commits(moved)
 
-    def moved(self, node: int, address: str) -> None:
-        """The node is reached there from now on."""
+    def registered(self, node: int, address: str, registration: int) -> None:
+        """The node is reached there from now on, in this life."""
+        renewed = self._registrations.get(node) != registration
+        self._registrations[node] = registration
         if (link := self._links.get(node)) is not None:
             link.address = address
+            if renewed and link.registration != registration:
+                link.look_whether_alive()
 
     def set_registration(self, registration: int) -> None:
         """This node's process life, as others compare it."""

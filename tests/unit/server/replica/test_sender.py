@@ -616,3 +616,66 @@ def test_how_long_acknowledgements_take_and_how_long_one_is_waited_for() -> None
     assert rig.link.lag_seconds() == 0
     data = rig.link.times.seconds.data()
     assert sum(data.counts) == 1 and data.sum == pytest.approx(2, abs=0.1)
+
+
+# ---- the node registered anew
+
+
+def test_a_stream_that_does_not_answer_once_its_node_registered_anew_is_opened_again() -> None:
+    """The host lost its power, and pings have not told yet."""
+    rig = FollowerStreamsRig()
+    leader = Leader(log_of(1, 1))
+    rig.links.registered(NODE, "there", 5)
+    rig.pushing(leader)
+    silent = rig.stream
+    rig.links.registered(NODE, "elsewhere", 6)
+    assert silent.pings == 1 and not silent.closed
+    rig.pass_time(push.ANSWER_SECONDS + 1.0)
+    assert silent.closed and leader.said[-1] == "lost"
+    assert rig.stream is not silent and len(rig.peers.streams) == 2
+    rig.hello(6)
+    assert len(rig.stream.sent[-1].opens) == 1
+
+
+def test_one_that_answers_is_of_the_process_that_registered() -> None:
+    rig = FollowerStreamsRig()
+    rig.links.registered(NODE, "there", 5)
+    rig.pushing(Leader(log_of(1)))
+    rig.links.registered(NODE, "there", 6)
+    rig.stream.heard = rig.loop.time()  # its hello may take longer: it has to hear first that it is registered
+    rig.pass_time(10)
+    assert len(rig.peers.streams) == 1 and not rig.stream.closed
+
+
+def test_a_node_whose_registration_is_known_is_not_asked() -> None:
+    rig = FollowerStreamsRig()
+    rig.links.registered(NODE, "there", 5)
+    rig.pushing(Leader(log_of(1)))
+    rig.links.registered(NODE, "there", 5)
+    rig.hello(6)  # before the watch brings it
+    rig.links.registered(NODE, "there", 6)
+    rig.pass_time(10)
+    assert rig.stream.pings == 0 and len(rig.peers.streams) == 1
+
+
+def test_a_stream_that_ends_by_itself_meanwhile_is_opened_once() -> None:
+    rig = FollowerStreamsRig()
+    rig.links.registered(NODE, "there", 5)
+    rig.pushing(Leader(log_of(1)))
+    rig.links.registered(NODE, "there", 6)
+    rig.ended()
+    rig.pass_time(10)
+    assert len(rig.peers.streams) == 2 and not rig.stream.closed
+
+
+def test_a_stream_for_who_may_lead_next_is_there_again_as_well() -> None:
+    rig = FollowerStreamsRig()
+    rig.links.registered(NODE, "there", 5)
+    rig.links.prepare(NODE, "there")
+    rig.hello(5)
+    rig.links.registered(NODE, "there", 6)
+    rig.pass_time(10)
+    assert len(rig.peers.streams) == 2 and not rig.stream.closed
+    rig.link.on_closed("gone")
+    rig.pass_time(10)
+    assert len(rig.peers.streams) == 2, "that is no news of the node"
