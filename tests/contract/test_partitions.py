@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,6 +163,10 @@ class RealLeaders:
         self.view = View(epoch, topics, {}, nodes)
         self.leaders.changed("t")
 
+    def register(self, node: int, registration: int) -> None:
+        nodes = {**self.view.nodes, node: replace(self.view.nodes[node], registration=registration)}
+        self.view = View(self.view.revision, self.view.topics, {}, nodes)
+
     def die(self, node: int) -> None:
         nodes = {uid: info for uid, info in self.view.nodes.items() if uid != node}
         self.view = View(self.view.revision, self.view.topics, {}, nodes)
@@ -175,6 +180,9 @@ class PlayedLeaders:
 
     def appoint(self, number: int, node: int, epoch: int) -> None:
         self.leaders.appoint("t", number, node, epoch)
+
+    def register(self, node: int, registration: int) -> None:
+        self.leaders.registrations[node] = registration
 
     def die(self, node: int) -> None:
         self.leaders.dead.add(node)
@@ -216,6 +224,16 @@ def test_a_node_without_a_lease_leads_nothing(known: Any) -> None:
     known.die(2)
     assert not known.leaders.alive(2)
     assert known.leaders.leader("t", 0) is None and known.leaders.recorded("t", 0) is None
+
+
+def test_each_life_of_a_node_has_a_registration(known: Any) -> None:
+    known.appoint(0, 2, 1)
+    known.register(2, 7)
+    assert known.leaders.registration(2) == 7
+    known.register(2, 9)
+    assert known.leaders.registration(2) == 9
+    known.die(2)
+    assert known.leaders.registration(2) == 0
 
 
 def test_changes_are_heard_of_until_the_watch_ends(known: Any) -> None:

@@ -140,6 +140,7 @@ class FakeLeaders:
         self.epochs: dict[tuple[str, int], int] = {}
         self.callbacks: list[Callable[[str], None]] = []
         self.dead: set[int] = set()
+        self.registrations: dict[int, int] = {}  # 1 for all others
         self.cut_off = False
         self.hints: Hints | None = None
         self.tasks: set[asyncio.Task[None]] = set()
@@ -171,6 +172,9 @@ class FakeLeaders:
 
     def alive(self, node: int) -> bool:
         return node not in self.dead
+
+    def registration(self, node: int) -> int:
+        return self.registrations.get(node, 1) if self.alive(node) else 0
 
     def partitions(self, topic: str) -> int:
         return len(self.topics.get(topic, ()))

@@ -8,9 +8,9 @@ says who does, which matters to a node that has lost the records (`nsqha.server.
 
 A link's stream begins with a greeting each way, and nothing is sent before the other side has answered: so a node that
 is gone costs a wait, not an unknown outcome. What was sent when the stream breaks is of unknown outcome; so it is when
-the other node's lease ends, or when it is silent and another node leads the partition, long before its silence ends the
-stream, and what comes later goes to the next leader. A window bounds what one node has under way at another one: it is
-what a leader holds beyond its own budget.
+the other node's lease ends or it registers anew, or when it is silent and another node leads the partition, long before
+its silence ends the stream, and what comes later goes to the next leader. A window bounds what one node has under way
+at another one: it is what a leader holds beyond its own budget.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.partition.topic import Topic
 from nsqha.server.peers.keepalive import SilenceWatch
 from nsqha.server.routing.hints import from_wire
-from nsqha.server.routing.leaders import LeaderAt, Leaders
+from nsqha.server.routing.leaders import LeaderAt, Leaders, is_another
 from nsqha.server.routing.publisher import PartitionPublisher, Publish, Target
 from nsqha.server.runtime.budget import PublishBudget
 
@@ -160,8 +160,7 @@ class ForwardLink:
         answer_seconds: float,
         on_end: Callable[[ForwardLink, str], None],
     ) -> None:
-        self.node = leader.node
-        self.address = leader.peer_address
+        self._leader = leader  # of one of the partitions; all that counts is where it is
         self.ended = False
         self.greeted = False  # it has answered
         self._loop = loop
@@ -173,10 +172,19 @@ class ForwardLink:
         self._window = ForwardWindow()
         self._scheduled = False
         self._leaders = leaders
+        self._registration = leaders.registration(leader.node)
         self._stream: PeerStream = peers.stream(leader.peer_address, "Forward", self)
         greeting = routing_pb2.Greeting(cluster_id=leaders.cluster_id, node_uid=leaders.node, target_uid=leader.node)
         self._stream.send(routing_pb2.ForwardRequest(greeting=greeting))
         self._watch = SilenceWatch(self._stream, lambda: self.greeted and not self.idle, self._leave_if_silent)
+
+    @property
+    def node(self) -> int:
+        return self._leader.node
+
+    @property
+    def address(self) -> str:
+        return self._leader.peer_address
 
     def take(self, key: replication_pb2.PartitionKey, publish: Publish) -> None:
         """Send it at the end of the tick, or when the window allows. Its outcome is `publish`'s to hear."""
@@ -239,7 +247,12 @@ class ForwardLink:
 
     def leaders_changed(self) -> None:
         """Other nodes may lead what was sent there."""
-        if self._watch.silent:
+        if not self._leaders.alive(self.node):
+            self.close("its lease has ended")
+        elif is_another(self._leaders.registration(self.node), self._registration):
+            # A host that lost its power ends no stream, and the end of its lease may have been missed here.
+            self.close("it has registered anew")
+        elif self._watch.silent:
             self._leave_if_silent()
 
     def _leave_if_silent(self) -> None:
@@ -401,10 +414,7 @@ class Forwarder:
 
     def _changed(self, topic: str) -> None:
         for link in list(self._links.values()):
-            if not self._leaders.alive(link.node):
-                link.close("its lease has ended")
-            else:
-                link.leaders_changed()
+            link.leaders_changed()
         publishers = self._by_topic.get(topic)
         if publishers is None:
             return

@@ -31,6 +31,11 @@ class LeaderAt:
     topic_uid: int
 
 
+def is_another(registration: int, before: int) -> bool:
+    """Whether these are registrations of two lives of a node; 0, not known, is none."""
+    return registration != before and 0 not in (registration, before)
+
+
 class Leaders(Protocol):
     """The cluster's leaders, for one node."""
 
@@ -46,6 +51,9 @@ class Leaders(Protocol):
 
     def alive(self, node: int) -> bool:
         """Whether a node has its lease, as far as is known."""
+
+    def registration(self, node: int) -> int:
+        """Which life of a node has its lease, as far as is known; 0: none that is registered."""
 
     def partitions(self, topic: str) -> int:
         """How many the topic has; 0: there is no such topic."""

@@ -6,8 +6,8 @@
 Each partition of the topic that is not led here gets a `RemoteSubscription` at its leader, which has the client
 as a consumer of its channel like any other. Messages come as whole frames and are written to the socket as they are;
 runs of FIN lines go back as they came. The leader owns time-outs, and takes back what is in flight when the stream or
-the subscription ends. When the leader changes, the subscription is opened at the next one; a late FIN then fails as
-with nsqd.
+the subscription ends. When the leader changes, or registers anew, the subscription is opened at the next one; a late
+FIN then fails as with nsqd.
 
 A leader that has consumers of its own for the channel serves only those (`standby`), and says when that changes.
 
@@ -31,7 +31,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.partition.delivery import NO_REMOTE
 from nsqha.server.routing.hints import from_wire
-from nsqha.server.routing.leaders import LeaderAt, Leaders
+from nsqha.server.routing.leaders import LeaderAt, Leaders, is_another
 from nsqha.server.routing.rdy_credit import LentCredit, shares
 from nsqha.server.routing.relayed_clients import to_wire
 
@@ -64,6 +64,7 @@ class RelayLink:
         self.subscriptions: dict[int, RemoteSubscription] = {}
         self._relaying = relaying
         self._loop = relaying.loop
+        self._registration = relaying.leaders.registration(leader.node)
         self._greeted = False
         self._commands: list[routing_pb2.RelayCommand] = []  # not sent
         self._scheduled = False
@@ -125,6 +126,11 @@ class RelayLink:
 
     def on_closed(self, why: str) -> None:
         self._end(why)
+
+    def leaders_changed(self) -> None:
+        """Its node may have registered anew: a host that lost its power ends no stream."""
+        if is_another(self._relaying.leaders.registration(self.node), self._registration):
+            self.close("it has registered anew")
 
     def _waited(self) -> None:
         self.close("no answer")
@@ -500,6 +506,8 @@ class Relaying:
 
     def _changed(self, topic: str) -> None:
         if not self._closed:
+            for link in list(self._links.values()):
+                link.leaders_changed()
             for places in list(self._places.get(topic, ())):
                 self._follow(places)
 

@@ -273,6 +273,10 @@ class RelayNodes(Nodes):
             node.leaders.appoint("t", partition, None)
         return node
 
+    def make(self, number: int) -> RelayNode:
+        """Another process of a node."""
+        return self._make_node(self.net, number)
+
     def elect(self, node: int, number: int = 0) -> None:
         for each in self.all.values():
             if each.number != node and each.topic.leads(number) is not None:

@@ -53,6 +53,11 @@ class ClusterLeaders:
         """Whether a node is registered, as far as is known."""
         return node in self._watch.view().nodes or self.hints.names(node)
 
+    def registration(self, node: int) -> int:
+        """Which life of a node is registered, as far as is known; 0: none."""
+        info = self._watch.view().nodes.get(node)
+        return 0 if info is None else info.registration
+
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0: it is not known."""
         found = self._watch.view().topics.get(topic)

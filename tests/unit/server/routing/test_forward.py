@@ -15,7 +15,7 @@ from nsqha.server.routing import forward_server as forward_service
 from nsqha.server.routing import publisher as publishers
 from tests.fakes.partitions import CLUSTER
 from tests.unit.server.peer_rig import Recorder
-from tests.unit.server.routing_rig import Nodes, answered, publish
+from tests.unit.server.routing_rig import ForwardNode, Nodes, answered, publish
 from tests.unit.server.shell_rig import Outcome
 
 
@@ -278,6 +278,28 @@ def test_publishes_leave_a_silent_machine_once_another_node_leads():
         assert new.answers == ["OK"] and nodes[3].log == [b"new"]
 
     Nodes(3).run(story)
+
+
+def test_publishes_leave_a_silent_machine_once_it_has_registered_anew():
+    """It lost its power and was back soon: the end of its lease may have been missed here."""
+
+    async def story(nodes: Any) -> None:
+        nodes[2].lead("t", 0, nodes[2].log, at_once=False)
+        nodes.appoint("t", 0, 2)
+        sent = publish(nodes[1], b"sent")
+        await asyncio.sleep(0.1)
+        nodes.net.crash("n2", silent=True)
+        await nodes[2].stop()
+        back = nodes.all[2] = ForwardNode(nodes.net, 2)
+        back.lead("t", 0, back.log)
+        nodes[1].leaders.registrations[2] = 2
+        nodes.appoint("t", 0, 2, 2)
+        assert ["unknown" in answer for answer in sent.answers] == [True]
+        async with asyncio.timeout(0.5):
+            await answered(new := publish(nodes[1], b"new", source=3))
+        assert new.answers == ["OK"] and back.log == [b"new"]
+
+    Nodes(2).run(story)
 
 
 def test_publishes_stay_with_a_leader_that_answers_though_another_one_leads():

@@ -142,6 +142,27 @@ def test_a_leader_that_dies_is_replaced_as_soon_as_the_next_is_known():
     RelayNodes(3).run(story)
 
 
+def test_a_leader_that_lost_its_power_and_leads_again_has_its_consumers_at_once():
+    """It ended no stream, and this node may not have seen that its lease ended."""
+
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=10)
+        nodes[2].publish(b"a")
+        await until(lambda: client.bodies == [b"a"])
+        partition = nodes[2].topic.led[0]
+        nodes.net.crash("n2", silent=True)
+        await nodes[2].stop()
+        nodes.store.logs[0] = partition.log, partition.cursors.state, 2
+        nodes.all[2] = nodes.make(2)
+        nodes[2].lead()
+        nodes[1].leaders.registrations[2] = 2
+        nodes.appoint("t", 0, 2, 2)
+        await until(lambda: len(client.bodies) == 2, 0.5)
+        assert client.bodies == [b"a", b"a"] and not client.closed
+
+    RelayNodes(2).run(story)
+
+
 def test_leadership_that_arrives_is_attached_and_one_that_leaves_is_relayed():
     """A client that came when this node led nothing has it as its fixed address."""
 
