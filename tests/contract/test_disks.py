@@ -239,6 +239,27 @@ def test_a_job_that_fails_is_its_callers_trouble(lane: str, run: Run) -> None:
     run(story)
 
 
+@pytest.mark.parametrize("lane", ["run", "removed"])
+def test_a_job_whose_sync_failed_poisons_the_node_and_no_partition_is_notified_again(lane: str, run: Run) -> None:
+    """Who asked for it may try again, and the next sync of the same file would succeed."""
+
+    async def story(disk: Any, failures: list[BaseException]) -> None:
+        def fail() -> bool:
+            raise Poisoned("fdatasync failed")
+
+        for _ in range(2):
+            with pytest.raises(Poisoned):
+                await getattr(disk, lane)(fail)
+        await until(lambda: failures)
+        written = Written()
+        written.write()
+        disk.request(written)
+        await asyncio.sleep(0.05)
+        assert len(failures) == 1 and not written.notified
+
+    run(story)
+
+
 def test_files_are_removed_step_by_step_until_there_are_no_more(run: Run) -> None:
     async def story(disk: Any, failures: list[BaseException]) -> None:
         left = [1, 2, 3]

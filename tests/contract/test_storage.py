@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -195,6 +196,24 @@ def test_a_file_whose_sync_failed_is_poisoned_for_ever(
         with pytest.raises(Poisoned):
             file.sync()
     other.sync()
+
+
+@pytest.mark.parametrize(("cut", "read"), [(0, b"new"), (1, bytes(3))])
+def test_what_a_failed_sync_lost_in_the_simulation_is_lost_until_it_is_cut(cut: int, read: bytes) -> None:
+    """The pages behind a cut are others. Whoever opens the file anew is not told of the failure."""
+    storage = SimStorage(random.Random(1))
+    storage.make_dirs("/d")
+    file = storage.open("/d/a", create=True)
+    file.pwrite(b"old", 0)
+    storage.fail("sync", "a")
+    with pytest.raises(Poisoned):
+        file.sync()
+    again = storage.open("/d/a")
+    again.truncate(cut)
+    again.pwrite(b"new", 0)
+    again.sync()
+    again.drop_cache()
+    assert again.pread(3, 0) == read
 
 
 def test_a_write_that_a_full_disk_refuses_changes_nothing_and_names_the_cause() -> None:

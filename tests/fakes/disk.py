@@ -178,6 +178,10 @@ class FakeDisk:
             result = job()
         except Exception as error:
             future.set_exception(error)
+            changes = lane is self.jobs or lane is self.removals
+            if isinstance(error, Poisoned) and changes and not self._failed:
+                self._failed = True
+                self._loop.call_soon(self._on_failure, error)
         else:
             future.set_result(result)
 

@@ -9,7 +9,7 @@ is as unkind as a real disk may be:
 - A name that was created, renamed or removed may come back as before until its directory is synced; a rename is
   atomic, and otherwise names survive independently of each other.
 - A failed sync loses what it should have written: the process still reads it until the cache is dropped, and no
-  later sync brings it to the disk.
+  later sync brings it to the disk; where the file was cut, what is written afterwards is new.
 
     crash_after(n)   the n-th operation from now that changes anything raises `Crashed`, and every later one does
     crash(rng)       the disk as the next process may find it; may be called again and again
@@ -58,6 +58,7 @@ class Inode:
         old = len(self.now)
         if n < old:
             del self.now[n:]
+            self.lost = {sector for sector in self.lost if sector * SECTOR < n}  # what comes there now is new
         else:
             self.now += bytes(n - old)
         self.changed(min(n, old), max(n, old))

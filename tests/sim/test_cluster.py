@@ -232,6 +232,17 @@ def test_a_failed_fsync_costs_a_log_its_name_though_the_machine_goes_on() -> Non
         cluster.end_well()
 
 
+def test_a_node_whose_sync_fails_while_a_replica_is_made_ends(cluster: SimCluster) -> None:
+    """It is made again at once, and that sync succeeds: what the first one lost is whole in the page cache alone."""
+    follower = a_follower(cluster)
+    follower.storage.fail("sync", "/more-")
+    topics = leader(cluster).broker.topics  # type: ignore[union-attr]
+    leader(cluster).loop.create_task(topics.create_topic("more"))
+    cluster.until(lambda: not follower.up, 2.0, "it ends")
+    assert cluster.counts["poisoned"] == 1
+    cluster.end_well()
+
+
 def test_files_of_a_deleted_topic_do_not_come_back_with_the_power() -> None:
     with healthy(operations={"delete_topic": SELDOM}) as cluster:
         assert cluster.operators is not None

@@ -8,7 +8,8 @@ Publishers wait for the rounds of `sync=always`, so the files of these are synce
 the rounds of `sync=interval`: such a round costs the same CPU for a thousand messages and for ten thousand, so they
 begin at most every `PATIENT_SECONDS`, on one thread, and join any other round.
 
-A failed fsync is never retried: afterwards it is not known which pages were lost. It poisons the node (`on_failure`).
+A failed fsync is never retried: afterwards it is not known which pages were lost. It poisons the node (`on_failure`),
+that of a job, too: who asked for the job may try it again, and would find files that only the page cache has whole.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from nsqha.clock import Clock
 from nsqha.commitlog.log import SyncTicket
+from nsqha.errors import Poisoned
 from nsqha.nsqlog import Logger
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
@@ -203,7 +207,21 @@ class DiskRounds:
 
     def run(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run one blocking job after all jobs submitted before it."""
-        return self._loop.run_in_executor(self._threads.jobs, job)
+        return self._loop.run_in_executor(self._threads.jobs, partial(self._watched, job))
+
+    def _watched(self, job: Callable[[], T]) -> T:
+        """On a thread; its caller may be gone."""
+        try:
+            return job()
+        except Poisoned as error:
+            with suppress(RuntimeError):  # the loop is closed: the process ends
+                self._loop.call_soon_threadsafe(self._job_poisoned, error)
+            raise
+
+    def _job_poisoned(self, error: Poisoned) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failure(error)
 
     def journal(self, write: Callable[[], T]) -> asyncio.Future[T]:
         """Run a write of the node's journal after the earlier writes, but behind no other job: it holds promises, and
@@ -220,7 +238,7 @@ class DiskRounds:
         """Unlink files that are not used any more: `step` unlinks some, and returns whether there are more.
 
         Hundreds of segments take minutes. No other job waits for them; the node's stop waits for one step at most."""
-        while await self._loop.run_in_executor(self._threads.removals, step):
+        while await self._loop.run_in_executor(self._threads.removals, partial(self._watched, step)):
             pass
 
     def close(self) -> None:

@@ -196,7 +196,7 @@ def test_a_disk_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = RepairerRig(mine, a=replica())
     monkeypatch.setattr(LogRepair, "mending", lambda repair, batches, **how: failing)
     rig.damaged(5, 6)
-    assert [str(error) for error in rig.failures] == ["fsync"] and not rig.mended
+    assert {str(error) for error in rig.failures} == {"fsync"} and not rig.mended
 
 
 def failing() -> None:

@@ -213,7 +213,7 @@ def test_a_disk_that_fails_to_sync_ends_the_node():
     rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
     storage.fail("sync", pair.path(".commitlog"))
     rig.keep_house()
-    assert len(rig.failures) == 1
+    assert len(set(map(str, rig.failures))) == 1
 
 
 def test_what_memory_has_still_is_written_back():
