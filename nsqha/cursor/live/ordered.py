@@ -11,6 +11,8 @@ from __future__ import annotations
 from nsqha.clock import Now
 from nsqha.cursor.live.channel import Channel, Redelivery
 
+JUST_DUE_SECONDS = 0.001  # more than the error of a wall clock in floating-point seconds
+
 
 class OrderedChannel(Channel):
     """One message at a time, in the order of the log."""
@@ -39,6 +41,19 @@ class OrderedChannel(Channel):
         if ref is None or ref.due_ns > now.wall_ns or not (ref.attempts or self._all_committed()):
             return None
         return Redelivery.after(ref.offset, ref.attempts, ref.position)
+
+    def next_deadline(self) -> float | None:
+        """As of any channel; and when the lowest deferred message is due, although others are due already and wait
+        behind it. Once that is over, a commit or a consumer is what it waits for."""
+        deadline, overlay = super().next_deadline(), self.cursor.deferred_overlay
+        offset = overlay.lowest_waiting()
+        ref = None if offset is None else overlay.get(offset)
+        if ref is None:
+            return deadline
+        due = ref.due_ns / 1e9 - self._wall_ahead_s
+        if due < self._context.mono - JUST_DUE_SECONDS:
+            return deadline
+        return due if deadline is None else min(due, deadline)
 
     def _all_committed(self) -> bool:
         cursor = self.cursor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.cursor.tiny import Leader, Redelivery
 
 
@@ -67,6 +69,38 @@ def test_of_two_due_messages_the_earlier_in_the_log_comes_first():
     assert leader.redeliver(channel) == []
     leader.flush()
     assert [r.offset for r in leader.redeliver(channel)] == [1]
+
+
+def test_the_lowest_deferred_message_has_its_alarm_whatever_was_due_before():
+    """Nothing else may happen: no publish, no FIN and no new consumer."""
+    leader, channel = ordered(0)
+    for offset in range(2):
+        leader.publish(1, deliver_at=leader.now.wall_ns + 1_000_000_000)
+        assert channel.redelivery(leader.now) is None
+        assert channel.next_deadline() == pytest.approx(leader.now.mono + 1)
+        leader.clock.advance(1)
+        channel.expire(leader.now)
+        assert [r.offset for r in leader.redeliver(channel)] == [offset]
+        leader.fin(channel, offset)
+        leader.flush()
+
+
+def test_a_deferred_message_has_its_alarm_while_a_later_one_is_due():
+    leader, channel = ordered(0)
+    leader.publish(1, deliver_at=leader.now.wall_ns + 10_000_000_000)
+    leader.publish(1, deliver_at=leader.now.wall_ns + 1_000_000_000)
+    leader.clock.advance(2)
+    channel.expire(leader.now)
+    assert channel.next_deadline() == pytest.approx(leader.now.mono + 8)
+
+
+def test_what_is_due_and_waits_for_a_consumer_rings_no_alarm():
+    leader, channel = ordered(0)
+    leader.publish(1, deliver_at=leader.now.wall_ns + 1_000_000_000)
+    leader.clock.advance(2)
+    channel.expire(leader.now)
+    assert channel.next_deadline() is None
+    assert channel.redelivery(leader.now) is not None
 
 
 def test_a_crash_repeats_the_last_message_and_no_other():
