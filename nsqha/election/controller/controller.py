@@ -30,6 +30,7 @@ on it, and deletes nothing. #ephemeral topics live and die with the node that ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,7 @@ class ControllerMachine:
         self._isolation = Isolation(state)
         self._next_audit = now + state.limits.audit_s
         self._next_scan = now
+        self._next_plan = now  # at the latest; earlier while no leader is sought
 
     def next_tick(self) -> float:
         """When `Tick` is due, at the latest."""
@@ -86,7 +88,7 @@ class ControllerMachine:
         self._place([name for name in dirty if state.free(name) and not state.parts[name].meta.replicas], now)
         for name in dirty:
             self._review(name, now)
-        self._probing.ask([name for name in dirty if name in state.rounds], now)
+        self._probing.ask(dirty, now)
         return state.actions
 
     # ---- events
@@ -210,11 +212,17 @@ class ControllerMachine:
     def _tick(self, now: float) -> Iterable[PartitionName]:
         state = self.state
         state.wake = now + state.limits.scan_s
-        dirty = set(state.rounds).union(*(state.led[node] for node in state.standing.leaving))
+        scan = now >= self._next_scan
+        # Of a thousand rounds few are due at a time; what is not known to be due is looked at with the scan.
+        dirty = {name for name, round_ in state.rounds.items() if scan or round_.due <= now}
+        dirty.update(*(state.led[node] for node in state.standing.leaving))
+        for name, round_ in state.rounds.items():
+            if name not in dirty:
+                state.wake_at(round_.due)
         if now >= self._next_audit:
             self._next_audit = now + state.limits.audit_s
             self._probing.audit(now)
-        if now >= self._next_scan:
+        if scan:
             self._next_scan = now + state.limits.scan_s
             self._probing.ask_silent(now)
             self._leave_unlinked(now)
@@ -239,7 +247,12 @@ class ControllerMachine:
 
     def _plan(self, now: float) -> None:
         state = self.state
-        unled = frozenset(name for name, round_ in state.rounds.items() if round_.kind == "elect")
+        sought = {name: round_.since for name, round_ in state.rounds.items() if round_.kind == "elect"}
+        wait = state.limits.plan_wait_s
+        if now < self._next_plan and any(now - since < wait for since in sought.values()):
+            return
+        self._next_plan = now + wait
+        unled = frozenset(sought)
         away = frozenset(state.standing.silent) | state.standing.unlinked(now, after=state.limits.unlinked_s)
         steps = state.planner.plan(replace(state.world(), unled=unled, unreachable=away), now)
         for put in steps.puts:
@@ -266,6 +279,8 @@ class ControllerMachine:
             return
         reason = self._elections.reason(part, now)
         round_ = state.rounds.get(name)
+        if round_ is not None:
+            round_.due = math.inf
         if reason:
             if round_ is None or round_.kind != "elect":
                 began = state.standing.silent.get(part.meta.leader, now)

@@ -135,7 +135,9 @@ class Elections:
 
     def _wait(self, part: TopicPartition, round_: Round, wait: Wait, now: float) -> None:
         state = self._state
-        state.wake_at(now + state.limits.ask_again_s if wait.until is None else wait.until)
+        due = now + state.limits.ask_again_s if wait.until is None else wait.until
+        round_.due_at(due)
+        state.wake_at(due)
         if wait.why != round_.waiting and (wait.operator or now - round_.since > 1.0):
             round_.waiting = wait.why
             event, level = ("operator_needed", "error") if wait.operator else ("election_waits", "warning")
@@ -187,7 +189,8 @@ class LeaderTransfers:
             state.say("transfer_given_up", text, "warning", topic=part.name.topic, partition=part.name.number)
             state.put(part.name, replace(meta, successor=0), "transfer_given_up", now)
             return
-        state.wake_at(now + state.limits.transfer_ask_s)
+        round_.due_at(now + state.limits.transfer_ask_s)
+        state.wake_at(round_.due)
 
     def leader_leaves(self, part: TopicPartition, now: float) -> None:
         """A leader that shuts down and has not handed over by itself."""

@@ -6,7 +6,7 @@ Partitions that need a request meanwhile wait until the answer is there (`wait`,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nsqha.election.controller.events import Probe
 from nsqha.election.controller.rounds import ControllerLimits, OpenProbe
@@ -37,17 +37,21 @@ class PendingProbes:
         if not suspected:
             timeout += self._limits.key_s * max(0, len(chosen) - 1)
         # A lost answer would block the node for ever; after twice its time-out the request counts as lost.
-        self._asked[node, urgent] = OpenProbe(self._number, frozenset(chosen), now, now + 2 * timeout)
+        self._asked[node, urgent] = OpenProbe(self._number, frozenset(chosen), now, now + 2 * timeout, urgent)
         return Probe(self._number, node, chosen, timeout)
 
     def asked(self, node: int, key: PartitionKey, since: float, now: float) -> bool:
         """Whether the node was asked for this partition since then, and still has time to answer."""
-        probes = (self._asked.get((node, urgent)) for urgent in (True, False))
-        return any(p is not None and since <= p.sent and now < p.due and key in p.keys for p in probes)
+        for urgent in (True, False):
+            probe = self._asked.get((node, urgent))
+            if probe is not None and since <= probe.sent and now < probe.due and key in probe.keys:
+                return True
+        return False
 
-    def wait(self, node: int, urgent: bool, names: Iterable[PartitionName]) -> None:
+    def wait(self, node: int, urgent: bool, names: Sequence[PartitionName]) -> None:
         """Ask for these when the answer to the open request is there."""
-        self._waiting[node, urgent].update(names)
+        if names:
+            self._waiting[node, urgent].update(names)
 
     def returned(self, number: int, node: int) -> tuple[OpenProbe | None, set[PartitionName]]:
         """The request that was answered, or failed, and the partitions that waited for it. None: it was given up."""

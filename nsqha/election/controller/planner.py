@@ -198,8 +198,11 @@ class Planner:
         room = self.limits.moves_max - len(self.moves)
         replacing = self.limits.replacements_max - len(self.moves)  # room for moves to successors
         nodes = able(world.nodes, self.decommissions | world.unreachable)
-        # Most partitions need nothing, and this runs all the time: only the others are examined.
-        suspects = self.decommissions | self._away.keys()
+        # Most partitions need nothing, and this runs all the time: only the others are examined. A node that went away
+        # a moment ago, with thousands of replicas, is nothing to replace yet.
+        wait = min(self.limits.emergency_after_s, self.limits.replace_after_s)
+        long_away = {uid for uid, since in self._away.items() if uid in self._forgotten or now - since >= wait}
+        suspects = self.decommissions | long_away | self._successors.keys()
         default = replicas_wanted(TopicSettings(), nodes)
         closer = sorted(
             name

@@ -23,6 +23,7 @@ class Probing:
     def __init__(self, state: ControllerState) -> None:
         self._state = state
         self._probes = PendingProbes(state.limits)
+        self._next: list[PartitionName] = []  # waited for an answer that has come
 
     def suspect(self, node: int, why: str, now: float, *, open_: bool = False) -> Iterable[PartitionName]:
         """`open_`: only because it is silent, on a stream that is open."""
@@ -49,8 +50,8 @@ class Probing:
 
     def answered(self, event: Answered, now: float) -> Iterable[PartitionName]:
         state = self._state
-        asked, dirty = self._returned(event.number, event.node)
-        node = event.node
+        asked, node = self._returned(event.number, event.node), event.node
+        dirty: set[PartitionName] = set()
         if state.standing.answered(node, event.registration, now):
             dirty |= state.led[node]
         for key in asked.keys if asked else ():
@@ -74,7 +75,7 @@ class Probing:
 
     def not_answered(self, number: int, node: int, why: str, now: float) -> Iterable[PartitionName]:
         state = self._state
-        asked, dirty = self._returned(number, node)
+        asked, dirty = self._returned(number, node), set[PartitionName]()
         for key in asked.keys if asked else ():
             name = state.names.get(key)
             round_ = state.rounds.get(name) if name is not None else None
@@ -111,12 +112,14 @@ class Probing:
         """Probe the nodes that the rounds have not heard from for a while."""
         state = self._state
         wanted: dict[tuple[int, bool], list[PartitionName]] = defaultdict(list)
-        for name in names:
-            round_, part = state.rounds[name], state.parts[name]
-            if name in state.puts:
+        waited, self._next = self._next, []
+        for name in dict.fromkeys([*waited, *names]):
+            if name not in state.rounds or name in state.puts:
                 continue
+            round_, part = state.rounds[name], state.parts[name]
             due = round_.since + state.limits.handover_s
             if round_.kind == "transfer" and now < due:
+                round_.due_at(due)
                 state.wake_at(due)
                 continue
             again = {"transfer": state.limits.transfer_ask_s, "watch": state.limits.watch_ask_s}.get(
@@ -130,6 +133,7 @@ class Probing:
                     continue
                 if not self._probes.asked(uid, part.key, round_.since, now):
                     wanted[uid, round_.kind == "doubt"].append(name)
+            round_.due_at(now + again)
             state.wake_at(now + again)
         for (uid, urgent), waiting in wanted.items():
             room = state.limits.round_keys
@@ -154,6 +158,13 @@ class Probing:
             self._state.actions.append(probe)
         return probe is not None
 
-    def _returned(self, number: int, node: int) -> tuple[OpenProbe | None, set[PartitionName]]:
-        asked, waiting = self._probes.returned(number, node)
-        return asked, {name for name in waiting if name in self._state.parts}
+    def _returned(self, number: int, node: int) -> OpenProbe | None:
+        """The request that was answered. As much of what waited for that as goes with one request is asked next: to look
+        at all of it, at each of the answers, would be quadratic."""
+        state, (asked, waiting) = self._state, self._probes.returned(number, node)
+        sought = sorted(name for name in waiting if name in state.rounds and name not in state.puts)
+        room = state.limits.round_keys
+        if asked is not None:
+            self._next += sought[:room]
+            self._probes.wait(node, asked.urgent, sought[room:])
+        return asked

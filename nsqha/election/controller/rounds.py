@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +34,7 @@ class ControllerLimits:
     blamed_s: float = 2.0  # a leader that lost so many members that it cannot commit is replaced after this
     resign_s: float = 4.0  # a controller that can not help a partition for this long resigns; leases end before
     scan_s: float = 0.5  # between scans of all partitions and steps of slow work
+    plan_wait_s: float = 3.0  # slow work waits so long for leaders that are sought: they need the processors first
     audit_s: float = 2.0  # between requests to leaders whether they lead
     idle_audits: int = 5  # a leader that does not lead in this many audits is replaced (2 if it gave the epoch up)
     keys_max: int = 1000  # per probe
@@ -70,6 +72,10 @@ class Round:
     heard: dict[int, float] = field(default_factory=dict)  # when the last answer or failure came
     failed: set[int] = field(default_factory=set)
     waiting: str = ""
+    due: float = math.inf  # when it is looked at again, even if nothing happens
+
+    def due_at(self, moment: float) -> None:
+        self.due = min(self.due, moment)
 
 
 @dataclass(frozen=True)
@@ -80,3 +86,4 @@ class OpenProbe:
     keys: frozenset[PartitionKey]
     sent: float
     due: float
+    urgent: bool

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from nsqha.election.controller import elections
 from nsqha.election.controller.controller import ControllerMachine
 from nsqha.election.controller.events import (
     Action,
@@ -25,7 +27,7 @@ from nsqha.election.controller.events import (
 )
 from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
-from nsqha.election.elect import ReplicaReport
+from nsqha.election.elect import Ballot, Elected, ReplicaReport, Wait
 from nsqha.election.model import PartitionMeta
 from nsqha.election.moves import BALANCE, decommission_name, move_intent, move_name, read_intents
 from nsqha.election.placement import Move, PartitionName
@@ -694,3 +696,57 @@ def test_what_plans_are_made_from_is_kept_up_with_each_change() -> None:
     topic = next(iter(c.machine._topics))
     c.machine.step(Metadata({n: t for n, t in c.machine._topics.items() if n != topic}, dict(state.nodes), {}), c.now)
     assert topic not in {name.topic for name in state.world().metas}
+
+
+def test_of_many_partitions_the_first_are_elected_while_the_rest_is_asked_for_and_each_is_judged_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    c = Cluster(1, nodes=3, limits=QUICK)
+    c.create("t", partitions=120)
+    c.run(3.0)
+    m = ControllerMachine(c.now, replace(QUICK, round_keys=4))
+    m.step(metadata(c), c.now)
+    m.step(Tick(), c.now)
+    judged = Counter[PartitionName]()
+    choose = elections.choose
+
+    def counted(ballot: Ballot) -> Elected | Wait:
+        judged[names[ballot.meta.version]] += 1
+        return choose(ballot)
+
+    monkeypatch.setattr(elections, "choose", counted)
+    dead = c.meta("t").leader
+    led = {name for name, meta in c.parts().items() if meta.leader == dead}
+    names = {meta.version: name for name, meta in c.parts().items()}
+    asked = list(probes(m.step(Suspect(dead, "reset"), c.now)).values())
+    elected: list[PutPartition] = []
+    rounds = 0
+    while asked:
+        probe = asked.pop(0)
+        done = NotAnswered(probe.number, dead, "refused") if probe.node == dead else answer(c, probe)
+        rounds += 1
+        for step in (done, Tick()):
+            actions = m.step(step, c.now + 0.001 * rounds)
+            elected += puts(actions)
+            asked += probes(actions).values()
+        assert len(elected) >= 4 * ((rounds - 1) // 2 - 1), "elections wait for questions about others"
+    assert {put.name for put in elected} == led and len(led) > 30
+    assert max(judged.values()) <= 4, judged
+
+
+def test_slow_work_waits_for_elections_but_not_for_those_that_take_long() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    m.step(Tick(), c.now)
+    planned: list[float] = []
+    plan = m.state.planner.plan
+    m.state.planner.plan = lambda world, now: (planned.append(now), plan(world, now))[1]  # type: ignore[func-returns-value,method-assign]
+    began = c.now
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    m.step(NotAnswered(asked[meta.leader].number, meta.leader, "refused"), c.now)
+    while c.now < began + 2 * QUICK.plan_wait_s:
+        c.now += 0.1
+        m.step(Tick(), c.now)
+    assert name in m.state.rounds and planned
+    assert began + QUICK.plan_wait_s - 0.2 < planned[0] < began + QUICK.plan_wait_s + 2 * QUICK.scan_s
+    assert len(planned) > 3, "an election that nobody can win holds up the rest for good"
