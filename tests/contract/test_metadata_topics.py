@@ -22,6 +22,7 @@ from nsqha.election.model import (
 from nsqha.election.store import MetadataStore, PartitionChange
 from nsqha.errors import Conflict, NotFound
 from tests.contract.metadata_stores import CLUSTER, Opener, changed
+from tests.etcd_server import eventually
 
 
 def test_a_topic_may_be_made_with_channels(opener: Opener) -> None:
@@ -269,3 +270,28 @@ def test_a_recovered_topic_takes_no_name_no_uid_and_does_not_come_back(store: Me
     store.records.delete_topic("orders")
     with pytest.raises(Conflict, match="was deleted"):
         store.records.put_recovered(old)
+
+
+def test_topics_are_read_as_they_are_whatever_the_watch_has_brought(
+    store: MetadataStore, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = hasattr(store.records, "_known")  # etcd's store, whose watch may stay behind
+    other = opener() if behind else store
+    first, second, third = (store.records.create_topic(name, TopicSettings(partitions=2)) for name in ("a", "b", "c"))
+    eventually(lambda: len(store.watch.view().topics) == 3)
+    old = store.watch.view()
+    if behind:
+        monkeypatch.setattr(store.records, "_known", lambda: old)
+    assert store.records.topics() == {"a": first, "b": second, "c": third}
+    uid, meta = first.record.uid, first.record.partitions[1]
+    meta = other.records.replace_partition("a", uid, 1, replace(meta, epoch=5))
+    found = store.records.topics()
+    assert found["a"].record.partitions == {0: first.record.partitions[0], 1: meta} and found["b"] == second
+    second = other.records.replace("b", second.version, changed(second, "x"))
+    fourth = other.records.create_topic("d", TopicSettings(partitions=3))
+    found = store.records.topics()
+    assert (found["b"], found["d"], len(found)) == (second, fourth, 4)
+    other.records.delete_topic("c")
+    assert set(store.records.topics()) == {"a", "b", "d"}
+    again = other.records.create_topic("c", TopicSettings())
+    assert store.records.topics()["c"] == again

@@ -159,8 +159,8 @@ class Probing:
         return probe is not None
 
     def _returned(self, number: int, node: int) -> OpenProbe | None:
-        """The request that was answered. As much of what waited for that as goes with one request is asked next: to look
-        at all of it, at each of the answers, would be quadratic."""
+        """The request that was answered. Of what waited for that, as much as goes with one request is asked next: to
+        look at all of it, at each of the answers, would be quadratic."""
         state, (asked, waiting) = self._state, self._probes.returned(number, node)
         sought = sorted(name for name in waiting if name in state.rounds and name not in state.puts)
         room = state.limits.round_keys

@@ -55,6 +55,16 @@ def list_keys(client: EtcdClient, prefix: bytes, *, revision: int = 0) -> tuple[
             # There were changes, and a compaction, during the listing; begin again.
 
 
+def list_newer(client: EtcdClient, prefix: bytes, since: int, *, revision: int = 0) -> tuple[Any, int]:
+    """Keys with a prefix that were put after the revision `since`, with the count of all that have the prefix, at one
+    revision (0: now); None instead if they are more than a page. Compacted, Unavailable, StaleMetadata."""
+    request = rpc.RangeRequest(
+        key=prefix, range_end=prefix_end(prefix), limit=PAGE, min_mod_revision=since + 1, revision=revision
+    )
+    answer = client.read(lambda stubs: stubs.kv.Range, request)
+    return None if answer.more or len(answer.kvs) >= PAGE else answer, revision or answer.header.revision
+
+
 def _list_at(client: EtcdClient, prefix: bytes, revision: int) -> tuple[list[Any], int]:
     kvs: list[Any] = []
     start, end = prefix, prefix_end(prefix)

@@ -16,12 +16,12 @@ from typing import Any
 from nsqha.election import rules
 from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
-from nsqha.election.etcd.calls import list_keys, read_key, read_ranges, transact
+from nsqha.election.etcd.calls import list_keys, list_newer, read_key, read_ranges, transact
 from nsqha.election.etcd.client import Compacted, EtcdClient, Full
 from nsqha.election.etcd.keys import created, delete, get, none_newer, put, unchanged
 from nsqha.election.etcd.new_topics import NewTopic, NewTopics
 from nsqha.election.etcd.session import EtcdSessions
-from nsqha.election.etcd.view import join, join_all
+from nsqha.election.etcd.view import join, join_all, join_newer
 from nsqha.election.model import (
     ChannelList,
     ClusterRecord,
@@ -95,12 +95,30 @@ class EtcdRecords:
 
     def topics(self) -> dict[str, Versioned[TopicRecord]]:
         while True:
-            topics, revision = list_keys(self._client, self._keys.topics)
+            known = self._known()
             try:
+                if (newest := self._brought_up_to_date(known)) is not None:
+                    return newest
+                topics, revision = list_keys(self._client, self._keys.topics)
                 partitions, _ = list_keys(self._client, self._keys.partitions, revision=revision)
             except Compacted:
                 continue
-            return join_all(self._keys, topics, partitions, known=self._known().topics)
+            return join_all(self._keys, topics, partitions, known=known.topics)
+
+    def _brought_up_to_date(self, known: View) -> dict[str, Versioned[TopicRecord]] | None:
+        """The topics as they are now, by what has changed since the watch brought `known`: to read thousands of records
+        of which few are newer would take longer than all else. None: topics went, or much has changed."""
+        if not known.revision or known.unreadable:
+            return None
+        topics, revision = list_newer(self._client, self._keys.topics, known.revision)
+        if topics is None:
+            return None
+        partitions, _ = list_newer(self._client, self._keys.partitions, known.revision, revision=revision)
+        made = sum(kv.create_revision > known.revision for kv in topics.kvs)
+        # Each topic that is not there any more makes the count smaller, also if another of its name was made.
+        if partitions is None or topics.count != len(known.topics) + made:
+            return None
+        return join_newer(self._keys, topics.kvs, partitions.kvs, known=known.topics)
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
         found = self._find(name)

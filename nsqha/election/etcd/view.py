@@ -203,3 +203,26 @@ def join_all(
         topic = topic or etcd_keys.versioned_of(TopicRecord, kv)
         joined[topic.record.name] = join(topic, metas.get(topic.record.uid, {}))
     return joined
+
+
+def join_newer(
+    keys: etcd_keys.Keys,
+    topics: Iterable[Any],
+    partitions: Iterable[Any],
+    *,
+    known: Mapping[str, Versioned[TopicRecord]],
+) -> dict[str, Versioned[TopicRecord]]:
+    """All topics with their partitions: those that are `known`, and what was put since in their place."""
+    newest = dict(known)
+    metas: dict[int, dict[int, PartitionMeta]] = {}
+    for kv in partitions:
+        if (found := etcd_keys.partition_of(keys.short(kv.key))) is not None:
+            metas.setdefault(found[0], {})[found[1]] = etcd_keys.partition_meta(kv)
+    for kv in topics:
+        topic = etcd_keys.versioned_of(TopicRecord, kv)
+        before = known.get(topic.record.name)
+        newest[topic.record.name] = join(topic, dict(before.record.partitions) if before is not None else {})
+    for name, topic in newest.items() if metas else ():
+        if (changed := metas.get(topic.record.uid)) is not None:
+            newest[name] = join(topic, {**topic.record.partitions, **changed})
+    return newest

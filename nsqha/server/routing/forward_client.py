@@ -291,7 +291,7 @@ class ForwardLink:
         for publish in sent:
             publish.failed(f"{OUTCOME_UNKNOWN}the connection to {self.address} was lost: {why}")
         for _, publish in queue:
-            publish.refused(f"no connection to {self.address}: {why}")
+            publish.refused(f"no connection to {self.address}: {why}", unreachable=not self.greeted)
         for topic, number in {(publish.publisher.topic, publish.publisher.number): None for _, publish in queue}:
             self._leaders.not_led(topic, number, by=self.node)
 

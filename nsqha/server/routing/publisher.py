@@ -32,6 +32,8 @@ from nsqha.server.runtime.budget import PublishBudget
 
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 0.2
+UNREACHABLE_SECONDS = 0.5
+"""After the leader's node could not be dialled: thousands may wait for one that died, and its successor is news."""
 
 
 class Target(Protocol):
@@ -77,9 +79,9 @@ class Publish:
         """Committed."""
         self.publisher.ended(self, stored=True)
 
-    def refused(self, why: str) -> None:
-        """Definitely not stored; another leader may do."""
-        self.publisher.came_back(self, why)
+    def refused(self, why: str, *, unreachable: bool = False) -> None:
+        """Definitely not stored; another leader may do. `unreachable`: the node could not even be dialled."""
+        self.publisher.came_back(self, why, unreachable=unreachable)
 
     def failed(self, why: str) -> None:
         """As `Reply.failed`."""
@@ -93,19 +95,22 @@ class Publish:
 class LeaderRetry:
     """The pauses after which a publisher looks for a leader again; each is longer, until something was stored."""
 
-    __slots__ = ("_look_again", "_loop", "backoff", "timer")
+    __slots__ = ("_look_again", "_loop", "backoff", "timer", "unreachable")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, look_again: Callable[[], None]) -> None:
         self.timer: asyncio.TimerHandle | None = None  # while there is a pause
         self._loop = loop
         self._look_again = look_again
         self.backoff: Backoff | None = None  # None: the next pause is the first one
+        self.unreachable = False  # the next pause is UNREACHABLE_SECONDS
 
     def wait(self) -> None:
         if self.timer is None:
             if self.backoff is None:
                 self.backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
-            self.timer = self._loop.call_later(self.backoff.next_pause(), self._due)
+            pause = UNREACHABLE_SECONDS if self.unreachable else self.backoff.next_pause()
+            self.unreachable = False
+            self.timer = self._loop.call_later(pause, self._due)
 
     def stop(self) -> None:
         if self.timer is not None:
@@ -263,8 +268,9 @@ class PartitionPublisher:
         if self._waiting:
             self._pump()
 
-    def came_back(self, publish: Publish, why: str) -> None:
+    def came_back(self, publish: Publish, why: str, *, unreachable: bool = False) -> None:
         self._under_way -= 1
+        self._retry.unreachable = unreachable
         self._count(publish)
         self._target = None
         self._why = why

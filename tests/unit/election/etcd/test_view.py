@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsqha.election.etcd import keys as etcd_keys
-from nsqha.election.etcd.view import join_all
+from nsqha.election.etcd.view import join_all, join_newer
 from nsqha.election.model import PartitionMeta, TopicRecord
 
 KEYS = etcd_keys.Keys("c")
@@ -45,3 +45,15 @@ def test_only_records_that_changed_since_are_decoded(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.undo()
     assert now == join_all(KEYS, topics.values(), partitions.values(), known={})
+
+
+def test_what_was_put_since_takes_the_place_of_what_is_known() -> None:
+    topics = {f"t{n}": topic_kv(f"t{n}", n, n) for n in range(1, 20)}
+    partitions = {n: partition_kv(n, n) for n in range(1, 20)}
+    known = join_all(KEYS, topics.values(), partitions.values(), known={})
+    topics["t3"] = topic_kv("t3", 3, 100)
+    partitions[7] = partition_kv(7, 101, epoch=2)
+    topics["new"], partitions[500] = topic_kv("new", 500, 102), partition_kv(500, 102)
+    newer = join_newer(KEYS, (topics["t3"], topics["new"]), (partitions[7], partitions[500]), known=known)
+    assert newer == join_all(KEYS, topics.values(), partitions.values(), known={})
+    assert all(newer[name] is known[name] for name in known if name not in ("t3", "t7"))
