@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
 
-IDLE_LOOKS = 50  # idle partitions that are looked at per second; a node with no more than these looks at all
+IDLE_LOOKS = 25  # idle partitions that are looked at per second; a node with no more than these looks at all
 
 
 class LookedAt(Protocol):

@@ -22,5 +22,6 @@ Reading order: `events`, `deferred.deferred_set`, `committed.state`, `live.curso
     deferred   messages that wait for a due time: the set, and what it is made of
     events     the channel events: what is written into the log, and how
     policy     what an operator asked of channels
+    turns      which of many things are looked at this second
     limits     each bound with its reason
 """

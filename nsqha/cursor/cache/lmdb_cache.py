@@ -43,6 +43,7 @@ from nsqha.cursor.committed.loading import LoadedState, LogLike, load
 from nsqha.cursor.committed.state import NEEDS_LOOK, EntryLike, PartitionState
 from nsqha.cursor.deferred.layer import Layer, TableLost
 from nsqha.cursor.deferred.store import DeferredStore
+from nsqha.cursor.turns import InTurns
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 
@@ -138,7 +139,7 @@ class LmdbCache:
         self.delayed: str | None = None  # why the last write failed
         self.overfull = False  # so much could not be written that the node should take no messages
         self.on_full: Callable[[], None] = lambda: None  # called when `take` should be, soon
-        self._partitions: dict[PartitionKey, CachedPartition] = {}
+        self._partitions = InTurns[PartitionKey, CachedPartition]()
         self._dead: list[int] = []  # sets that belong to no channel, to be deleted
         self._numbers = itertools.count(max(tables.numbers() if tables is not None else [], default=0) + 1)
         self._forgotten: list[PartitionKey] = []
@@ -301,7 +302,7 @@ class LmdbCache:
         early = now < self._not_before and not force
         if early and (self.delayed is not None or not self.pressing):
             return None
-        taken = self._retry or self._gather(now, whole=not early)
+        taken = self._retry or self._gather(now, whole=not early, everything=force)
         if taken is None:
             return None
         if taken.error is not None:
@@ -311,13 +312,14 @@ class LmdbCache:
         self._use.forget_pin()
         return taken
 
-    def _gather(self, now: float, *, whole: bool) -> CacheWrite | None:
-        # Idle partitions are many, and cost this look once a second.
+    def _gather(self, now: float, *, whole: bool, everything: bool) -> CacheWrite | None:
+        known = self._partitions
         changed = [
             partition
-            for partition in self._partitions.values()
+            for partition in (known.values() if self.pressing or everything else known.turns.choose(known))
             if (state := partition.state) is not None and state.applied.log_id != partition.written_log_id
         ]
+        known.turns.busy(partition.key for partition in changed)
         parts = [part for partition in changed if (part := self._part(partition)) is not None]
         self.pressing = False
         if not whole:

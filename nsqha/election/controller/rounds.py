@@ -39,7 +39,7 @@ class ControllerLimits:
     idle_audits: int = 5  # a leader that does not lead in this many audits is replaced (2 if it gave the epoch up)
     keys_max: int = 1000  # per probe
     round_keys: int = 250  # ... while leaders are sought: the first are elected while the next are asked for
-    audit_keys: int = 200  # per audit and node, of leaders that led when they were last asked
+    audit_keys: int = 100  # per audit and node, of leaders that led when they were last asked
     plan: PlanLimits = field(default_factory=PlanLimits)
 
 

@@ -212,6 +212,8 @@ class CorruptRanges:
 
     def shown(self, key: PartitionKey) -> list[DamagedRange]:
         """The damaged ranges, for people, with what recovery found missing at the end."""
+        if key not in self._bad and not self._suspects.left(key):
+            return []
         if (log := self._replicas.log_of(key)) is None:
             return []
         missing = [(first, end) for first, end in self._suspects.left(key) if first >= log.end.log_id]

@@ -1,6 +1,7 @@
 """Moves dead letters to the topic that a channel's policy names.
 
-Once a second, for each channel that this node leads and whose policy says `topic:NAME`: up to 100 letters, in order of
+Once a second, for each channel that this node leads and whose policy says `topic:NAME` (a node with thousands of topics
+finds such a channel when the topic's turn comes, `nsqha.cursor.turns`): up to 100 letters, in order of
 death, are published there as one unit, bodies unchanged; when that is answered they are finished here. A crash between
 the two repeats them. Only deaths that are committed count: what a leader without followers takes for dead may be
 delivered by the next one. While NAME takes nothing they stay, as dead letters that can be listed; the log says so once.
@@ -16,6 +17,7 @@ from nsqha import hot
 from nsqha.cursor.deferred.dead import DEAD_FROM
 from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.live.acting import Action, act
+from nsqha.cursor.turns import LookTurns
 from nsqha.errors import LogCorrupt, NsqhaError
 from nsqha.nsqlog import Logger
 
@@ -42,15 +44,22 @@ class DeadLetterMover:
         self._topics = topics
         self._publish = publish
         self._refused: set[tuple[str, int, str]] = set()  # topic, partition, channel whose letters wait
+        self._turns = LookTurns[str]()  # of topics
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
-            moving = [(t, p) for t in self._topics.values() for p in t.led if p.cursors.passing.moving]
-            for topic, partition in moving:
+            for topic, partition in self._chosen():
                 for cursor in list(partition.cursors.passing.moving):
                     await self._move(topic.name, partition, cursor)
+
+    def _chosen(self) -> list[tuple[Topic, Partition]]:
+        """The partitions that have such channels, as far as they are known now."""
+        topics = self._turns.choose(self._topics)
+        found = [(topic, partition) for topic in topics for partition in topic.led if partition.cursors.passing.moving]
+        self._turns.busy(topic.name for topic, _ in found)
+        return found
 
     async def _move(self, topic: str, partition: Partition, cursor: ChannelCursor) -> None:
         key = topic, partition.number, cursor.name

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 logger = Logger("replicas")
 damage_logger = Logger("integrity")
 
+TICKS_MAX = 100  # leaderships that all get a tick; of more each gets one every 200 ms
+
 
 class LeaderRoles:
     """Begins and ends the leaderships of one node."""
@@ -65,6 +67,7 @@ class LeaderRoles:
         self._files = files
         self._topic_of = topic_of
         self._leaders_changed = leaders_changed
+        self._odd = False  # whose turn it is when many wait
         self._lent = LeadershipRuntime(
             runtime.node,
             runtime.clock,
@@ -259,8 +262,13 @@ class LeaderRoles:
             follower.stopped = partition.life.stopped
 
     def tick(self) -> None:
-        """Every 100 ms: for the leaderships that wait for something."""
-        self.each(Leadership.tick, list(self._table.ticking))
+        """Every 100 ms: for the leaderships that wait for something. When they are many, because another node died or
+        is back, half of them each time: what they wait for comes in events, and needs the processor."""
+        waiting = list(self._table.ticking)
+        if len(waiting) > TICKS_MAX:
+            self._odd = not self._odd
+            waiting = [leadership for leadership in waiting if sum(leadership.key) % 2 == self._odd]
+        self.each(Leadership.tick, waiting)
 
     def each(self, step: Callable[[Leadership], None], chosen: Iterable[Leadership] | None = None) -> None:
         """What goes wrong with one leadership stays there: its epoch ends, and the others' time goes on."""

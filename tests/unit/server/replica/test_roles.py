@@ -16,6 +16,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicS
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.partition.partition import Partition
+from nsqha.server.replica.leader_roles import TICKS_MAX
 from nsqha.server.replica.leading.leadership import Leadership
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import drop_pairs, roll
@@ -381,6 +382,27 @@ def test_a_leadership_that_breaks_ends_and_holds_up_no_other(what: str, monkeypa
         assert seen == [broken, other] and list(rig.replicas.leading) == [(UID + 1, 0)]
         assert KEY in rig.replicas.followers and not rig.topic.led
         rig.replicas.leading.clear()
+
+    run(scenario)
+
+
+def test_of_many_leaderships_that_wait_half_get_a_tick_each_time(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        ticked: list[Any] = []
+        monkeypatch.setattr(Leadership, "tick", ticked.append)
+        waiting: list[Any] = [type("Waiting", (), {"key": (UID + n, 0)})() for n in range(TICKS_MAX + 50)]
+        rig.replicas.table.ticking.update(dict.fromkeys(waiting))
+        for _ in range(4):
+            before = len(ticked)
+            rig.replicas.tick()
+            assert len(ticked) - before == len(waiting) // 2
+        assert all(ticked.count(one) == 2 for one in waiting)
+        for one in waiting[TICKS_MAX:]:
+            del rig.replicas.table.ticking[one]
+        rig.replicas.tick()
+        assert ticked[-TICKS_MAX:] == waiting[:TICKS_MAX]
+        rig.replicas.table.ticking.clear()
 
     run(scenario)
 

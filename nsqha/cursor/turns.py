@@ -1,0 +1,43 @@
+"""Which of many things are looked at this second: some in turn, and those that had something to do when looked at last.
+
+Of thousands of partitions or topics few have anything to do, and a walk over all of them each second is what an idle
+node spends its time on. One that begins to have something to do is found when its turn comes, and from then on each
+second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+LOOKS = 250  # at once, besides the busy ones; who has no more than these looks at all of them
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class LookTurns(Generic[K]):
+    """Whose turn it is."""
+
+    def __init__(self) -> None:
+        self._busy: dict[K, None] = {}
+        self._waiting: list[K] = []  # their turn is still to come
+
+    def choose(self, things: Mapping[K, V]) -> list[V]:
+        """Those of `things` to look at now; say then which are `busy`."""
+        if not self._waiting:
+            self._waiting = list(things)
+        turn, self._waiting = self._waiting[:LOOKS], self._waiting[LOOKS:]
+        return [things[key] for key in {**self._busy, **dict.fromkeys(turn)} if key in things]
+
+    def busy(self, keys: Iterable[K]) -> None:
+        """These, of what was chosen, had something to do."""
+        self._busy = dict.fromkeys(keys)
+
+
+class InTurns(dict[K, V]):
+    """Things by their keys, some of which are looked at now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = LookTurns[K]()

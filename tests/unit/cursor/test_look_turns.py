@@ -1,0 +1,34 @@
+"""Some of many are looked at each second: each in its turn, and what was busy every time."""
+
+from __future__ import annotations
+
+from nsqha.cursor.turns import LOOKS, LookTurns
+
+
+def test_few_are_all_looked_at() -> None:
+    turns, few = LookTurns[int](), {key: str(key) for key in range(LOOKS)}
+    for _ in range(3):
+        assert turns.choose(few) == list(few.values())
+
+
+def test_of_many_each_has_its_turn_and_what_is_busy_is_looked_at_each_time() -> None:
+    turns, many = LookTurns[int](), {key: str(key) for key in range(4 * LOOKS)}
+    turns.choose(many)
+    turns.busy([3])
+    seen = set()
+    for _ in range(4):
+        chosen = turns.choose(many)
+        assert "3" in chosen and len(chosen) == len(set(chosen)) <= LOOKS + 1
+        seen.update(chosen)
+        turns.busy([3])
+    assert seen == set(many.values())
+
+
+def test_what_is_gone_is_passed_over_and_what_is_new_is_found() -> None:
+    turns, things = LookTurns[int](), {key: str(key) for key in range(2 * LOOKS)}
+    turns.choose(things)
+    turns.busy([1, 2])
+    things = {2: "2", 7 * LOOKS: "new"}
+    assert turns.choose(things) == ["2"], "of those whose turn was to come none is there any more"
+    turns.busy([])
+    assert sorted(turns.choose(things)) == ["2", "new"]
