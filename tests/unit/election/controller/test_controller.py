@@ -698,7 +698,7 @@ def test_what_plans_are_made_from_is_kept_up_with_each_change() -> None:
     assert topic not in {name.topic for name in state.world().metas}
 
 
-def test_of_many_partitions_the_first_are_elected_while_the_rest_is_asked_for_and_each_is_judged_a_few_times(
+def test_the_first_of_many_are_elected_meanwhile_and_each_is_judged_a_few_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     c = Cluster(1, nodes=3, limits=QUICK)
