@@ -216,9 +216,8 @@ class ControllerMachine:
         # Of a thousand rounds few are due at a time; what is not known to be due is looked at with the scan.
         dirty = {name for name, round_ in state.rounds.items() if scan or round_.due <= now}
         dirty.update(*(state.led[node] for node in state.standing.leaving))
-        for name, round_ in state.rounds.items():
-            if name not in dirty:
-                state.wake_at(round_.due)
+        if not scan:
+            state.wake_at(min((round_.due for round_ in state.rounds.values() if round_.due > now), default=math.inf))
         if now >= self._next_audit:
             self._next_audit = now + state.limits.audit_s
             self._probing.audit(now)
