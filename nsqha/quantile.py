@@ -135,6 +135,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was observed."""
+        return not any(self._counts)
+
     def data(self) -> HistogramData:
         return HistogramData(self._bounds, tuple(self._counts), self._sum)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from lookupd.metrics import ClusterFigures, LookupFigures, LookupMetrics
 from nsqha.election.session import View
+from nsqha.server.http.exposition import Family, label_names
 from nsqha.server.http.metrics import NO_REQUESTS, NodeMetrics
 from nsqha.server.http.series import SeriesBound
 from nsqha.server.http.stats import BrokerStats, ClusterStats, NodeStats
@@ -24,11 +25,11 @@ def series() -> dict[str, set[str]]:
     return found | {"up": OF_A_TARGET}
 
 
-def _series(families: Iterable[object]) -> dict[str, set[str]]:
+def _series(families: Iterable[Family]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for family in families:
-        kind, name = family.type, family.name  # type: ignore[attr-defined]
+        kind, name = family.type, family.name
         suffixes = HISTOGRAM if kind == "histogram" else SUFFIXES.get(kind, {"": set()})
         for suffix, more in suffixes.items():
-            found[name + suffix] = {*getattr(family, "_labelnames", ()), *more, *OF_A_TARGET}
+            found[name + suffix] = {*label_names(family), *more, *OF_A_TARGET}
     return found

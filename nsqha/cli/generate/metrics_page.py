@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from lookupd.metrics import ClusterFigures, LookupFigures, LookupMetrics
 from nsqha.election.session import View
+from nsqha.server.http.exposition import Family, label_names
 from nsqha.server.http.metrics import NO_REQUESTS, NodeMetrics
 from nsqha.server.http.series import SERIES_MAX, SeriesBound
 from nsqha.server.http.stats import BrokerStats, ClusterStats, NodeStats
@@ -69,15 +70,15 @@ def files() -> dict[str, str]:
     return {"docs/metrics.md": "\n".join(parts)}
 
 
-def _table(families: Iterable[object]) -> str:
+def _table(families: Iterable[Family]) -> str:
     rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for family in sorted(families, key=lambda found: found.name):  # type: ignore[attr-defined]
+    for family in sorted(families, key=lambda found: found.name):
         rows.append(_row(family))
     return "\n".join(rows) + "\n"
 
 
-def _row(family: object) -> str:
-    name, kind, text = family.name, family.type, family.documentation  # type: ignore[attr-defined]
+def _row(family: Family) -> str:
+    name, kind, text = family.name, family.type, family.documentation
     suffix = {"counter": "_total", "info": "_info"}.get(kind, "")
-    labels = ", ".join(f"`{label}`" for label in getattr(family, "_labelnames", ()))
+    labels = ", ".join(f"`{label}`" for label in label_names(family))
     return f"| `{name}{suffix}` | {kind} | {labels} | {text} |"

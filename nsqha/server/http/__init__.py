@@ -9,8 +9,11 @@ Downwards:
     failures    what a change that failed is answered
     server      NSQ's HTTP conventions; aiohttp's server
     browsers    changes that a page of another site asks for
-    metrics     /metrics for Prometheus
-    series      the bound of its series: what is merged, and into what
+    scrapes     who gets /metrics, and when
+    metrics     its families, for Prometheus
+    turns       work on the loop in turns
+    exposition  the text of series that come in thousands
+    series      the bound of all series: what is merged, and into what
     broker_api  what the HTTP side needs from the broker
     text        the text form of /stats
     stats       immutable snapshots, and nsqd's /stats made from them

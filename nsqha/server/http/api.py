@@ -20,7 +20,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ from nsqha.server.http import server as http_envelope
 from nsqha.server.http.administration import AdministrationRoutes
 from nsqha.server.http.broker_api import announced_ports
 from nsqha.server.http.publishing import HttpPublishRoutes
-from nsqha.server.http.series import SeriesBound
+from nsqha.server.http.scrapes import Scrapes
 from nsqha.server.http.server import ApiError, HttpApi, HttpDoors, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from nsqha.server.authorization.guard import Guard
     from nsqha.server.http.broker_api import BrokerApi
 
-FILTERS_MAX = 20
 """How many topics that scrapes ask for are remembered."""
 
 TOPICS_AT_ONCE = 100
@@ -80,9 +79,7 @@ class NodeRoutes:
 
     def __init__(self, broker: BrokerApi) -> None:
         self._broker = broker
-        self._bounds: dict[str, SeriesBound] = {}  # by the topic that was asked for; the last one asked for is last
-        self._scrape = asyncio.Lock()
-        self._requests: Mapping[tuple[str, int], int] = {}
+        self._scrapes = Scrapes(broker, {})
 
     def add_to(self, api: HttpApi) -> None:
         api.add("GET", "/info", self.info)
@@ -92,7 +89,7 @@ class NodeRoutes:
 
     def add_observed_to(self, api: HttpApi) -> None:
         """What monitors read."""
-        self._requests = api.requests
+        self._scrapes = Scrapes(self._broker, api.requests)
         api.add("GET", "/ping", self.ping, plain=True)
         api.add("GET", "/healthz", self.healthz, plain=True, quiet=True)
         api.add("GET", "/startupz", self.startupz, plain=True, quiet=True)
@@ -161,21 +158,8 @@ class NodeRoutes:
         return HttpReply(text.encode(), http_envelope.TEXT, 200 if ok else 503)
 
     async def metrics(self, request: HttpRequest) -> object:
-        from nsqha.server.http import metrics  # not needed before the first scrape
-
-        topic = request.query.get("topic") or ""
-        accept = request.headers.get("Accept", "")
-        # One scrape at a time: each follows from the one before which topics and channels have series of their own.
-        async with self._scrape:
-            stats = await self._broker.snapshot_in_turns(topic)
-            bound = self._bounds.pop(topic, None) or SeriesBound()
-            if len(self._bounds) >= FILTERS_MAX:
-                del self._bounds[next(name for name in self._bounds if name)]
-            self._bounds[topic] = bound
-            # In a thread: with ten thousand series this takes longer than a client should wait for its message.
-            requests = dict(self._requests)
-            body, content_type = await asyncio.to_thread(metrics.render_beside, stats, accept, bound, requests)
-        return HttpReply(body, content_type)
+        scrape = await self._scrapes.scrape(request.query.get("topic") or "", request.headers.get("Accept", ""))
+        return HttpReply(b"".join(scrape.parts), scrape.content_type)
 
     # ---- options
 

@@ -7,12 +7,11 @@ channels and topics by rank; `nsqha_metrics_merged` says how many of each have n
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from platform import python_version
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,16 +21,19 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from nsqha.cursor.deferred.dead import Reason
 from nsqha.quantile import ATTEMPT_BOUNDS, MESSAGE_BOUNDS, HistogramData
+from nsqha.server.http.exposition import PIECE, Family, Row, SeriesTable, label_text
 from nsqha.server.http.series import Rows, SeriesBound, Widths
 from nsqha.server.http.stats import ISR_CHANGES, BrokerStats
+from nsqha.server.http.turns import to_end
 from nsqha.server.runtime.measures import collector, open_files, resident_bytes
 
-SWITCH_SECONDS = 0.0001  # in which a thread gives way; 5 ms usually
-PAUSE_SECONDS = 0.0001  # after each family: of a node that leads much, half a millisecond of work
+_EOF = b"# EOF\n"
+_ISR_CHANGES = tuple(label_text(("kind",), (kind,)) for kind in ISR_CHANGES)
+_REASONS = tuple(label_text(("reason",), (reason.label,)) for reason in Reason)
 
 _TOPIC = ("topic",)
 _CHANNEL = ("topic", "channel")
@@ -44,65 +46,120 @@ Requests = Mapping[tuple[str, int], int]
 NO_REQUESTS: Requests = MappingProxyType({})
 
 
+class Scrape(NamedTuple):
+    """One answer: its body, in parts, and its Content-Type."""
+
+    parts: list[bytes]
+    content_type: str
+
+
 def render(stats: BrokerStats, accept: str, bound: SeriesBound, requests: Requests = NO_REQUESTS) -> tuple[bytes, str]:
     """The body, and its Content-Type; `bound` is that of the last scrape of the same topics."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeMetrics(stats, bound, requests))
+    made = to_end(rendered(stats, accept, bound, requests))
+    return b"".join(made.parts), made.content_type
+
+
+def rendered(
+    stats: BrokerStats, accept: str, bound: SeriesBound, requests: Requests, files: int | None = None
+) -> Generator[None, None, Scrape]:
+    """The same, piece by piece."""
     encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    openmetrics = content_type.startswith("application/openmetrics-text")
+    made = Scrape([], content_type)
+    for family in NodeMetrics(stats, bound, requests, files).steps():
+        if isinstance(family, SeriesTable):
+            for piece in family.pieces(openmetrics=openmetrics):
+                made.parts.append(piece.encode())
+                yield
+        elif family is not None:
+            made.parts.append(encode(_Alone(family)).removesuffix(_EOF))
+        yield
+    if openmetrics:
+        made.parts.append(_EOF)
+    return made
 
 
-def render_beside(
-    stats: BrokerStats, accept: str, bound: SeriesBound, requests: Requests = NO_REQUESTS
-) -> tuple[bytes, str]:
-    """`render`, in a thread beside a loop that has others to serve: it hands the interpreter over soon when asked.
-
-    One at a time, as this is a setting of the process.
-    """
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        return render(stats, accept, bound, requests)
-    finally:
-        sys.setswitchinterval(usual)
-
-
-class NodeMetrics(Collector):
+class NodeMetrics:
     """All families of one moment of a broker."""
 
-    def __init__(self, stats: BrokerStats, bound: SeriesBound, requests: Requests) -> None:
+    def __init__(self, stats: BrokerStats, bound: SeriesBound, requests: Requests, files: int | None = None) -> None:
+        """`files`: how many are open; None: they are counted here, which takes a microsecond each."""
         self._stats = stats
+        self._files = files
         self._bound = bound
         self._requests = requests
 
-    def describe(self) -> Iterable[Metric]:
-        return ()  # a registry looks for duplicate names with it; there is only this collector
+    def collect(self) -> Iterator[Family]:
+        return (family for family in self.steps() if family is not None)
 
-    def collect(self) -> Iterator[Metric]:
-        stats = self._stats
-        of_node = [
-            *_process(stats),
-            http_requests(self._requests),
-            _grpc_requests(stats),
-            *_storage(stats),
-            *_segments(stats),
-            *_publishing(stats),
-            *_cluster(stats),
-        ]
-        rows = self._bound.rows(stats, _widths(stats), sum(len(family.samples) for family in of_node))
-        yield from of_node
-        in_cluster = stats.node.cluster is not None
-        of_topics = (_topics(rows, in_cluster=in_cluster), _partitions(rows, in_cluster=in_cluster))
-        for family in chain(*of_topics, _channels(rows), _cursors(rows)):
-            # The loop waits for the interpreter as long as this thread does not let go.
-            time.sleep(PAUSE_SECONDS)
+    def steps(self) -> Iterator[Family | None]:
+        """None where something else was done than a family."""
+        stats, node_series = self._stats, 0
+        for family in self._of_node():
+            node_series += len(family.samples)
             yield family
+        widths = yield from _widths(stats)
+        rows = yield from self._bound.rows(stats, widths, node_series)
+        tables = yield from _tables(rows)
+        in_cluster = stats.node.cluster is not None
+        yield from _topics(tables.topics, in_cluster=in_cluster)
+        yield from _partitions(tables, in_cluster=in_cluster)
+        yield from _channels(tables.channels)
+        yield from _cursors(tables.cursors)
         yield gauges(
             "metrics_merged",
             "Values of a label that have no series of their own, as the series of /metrics are bounded; 0 if none.",
             ("label",),
             [((label,), count) for label, count in rows.merged.items()],
         )
+
+    def _of_node(self) -> Iterator[Metric]:
+        stats = self._stats
+        yield from _process(stats, self._files)
+        yield http_requests(self._requests)
+        yield _grpc_requests(stats)
+        yield from _storage(stats)
+        yield from _segments(stats)
+        yield from _publishing(stats)
+        yield from _cluster(stats)
+
+
+class _Alone(Collector):
+    """A registry of one family, as the encoders want one."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+class _Tables(NamedTuple):
+    """What has series, with its labels as text."""
+
+    topics: list[Row]
+    partitions: list[Row]
+    sync_modes: list[Row]
+    channels: list[Row]
+    cursors: list[Row]
+
+
+def _tables(rows: Rows) -> Generator[None, None, _Tables]:
+    """Write the labels."""
+    modes: list[tuple[tuple[str, ...], object]] = [(labels, None) for labels in rows.sync_modes]
+    found = _Tables([], [], [], [], [])
+    all_rows: tuple[tuple[list[Row], tuple[str, ...], Sequence[tuple[tuple[str, ...], object]]], ...] = (
+        (found.topics, _TOPIC, rows.topics),
+        (found.partitions, _PARTITION, rows.partitions),
+        (found.sync_modes, (*_PARTITION, "mode"), modes),
+        (found.channels, _CHANNEL, rows.channels),
+        (found.cursors, _CURSOR, rows.cursors),
+    )
+    for texts, names, labelled in all_rows:
+        for at in range(0, len(labelled), PIECE):
+            texts.extend([(label_text(names, labels), row) for labels, row in labelled[at : at + PIECE]])
+            yield
+    return found
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
@@ -174,14 +231,14 @@ def certificates(ends: Iterable[tuple[str, float]]) -> Metric:
     )
 
 
-def _process(stats: BrokerStats) -> Iterator[Metric]:
+def _process(stats: BrokerStats, files: int | None) -> Iterator[Metric]:
     node = stats.node
     build = {"version": node.version, "nsq_version": stats.version, "python": python_version(), "hot": node.hot}
     yield InfoMetricFamily("nsqha_build", "What is running; `hot` is compiled or pure.", value=build)
     yield gauge("start_time_seconds", "When the process began to serve, Unix time.", stats.start_time_ns / 1e9)
     yield gauge("healthy", "1 if the last write to disk succeeded.", float(stats.health == "OK"))
     yield gauge("resident_memory_bytes", "Resident memory of the process.", resident_bytes())
-    yield gauge("open_files", "File descriptors in use.", open_files())
+    yield gauge("open_files", "File descriptors in use.", open_files() if files is None else files)
     yield counters("gc_runs", "Full garbage collections.", (), [((), collector.runs)])
     yield counters("gc_pause_seconds", "Time spent in full garbage collections.", (), [((), collector.seconds_total)])
     yield histogram("loop_lag_seconds", "How late the event loop ran a timer.", node.loop_lag_seconds)
@@ -334,9 +391,7 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
     yield gauge(
         "lease_remaining_seconds", "How long this node's lease lasts if it is not renewed.", cluster.lease_seconds
     )
-    yield histogram(
-        "metadata_request_seconds", "Calls to etcd, each with all its attempts.", cluster.metadata_seconds
-    )
+    yield histogram("metadata_request_seconds", "Calls to etcd, each with all its attempts.", cluster.metadata_seconds)
     yield counters(
         "metadata_requests_failed",
         "Calls to etcd that failed, or whose outcome is not known.",
@@ -445,91 +500,116 @@ _OF_CURSOR = (
 _CURSOR_SERIES = len(_OF_CURSOR) + 2  # the age and `stuck`
 
 
-def _widths(stats: BrokerStats) -> Widths:
-    quantiles = (len(c.e2e_processing_latency.percentiles or ()) for t in stats.topics for c in t.channels)
+def _widths(stats: BrokerStats) -> Generator[None, None, Widths]:
+    quantiles = 0
+    for topic in stats.topics:
+        found = (len(channel.e2e_processing_latency.percentiles or ()) for channel in topic.channels)
+        quantiles = max(quantiles, *found, 0)
+        yield
     return Widths(
         topic=len(_OF_TOPIC) + _TOPIC_CHANGES * (stats.node.cluster is not None),
         partition=len(_OF_PARTITION) + len(_OF_REPLICATED_PARTITION) * (stats.node.cluster is not None),
-        channel=len(_OF_CHANNEL) + len(Reason) + _TIMES_SERIES + max(quantiles, default=0),
+        channel=len(_OF_CHANNEL) + len(Reason) + _TIMES_SERIES + quantiles,
         cursor=_CURSOR_SERIES,
     )
 
 
-def _topics(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
+def _topics(rows: list[Row], *, in_cluster: bool) -> Iterator[SeriesTable]:
     for index, (name, text, field) in enumerate(_OF_TOPIC):
-        make = counters if index < _TOPIC_COUNTERS else gauges
-        yield make(name, text, _TOPIC, [(labels, getattr(t, field)) for labels, t in rows.topics])
+        yield _table(name, "counter" if index < _TOPIC_COUNTERS else "gauge", text, _TOPIC, rows, field)
     if not in_cluster:
         return
-    yield counters(
+    yield _table(
         "partition_leader_changes",
+        "counter",
         "Times that this node became leader of a partition of the topic.",
         _TOPIC,
-        [(labels, t.leader_changes) for labels, t in rows.topics],
+        rows,
+        "leader_changes",
     )
-    yield counters(
+    yield _table(
         "partition_isr_changes",
+        "counter",
         "Changes of in-sync replica sets that this node, as leader, asked for: shrink, expand, swap.",
         (*_TOPIC, "kind"),
-        [((*labels, kind), n) for labels, t in rows.topics for kind, n in zip(ISR_CHANGES, t.isr_changes, strict=True)],
+        rows,
+        lambda topic: zip(_ISR_CHANGES, topic.isr_changes, strict=True),
+        further=True,
     )
 
 
-def _partitions(rows: Rows, *, in_cluster: bool) -> Iterator[Metric]:
+def _partitions(tables: _Tables, *, in_cluster: bool) -> Iterator[SeriesTable]:
     for name, text, field in _OF_PARTITION + _OF_REPLICATED_PARTITION * in_cluster:
-        yield gauges(name, text, _PARTITION, [(labels, getattr(p, field)) for labels, p in rows.partitions])
-    yield gauges(
+        yield _table(name, "gauge", text, _PARTITION, tables.partitions, field)
+    yield _table(
         "partition_sync_mode",
+        "gauge",
         "1 for what OK means: always, interval or none.",
         (*_PARTITION, "mode"),
-        [(labels, 1) for labels in rows.sync_modes],
+        tables.sync_modes,
+        lambda _: 1,
     )
 
 
-def _channels(rows: Rows) -> Iterator[Metric]:
+def _channels(rows: list[Row]) -> Iterator[SeriesTable]:
     for index, (name, text, field) in enumerate(_OF_CHANNEL):
-        make = counters if index < _CHANNEL_COUNTERS else gauges
-        yield make(name, text, _CHANNEL, [(labels, getattr(c, field)) for labels, c in rows.channels])
-    yield counters(
+        yield _table(name, "counter" if index < _CHANNEL_COUNTERS else "gauge", text, _CHANNEL, rows, field)
+    yield _table(
         "channel_died",
+        "counter",
         "Messages that were given up, by reason; kept as dead letters, unless the policy drops them.",
         (*_CHANNEL, "reason"),
-        [
-            ((*labels, reason.label), count)
-            for labels, channel in rows.channels
-            for reason, count in zip(Reason, channel.died, strict=True)
-            if count
-        ],
+        rows,
+        lambda channel: [(why, count) for why, count in zip(_REASONS, channel.died, strict=True) if count],
+        further=True,
     )
-    yield gauges(
+    yield _table(
         "channel_end_to_end_seconds",
+        "gauge",
         "Message age at FIN over the sliding window, by configured quantile.",
         (*_CHANNEL, "quantile"),
-        [
-            ((*labels, str(quantile)), nanoseconds / 1e9)
-            for labels, channel in rows.channels
+        rows,
+        lambda channel: [
+            (f'quantile="{quantile}"', nanoseconds / 1e9)
             for quantile, nanoseconds in channel.e2e_processing_latency.percentiles or ()
         ],
+        further=True,
     )
-
-
     for name, text, field in _OF_TIMES:
-        found = [(labels, getattr(channel.times, field)) for labels, channel in rows.channels]
-        yield _histograms(name, text, _CHANNEL, [(labels, data) for labels, data in found if any(data.counts)])
+        value = attrgetter(f"times.{field}")
+        found = [(labels, channel) for labels, channel in rows if any(value(channel).counts)]
+        yield _table(name, "histogram", text, _CHANNEL, found, value)
 
 
-def _cursors(rows: Rows) -> Iterator[Metric]:
+def _cursors(rows: list[Row]) -> Iterator[SeriesTable]:
     for name, text, field in _OF_CURSOR:
-        yield gauges(name, text, _CURSOR, [(labels, getattr(c, field)) for labels, c in rows.cursors])
-    yield gauges(
+        yield _table(name, "gauge", text, _CURSOR, rows, field)
+    yield _table(
         "channel_oldest_unfinished_seconds",
+        "gauge",
         "Age of the oldest message that is not finished, by its publish time; 0 if all are.",
         _CURSOR,
-        [(labels, c.oldest_unfinished_seconds or 0) for labels, c in rows.cursors],
+        rows,
+        lambda cursor: cursor.oldest_unfinished_seconds or 0,
     )
-    yield gauges(
+    yield _table(
         "channel_stuck",
+        "gauge",
         "1 if the channel cannot read further, for example at a damaged part of the log.",
         _CURSOR,
-        [(labels, bool(c.stuck)) for labels, c in rows.cursors],
+        rows,
+        lambda cursor: bool(cursor.stuck),
     )
+
+
+def _table(
+    name: str,
+    kind: str,
+    text: str,
+    labels: tuple[str, ...],
+    rows: Sequence[Row],
+    value: Callable[[Any], Any] | str,
+    *,
+    further: bool = False,
+) -> SeriesTable:
+    return SeriesTable(f"nsqha_{name}", kind, text, labels, rows, value, further)

@@ -12,20 +12,24 @@ counter never goes back: what a channel counted stays in it when the channel is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from nsqha.cursor.deferred.dead import Reason
 from nsqha.cursor.live.followed import NO_TIMES, ChannelTimes
 from nsqha.quantile import HistogramData, Result
 from nsqha.server.http.stats import BrokerStats, ChannelStats, CursorStats, PartitionStats, TopicStats
 
+M = TypeVar("M")
+
 SERIES_MAX = 10_000
 NODE_STEP = 500  # the node's own series vary; room for them is made in steps
 PARTITIONS_AGAIN = 0.8  # of the room: partitions have labels again below this
 OWN_AGAIN = 0.9  # of the room: below this a topic or a channel gets series of its own
+
+MERGED_AT_ONCE = 32  # partitions or cursors, in one step
 
 ALL = "all"
 OTHER = "(other)"
@@ -60,18 +64,24 @@ class _Rest:
         self._last: Mapping[Any, Sequence[float]] = {}
         self._gone: Sequence[float] = ()
 
-    def sums(self, members: Mapping[Any, Sequence[float]]) -> Sequence[float]:
+    def sums(self, members: Mapping[Any, Sequence[float]]) -> Generator[None, None, Sequence[float]]:
         """`members` are all that are merged now; there is at least one."""
+        gone = self._gone
         for name, counts in self._last.items():
             now = members.get(name)
             if now is None or any(new < old for new, old in zip(now, counts, strict=True)):
-                self._gone = _added((self._gone, counts))
-        self._last = members
-        return _added((self._gone, *members.values()))
+                gone = _added((gone, counts))
+            yield
+        self._gone, self._last = gone, members  # at once: who asked may go away between two steps
+        total = gone
+        for counts in members.values():
+            total = _added((total, counts))
+            yield
+        return total
 
 
 class SeriesBound:
-    """Keeps one scraper's series below the bound, from one scrape to the next. One thread at a time."""
+    """Keeps one scraper's series below the bound, from one scrape to the next. One scrape at a time."""
 
     def __init__(self, series_max: int = SERIES_MAX) -> None:
         self._series_max = series_max
@@ -82,17 +92,21 @@ class SeriesBound:
         self._other_topics = _Rest()
         self._other_channels: dict[str, _Rest] = {}  # by the label of their topic
 
-    def rows(self, stats: BrokerStats, widths: Widths, node_series: int) -> Rows:
-        """`node_series`: series that are not of a topic; they are always shown."""
+    def rows(self, stats: BrokerStats, widths: Widths, node_series: int) -> Generator[None, None, Rows]:
+        """`node_series`: series that are not of a topic; they are always shown. It is done in steps."""
         room = self._series_max - -(-node_series // NODE_STEP) * NODE_STEP
-        full = sum(_series(topic, widths) for topic in stats.topics)
+        full = 0
+        for topic in stats.topics:
+            full += _series(topic, widths)
+            yield
         self._partitions_merged = full > room * (PARTITIONS_AGAIN if self._partitions_merged else 1)
         if not self._partitions_merged:
             self._ranked = False
             self._keep_all(stats.topics)
         else:
-            self._rank(stats.topics, widths, room)
-        return self._rows(stats.topics)
+            yield from self._rank(stats.topics, widths, room)
+        yield
+        return (yield from self._rows(stats.topics))
 
     # ---- who has series of its own
 
@@ -100,9 +114,12 @@ class SeriesBound:
         self._topics = {topic.topic_name for topic in topics}
         self._channels = {(topic.topic_name, channel.channel_name) for topic in topics for channel in topic.channels}
 
-    def _rank(self, topics: Sequence[TopicStats], widths: Widths, room: int) -> None:
+    def _rank(self, topics: Sequence[TopicStats], widths: Widths, room: int) -> Generator[None, None, None]:
         of_channel = widths.channel + widths.cursor
-        bases = {t.topic_name: _series_of_topic(t, widths) for t in topics}
+        bases = {}
+        for topic in topics:
+            bases[topic.topic_name] = _series_of_topic(topic, widths)
+            yield
         named = sum(bases.values()) + of_channel * sum(len(t.channels) for t in topics)
         self._ranked = named > room * (OWN_AGAIN if self._ranked else 1)
         if not self._ranked:
@@ -115,6 +132,7 @@ class SeriesBound:
             if used + needs <= room * (1 if topic.topic_name in self._topics else OWN_AGAIN):
                 used += needs
                 kept.append(topic)
+            yield
         channels = {(t.topic_name, t.channels[0].channel_name) for t in kept if len(t.channels) == 1}
         ranked = [((t.topic_name, c.channel_name), c) for t in kept if len(t.channels) > 1 for c in t.channels]
         ranked.sort(key=lambda pair: (pair[0] not in self._channels, -pair[1].message_count, pair[0]))
@@ -122,18 +140,20 @@ class SeriesBound:
             if used + of_channel <= room * (1 if key in self._channels else OWN_AGAIN):
                 used += of_channel
                 channels.add(key)
+            yield
         self._topics, self._channels = {topic.topic_name for topic in kept}, channels
 
     # ---- what is shown
 
-    def _rows(self, topics: Sequence[TopicStats]) -> Rows:
+    def _rows(self, topics: Sequence[TopicStats]) -> Generator[None, None, Rows]:
         rows = Rows()
         shown = [t for t in topics if t.topic_name in self._topics]
         others = [t for t in topics if t.topic_name not in self._topics]
         for topic in shown:
-            self._show(rows, topic)
+            yield from self._show(rows, topic)
         if others:
-            self._show(rows, self._other_topic(others))
+            other = yield from self._other_topic(others)
+            yield from self._show(rows, other)
         labels = {topic.topic_name for topic in shown} | {OTHER}
         self._other_channels = {name: rest for name, rest in self._other_channels.items() if name in labels}
         merged = self._partitions_merged
@@ -144,43 +164,53 @@ class SeriesBound:
         )
         return rows
 
-    def _show(self, rows: Rows, topic: TopicStats) -> None:
+    def _show(self, rows: Rows, topic: TopicStats) -> Generator[None, None, None]:
         name = topic.topic_name
         rows.topics.append(((name,), topic))
         if self._partitions_merged:
             if topic.partitions:
-                rows.partitions.append(((name, ALL), _merged_partitions(topic.partitions)))
+                partition = yield from _merged(topic.partitions, _merged_partitions)
+                rows.partitions.append(((name, ALL), partition))
                 rows.sync_modes.extend((name, ALL, mode) for mode in sorted({p.sync for p in topic.partitions}))
         else:
             for partition in topic.partitions:
+                yield
                 rows.partitions.append(((name, str(partition.partition)), partition))
                 rows.sync_modes.append((name, str(partition.partition), partition.sync))
         others = []
         for channel in topic.channels:
             if (name, channel.channel_name) in self._channels:
-                self._show_channel(rows, name, channel)
+                yield from self._show_channel(rows, name, channel)
             else:
                 others.append(channel)
         if others:
-            self._show_channel(rows, name, self._other_channel(name, others))
+            other = yield from self._other_channel(name, others)
+            yield from self._show_channel(rows, name, other)
 
-    def _show_channel(self, rows: Rows, topic: str, channel: ChannelStats) -> None:
+    def _show_channel(self, rows: Rows, topic: str, channel: ChannelStats) -> Generator[None, None, None]:
+        yield
         name = channel.channel_name
         rows.channels.append(((topic, name), channel))
         if not self._partitions_merged:
             rows.cursors.extend(((topic, name, str(cursor.partition)), cursor) for cursor in channel.cursors)
         elif channel.cursors:
-            rows.cursors.append(((topic, name, ALL), merged_cursors(channel.cursors)))
+            cursor = yield from _merged(channel.cursors, merged_cursors)
+            rows.cursors.append(((topic, name, ALL), cursor))
 
-    def _other_topic(self, topics: Sequence[TopicStats]) -> TopicStats:
-        members = {t.topic_name: (t.message_count, t.message_bytes, t.leader_changes, *t.isr_changes) for t in topics}
-        counts = tuple(map(int, self._other_topics.sums(members)))
+    def _other_topic(self, topics: Sequence[TopicStats]) -> Generator[None, None, TopicStats]:
+        members, channels = {}, []
+        for topic in topics:
+            changes = topic.leader_changes, *topic.isr_changes
+            members[topic.topic_name] = (topic.message_count, topic.message_bytes, *changes)
+            # A channel's name has its topic's in front, so that equal ones of two topics are counted as two.
+            for channel in topic.channels:
+                channels.append(replace(channel, channel_name=f"{topic.topic_name}/{channel.channel_name}"))
+                yield
+        sums = yield from self._other_topics.sums(members)
+        counts = tuple(map(int, sums))
         return TopicStats(
             topic_name=OTHER,
-            # A channel's name has its topic's in front, so that equal ones of two topics are counted as two.
-            channels=tuple(
-                replace(c, channel_name=f"{t.topic_name}/{c.channel_name}") for t in topics for c in t.channels
-            ),
+            channels=tuple(channels),
             depth=sum(t.depth for t in topics),
             message_count=counts[0],
             message_bytes=counts[1],
@@ -190,24 +220,13 @@ class SeriesBound:
             partitions=tuple(chain.from_iterable(t.partitions for t in topics)),
         )
 
-    def _other_channel(self, topic: str, channels: Sequence[ChannelStats]) -> ChannelStats:
+    def _other_channel(self, topic: str, channels: Sequence[ChannelStats]) -> Generator[None, None, ChannelStats]:
         rest = self._other_channels.setdefault(topic, _Rest())
-        sums = rest.sums(
-            {
-                c.channel_name: (
-                    c.message_count,
-                    c.finish_count,
-                    c.requeue_count,
-                    c.timeout_count,
-                    c.skipped_count,
-                    c.dropped_count,
-                    c.expired_count,
-                    *c.died,
-                    *_numbers(c.times),
-                )
-                for c in channels
-            }
-        )
+        members = {}
+        for c in channels:
+            members[c.channel_name] = _counts(c)
+            yield
+        sums = yield from rest.sums(members)
         counts = tuple(map(int, sums[:_TIMES_AT]))
         return ChannelStats(
             channel_name=OTHER,
@@ -228,6 +247,20 @@ class SeriesBound:
 
 
 _TIMES_AT = 7 + len(Reason)  # where `_numbers` begin among the counts of a channel
+
+
+def _counts(channel: ChannelStats) -> tuple[float, ...]:
+    return (
+        channel.message_count,
+        channel.finish_count,
+        channel.requeue_count,
+        channel.timeout_count,
+        channel.skipped_count,
+        channel.dropped_count,
+        channel.expired_count,
+        *channel.died,
+        *_numbers(channel.times),
+    )
 
 
 def _numbers(times: ChannelTimes) -> list[float]:
@@ -258,6 +291,16 @@ def _series_of_topic(topic: TopicStats, widths: Widths) -> int:
 
 def _added(counts: Iterable[Sequence[float]]) -> Sequence[float]:
     return [sum(column) for column in zip(*filter(None, counts), strict=True)]
+
+
+def _merged(members: Sequence[M], merge: Callable[[Collection[M]], M]) -> Generator[None, None, M]:
+    """All of them, of which there is at least one, as one; `merge` takes what it has made before as one of them."""
+    found = merge(members[:MERGED_AT_ONCE])
+    for at in range(MERGED_AT_ONCE, len(members), MERGED_AT_ONCE):
+        yield
+        found = merge((found, *members[at : at + MERGED_AT_ONCE]))
+    yield
+    return found
 
 
 def _merged_partitions(partitions: Collection[PartitionStats]) -> PartitionStats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,17 +163,3 @@ def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatc
         "nsqha_push_lag_entries{follower=00000000000000ab}": 9,
         "nsqha_clock_offset_seconds{peer=n2}": -3.5,
     }.items() <= found.items()
-
-
-def test_the_thread_that_renders_gives_way_soon_and_restores_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, seen = sys.getswitchinterval(), []
-
-    def render(*of: object) -> tuple[bytes, str]:
-        seen.append(sys.getswitchinterval())
-        raise ValueError
-
-    monkeypatch.setattr(metrics, "render", render)
-    with pytest.raises(ValueError):
-        metrics.render_beside(stats(), "", SeriesBound())
-    assert seen == [pytest.approx(metrics.SWITCH_SECONDS)]
-    assert sys.getswitchinterval() == usual > metrics.SWITCH_SECONDS

@@ -1,31 +1,35 @@
-"""Statistics for scrapes are taken topic by topic: others have their turn in between, whatever they do with it."""
+"""Statistics for scrapes are taken in turns: others have theirs in between, whatever they do with it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from nsqha import hot
-from nsqha.server.node import snapshot
+from nsqha.election.model import TopicSettings
+from nsqha.server.http import turns
 from nsqha.server.node.broker import Broker
 from tests.unit.server.broker_rig import on_a_broker
 
 
 @on_a_broker
-async def test_they_are_the_same_and_others_have_their_turn_between_topics(
+async def test_they_are_the_same_and_others_have_their_turn_between_partitions(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for topic in "abcd":
-        await broker.publishing.publish(topic, hot.frame(topic.encode()))
-    whole, turns = broker.snapshot(clients=False), 0
-    monkeypatch.setattr(snapshot, "TURN_SECONDS", 0.0)
+        await broker.topics.create_topic(topic, TopicSettings(partitions=4))
+        await broker.channels.create(topic, "c")
+    whole, found = broker.snapshot(clients=False), 0
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.0)
     taken = asyncio.ensure_future(broker.snapshot_in_turns())
     while not taken.done():
         await asyncio.sleep(0)
-        turns += 1
-    assert turns >= len(whole.topics) == 4
+        found += 1
+    assert found >= 4 * (4 + 4)  # topics, their partitions, and cursors of a channel in each
     assert (await taken).topics == whole.topics
     (one,) = (await broker.snapshot_in_turns("b")).topics
     assert one.topic_name == "b"
@@ -36,16 +40,44 @@ async def test_they_are_the_same_and_others_have_their_turn_between_topics(
 async def test_a_topic_that_is_deleted_meanwhile_is_left_out(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     for topic in "abc":
         await broker.publishing.publish(topic, hot.frame(b"x"))
-    monkeypatch.setattr(snapshot, "TURN_SECONDS", 0.0)
+    with held_between_turns(monkeypatch) as go_on:
+        taken = asyncio.ensure_future(broker.snapshot_in_turns())
+        await asyncio.sleep(0.01)
+        await broker.topics.delete_topic("c")
+        go_on()
+    assert [topic.topic_name for topic in (await taken).topics] == ["a", "b"]
+
+
+@on_a_broker
+async def test_what_a_partition_counted_is_in_the_sum_once_when_it_is_not_led_any_more(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.topics.create_topic("t", TopicSettings(partitions=2))
+    await broker.channels.create("t", "c")
+    for partition in (0, 1):
+        await broker.publishing.publish("t", hot.frame(b"x"), partition=partition)
+    topic = broker.topics["t"]
+    with held_between_turns(monkeypatch) as go_on:
+        taken = asyncio.ensure_future(broker.snapshot_in_turns())
+        await asyncio.sleep(0.01)  # the channel's cursor in the first partition has been seen
+        topic.remove_led(topic.led[0], "moved")
+        go_on()
+    (found,) = (await taken).topics
+    (channel,) = found.channels
+    assert [cursor.partition for cursor in channel.cursors] == [p.partition for p in found.partitions] == [1]
+    assert found.message_count == channel.message_count == 2
+
+
+@contextmanager
+def held_between_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A snapshot in turns stops after its first step, until the function is called."""
     held = asyncio.Event()
     sleep = asyncio.sleep
 
-    async def until_deleted(seconds: float) -> None:
+    async def until_told(seconds: float) -> None:
         await (held.wait() if not seconds else sleep(seconds))
 
-    monkeypatch.setattr(snapshot.asyncio, "sleep", until_deleted)
-    taken = asyncio.ensure_future(broker.snapshot_in_turns())
-    await sleep(0.01)
-    await broker.topics.delete_topic("c")
-    held.set()
-    assert [topic.topic_name for topic in (await taken).topics] == ["a", "b"]
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "TURN_SECONDS", 0.0)
+        patch.setattr(turns.asyncio, "sleep", until_told)
+        yield held.set
