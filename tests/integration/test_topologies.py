@@ -1,5 +1,5 @@
 """The deployments of deploy/ run, out of their files; and they are restarted under load as docs/operate.md has it: a
-StatefulSet in its order, services of Compose one after the other."""
+StatefulSet in its order, services of Compose and units of systemd one after the other."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nsqha.cli.generate.topology import BROKER_PORTS, LOOKUPD_PORTS, port
 from tests.integration.asking import AskingPublisher, producers, received, request
 from tests.integration.servers import wait_until
 from tests.integration.topologies import DEPLOY, Container, Topology, compose, kubernetes
+from tests.integration.units import Unit, hosts
 
 TCP, HTTP, LOOKUP_HTTP = port(BROKER_PORTS, "tcp"), port(BROKER_PORTS, "http"), port(LOOKUPD_PORTS, "http")
 
@@ -84,6 +85,32 @@ def test_services_of_compose_are_restarted_under_load_and_nothing_is_lost(tmp_pa
         brokers, lookups = topology.of("broker"), topology.of("lookupd")
         assert service == waited == brokers[0].name
         restarted_under_load(topology, [*brokers, *lookups], restart)
+
+
+# ---- systemd
+
+
+def test_units_of_systemd_are_restarted_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+    page = (DEPLOY.parent / "docs" / "operate.md").read_text()
+    line = r"`systemctl restart (\S+)` \|.*`until (.+?); do sleep 1; done` \|$"
+    ((unit, check),) = re.findall(line, page, re.MULTILINE)
+    assert unit == "nsqha-broker"
+
+    def restart(host: Container, client: AskingPublisher) -> None:
+        assert isinstance(host, Unit)
+        host.restart()
+        if host.role == "broker":
+            wait_until(lambda: host.succeeds(shlex.split(check)), f"{host.name}: {check}", 60)
+
+    with Topology(tmp_path, hosts()).running() as topology:
+        brokers, lookups = topology.of("broker"), topology.of("lookupd")
+        restarted_under_load(topology, [*brokers, *lookups], restart)
+        for host in (*brokers, *lookups):
+            assert isinstance(host, Unit) and host.notified is not None
+            wait_until(lambda h=host.notified: h.heard("WATCHDOG=1"), f"{host.name} says that its loop runs", 60)
+            *_, before, now = host.lives  # one that began before etcd was there ended, and began anew
+            assert [word for word in before if word in ("READY=1", "STOPPING=1")] == ["READY=1", "STOPPING=1"]
+            assert "STOPPING=1" not in now and any(word.startswith("EXTEND_TIMEOUT_USEC=") for word in now)
 
 
 # ---- Kubernetes

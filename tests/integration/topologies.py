@@ -45,6 +45,8 @@ class Container:
     environment: dict[str, str]
     grace_seconds: float
     probes: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts by their path in the command."""
     ip: str = ""
     folder: Path = Path()
     process: subprocess.Popen[bytes] | None = None
@@ -139,11 +141,17 @@ class Topology:
             def placed(text: str, c: Container = container) -> str:
                 text = re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1)(?=:)", c.ip, text)
                 text = pattern.sub(lambda found: names[found[1]], text)
-                for path in (SECRET_FILE, "/run/secrets/nsqha-cluster"):
+                for path in (SECRET_FILE, "/run/secrets/nsqha-cluster", "/etc/nsqha/cluster-secret"):
                     text = text.replace(path, str(secret))
                 for path in (DATA_PATH, "/etcd-data"):
                     text = text.replace(path, str(c.folder / "volume"))
+                for path in c.files:
+                    text = text.replace(path, str(c.folder / Path(path).name))
                 return text
+
+            container.folder.mkdir()
+            for path, text in container.files.items():
+                (container.folder / Path(path).name).write_text(placed(text))
 
             container.command = [placed(word) for word in container.command]
             container.environment = {name: placed(text) for name, text in container.environment.items()}
