@@ -19,6 +19,8 @@ from tests.integration.units import Unit, hosts
 
 TCP, HTTP, LOOKUP_HTTP = port(BROKER_PORTS, "tcp"), port(BROKER_PORTS, "http"), port(LOOKUPD_PORTS, "http")
 
+SLOW = pytest.mark.timeout(300)  # five daemons are started again, one after the other, also beside other work
+
 
 def created(broker: Container, topic: str, channel: str) -> None:
     for path in (f"/topic/create?topic={topic}", f"/channel/create?topic={topic}&channel={channel}"):
@@ -70,6 +72,7 @@ def test_a_cluster_as_compose_has_it(tmp_path: Path) -> None:
         assert [broker.stop() for broker in brokers] == [0, 0, 0]
 
 
+@SLOW
 def test_services_of_compose_are_restarted_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
     page = (DEPLOY.parent / "docs" / "operate.md").read_text()
     (service,) = re.findall(r"`docker compose -f deploy/compose/cluster.yaml restart (\w+)`", page)
@@ -90,6 +93,7 @@ def test_services_of_compose_are_restarted_under_load_and_nothing_is_lost(tmp_pa
 # ---- systemd
 
 
+@SLOW
 def test_units_of_systemd_are_restarted_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
     page = (DEPLOY.parent / "docs" / "operate.md").read_text()
     line = r"`systemctl restart (\S+)` \|.*`until (.+?); do sleep 1; done` \|$"
@@ -124,6 +128,7 @@ def rolled(pod: Container, client: AskingPublisher) -> None:
     wait_until(pod.ready, f"{pod.name} is ready again", 60)
 
 
+@SLOW
 def test_a_stateful_set_is_rolled_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
     with Topology(tmp_path, kubernetes()).running() as topology:
         brokers, lookups = topology.of("broker"), topology.of("lookupd")
