@@ -14,8 +14,8 @@ from nsqha.quantile import HistogramData
 from nsqha.server.http.exposition import PIECE, SeriesTable, label_text
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-NAMES = ("channel", "topic")
-VALUES = (("c", "t"), ("d#ephemeral", "t"), ('a "quoted\\one"\n', "t"))
+NAMES = ("topic", "channel")
+VALUES = (("t", "c"), ("t", "d#ephemeral"), ("t", 'a "quoted\\one"\n'))
 FIGURES = (0, 12345678.0, 2.5)
 
 
