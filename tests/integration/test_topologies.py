@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_units_of_systemd_are_restarted_under_load_and_nothing_is_lost(tmp_path:
         restarted_under_load(topology, [*brokers, *lookups], restart)
         for host in (*brokers, *lookups):
             assert isinstance(host, Unit) and host.notified is not None
-            wait_until(lambda h=host.notified: h.heard("WATCHDOG=1"), f"{host.name} says that its loop runs", 60)
+            wait_until(partial(host.notified.heard, "WATCHDOG=1"), f"{host.name} says that its loop runs", 60)
             *_, before, now = host.lives  # one that began before etcd was there ended, and began anew
             assert [word for word in before if word in ("READY=1", "STOPPING=1")] == ["READY=1", "STOPPING=1"]
             assert "STOPPING=1" not in now and any(word.startswith("EXTEND_TIMEOUT_USEC=") for word in now)
