@@ -97,8 +97,8 @@ HOURS ?= 8
 jepsen-night: $(VENV)/.dev $(VENV)/.nftables  ## the fault suite for HOURS, with drawn seeds, sync modes and schedules; keeps what fails in jepsen-night/
 	@$(BIN)/python -m tests.jepsen.night --hours $(HOURS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-jepsen-planted: $(VENV)/.dev $(VENV)/.nftables  ## bugs planted into real brokers, which the fault suite has to find; ARGS="floor_ignored --minutes 5", SEED
-	@$(BIN)/python -m tests.jepsen.planted $(if $(SEED),--seed $(SEED)) $(ARGS)
+jepsen-planted: $(VENV)/.dev $(VENV)/.nftables  ## bugs planted into real brokers, which the fault suite has to find; BUG=floor_ignored, SEED, ARGS="--minutes 5"
+	@$(BIN)/python -m tests.jepsen.planted $(BUG) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(VENV)/.dev  ## CPU per message and latencies; ARGS="--peer 'nsqd'", --quick, -k mpub
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -31,6 +31,7 @@ SAYINGS = (
     (r"not delivered in time", "unseen"),
     (r"have other (?:entries|bytes)|do not meet|ends at \d+, below", "storage"),
     (r"ended while starting|does not listen", "start"),
+    (r"are not mended", "repair"),
     (r"every ISR is full", "liveness"),
     (r"does not verify|not its own|does not follow", "storage"),
     (r"publishes are OK'd", "availability"),

@@ -5,12 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from tests.jepsen.deployment import Broker
+from tests.jepsen.faults.table import FAULTS
+from tests.jepsen.planted.__main__ import SEED, parsed
 from tests.jepsen.planted.bugs import BUGS, Bug
+from tests.jepsen.planted.directed import DIRECTED, chosen
 from tests.jepsen.planted.hunting import checkers
 from tests.mutation import OutOfDate
 
@@ -82,6 +87,29 @@ def test_there_are_enough_and_each_has_faults_that_exist() -> None:
         assert plan.kinds
         for kind in plan.kinds:
             assert plan.sync in kind.syncs, f"{bug.name}: {kind.id} promises nothing with sync={plan.sync}"
+
+
+def test_a_directed_fault_is_none_of_the_drawn_ones_and_can_be_had_by_its_id() -> None:
+    assert not DIRECTED.keys() & FAULTS.keys()
+    assert [kind.id for kind in chosen(["D1-first", "P1-leader"])] == ["D1-first", "P1-leader"]
+    with pytest.raises(ValueError, match="D1-last"):
+        chosen(["D1-last"])
+
+
+def test_a_broker_that_is_to_die_at_a_fail_point_has_its_bugs_as_before(tmp_path: Path) -> None:
+    plant = BUGS["floor_ignored"].plant
+    broker = Broker(tmp_path, "n1", ["http://127.0.0.1:1"], sync="always", flags=[], plants=[plant])
+    for failpoints in ["after-sync:3"], []:
+        broker.programmed(failpoints=failpoints)
+        given = [word for word in broker.program if word.startswith(("--plant", "--failpoint"))]
+        assert given == [*(f"--failpoint={point}" for point in failpoints), f"--plant={plant}"]
+
+
+def test_what_was_found_before_is_looked_for_by_default_and_nothing_else() -> None:
+    assert not parsed([]).names
+    assert len([bug for bug in BUGS.values() if not bug.survives]) >= 20
+    assert parsed(["floor_ignored", "--minutes", "5"]).names == ["floor_ignored"]
+    assert parsed([]).seed == SEED
 
 
 def test_a_plant_that_does_not_fit_any_more_is_told() -> None:
