@@ -2,7 +2,6 @@
 
     D1-first      the leader has a slow disk, loses power, and is back while its followers stand still
     D1-second     followers have slow disks, lose power, and are back while the leader stands still
-    D5-all        data of no disk can be written, for a while; then all lose power, and have disks that work
     D8-first      all are killed; the first to come back has damage in its last batch
     D10-first     all are killed; the first to come back has an older copy of its disk
     N1-behind     a follower is away until the ISR goes on without it; it comes back as the leader is killed
@@ -46,7 +45,6 @@ from tests.jepsen.hosts.links import Link, Trouble
 
 WRITES_PER_SECOND = 20  # of a slow disk: a round takes hundreds of milliseconds
 SLOW_SECONDS = (1.5, 3.0)
-FAILING_SECONDS = (1.5, 3.0)
 ALONE_SECONDS = (12.0, 14.0)  # more than an election waits for those who may have more
 BEHIND_SECONDS = (1.0, 2.0)
 COPY_SECONDS = (1.0, 2.0)  # what an older copy lacks
@@ -115,30 +113,6 @@ def slow_and_dark(*, leader: bool) -> Callable[[Deployment, random.Random], Inje
         return Injected(what, frozen_names([*dark, *others]), heal, proof)
 
     return inject
-
-
-def all_failing(deployment: Deployment, rng: random.Random) -> Injected:
-    """What the kernel could not write is forgotten by it; nobody may have said that it is stored."""
-    all_well(deployment)
-    victims = everybody(deployment, rng)
-    disks = [deployment.disks[victim.name] for victim in victims]
-    for disk in disks:
-        disk.fail_data()
-    got = [disk.refuses() for disk in disks]
-    pause(rng.uniform(*FAILING_SECONDS))
-
-    def heal() -> None:
-        for victim in victims:
-            victim.kill()
-        for victim, disk in zip(victims, disks, strict=True):
-            disk.repair()
-            victim.spawn()
-
-    def proof() -> str:
-        bitten(set(got) == {"EIO"}, f"writes got {got}")
-        return f"writes got {got}"
-
-    return Injected("EIO from all disks, then power loss", frozen_names(victims), heal, proof)
 
 
 # ---- the first to come back
@@ -271,7 +245,6 @@ def kind(number: str, title: str, promise: str, inject: Callable[[Deployment, ra
 KINDS = (
     kind("D1-first", "a slow leader loses power, others are stopped", "nothing lost", slow_and_dark(leader=True)),
     kind("D1-second", "slow followers lose power, the leader is stopped", "nothing lost", slow_and_dark(leader=False)),
-    kind("D5-all", "EIO from all disks, then power loss", "nothing lost", all_failing),
     kind(
         "D8-first",
         "the first one back has damage in its last batch",

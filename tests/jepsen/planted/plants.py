@@ -6,7 +6,6 @@ Those of replication, damage, operations and channels are where they were plante
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -36,17 +35,6 @@ def plant(rule: str) -> Callable[[Make], Make]:
 
 
 # ---- files
-
-
-@plant("a sync that failed fails for ever")
-def failed_fsync_retried_by_the_process() -> list[Patch]:
-    def sync(self: OsFile) -> None:
-        try:
-            os.fdatasync(self._fd)
-        except OSError:
-            os.fdatasync(self._fd)  # the kernel has told it once
-
-    return [instead(OsFile, "sync", sync)]
 
 
 @plant("names are durable when their directory is")
