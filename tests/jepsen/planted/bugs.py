@@ -88,6 +88,7 @@ FOUND = (
     # ---- the ISR
     Bug("effective_too_small", SIM, Hunt("N2-pair")),
     Bug("floor_ignored", SIM, Hunt("N6")),
+    Bug("joins_before_it_caught_up", SIM, Hunt("N9-behind")),
     Bug("opened_anywhere", SIM, ISOLATED),
     # ---- logs that part
     Bug("never_caught_up", SIM, ISOLATED),
@@ -116,7 +117,6 @@ SOUGHT = (
     Bug("written_whole_taken_for_torn", SIM, Hunt("D8-first", most=1)),
     Bug("compares_nothing", SIM, Hunt("N5,N1-leader")),
     Bug("unknown_taken_for_refused", SIM, Hunt("N1-leader,N5,E2")),
-    Bug("joins_before_it_caught_up", SIM, Hunt("N9-behind")),
     Bug("cut_too_far", SIM, ISOLATED),
     Bug("uncommitted_applied", SIM, ISOLATED),
     Bug("floor_before_its_deferrals", CURSOR, STANDARD),
