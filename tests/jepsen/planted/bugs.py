@@ -84,6 +84,7 @@ FOUND = (
     Bug("page_cache_trusted_after_a_power_loss", SIM, Hunt("D3", sync="interval")),
     Bug("clock_unclamped", HERE, Hunt("C1,C3")),
     # ---- damage
+    Bug("damage_not_repaired", SIM, Hunt("D8-segment", most=1)),
     Bug("older_copy_trusted", HERE, Hunt("D10-first", most=1)),
     # ---- the ISR
     Bug("effective_too_small", SIM, Hunt("N2-pair")),
@@ -113,7 +114,6 @@ SOUGHT = (
     Bug("rounds_forgotten", SIM, KILLED),
     Bug("ack_from_the_page_cache", SIM, Hunt("D1-second", most=1)),
     Bug("damage_delivered", SIM, Hunt("D8-segment,D8-running", standard=True, rate=200.0)),
-    Bug("damage_not_repaired", SIM, Hunt("D8-segment", most=1)),
     Bug("written_whole_taken_for_torn", SIM, Hunt("D8-first", most=1)),
     Bug("compares_nothing", SIM, Hunt("N5,N1-leader")),
     Bug("unknown_taken_for_refused", SIM, Hunt("N1-leader,N5,E2")),
