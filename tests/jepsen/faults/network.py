@@ -85,10 +85,13 @@ def pair(deployment: Deployment, rng: random.Random) -> Shape:
 
 
 def ring(deployment: Deployment, rng: random.Random) -> Shape:
-    """Among the etcd members and the brokers: each loses its neighbour behind, and so has a majority of its own."""
-    nodes = [node.name for node in deployment.nodes]
-    one_of(rng, deployment.whole_nodes)
-    rng.shuffle(nodes)
+    """Among the etcd members and the brokers: each loses its neighbour behind, and so has a majority of its own.
+
+    The two brokers that lose each other are whole, and one of them leads: whoever is dead sends nothing that could be
+    lost, and two that follow have little to say to each other."""
+    pair = [deployment.leader_of().name, one_of(rng, deployment.followers_of()).name]
+    others = [node.name for node in deployment.nodes if node.name not in pair]
+    nodes = [*rng.sample(pair, 2), *rng.sample(others, len(others))]
     etcds = [etcd.name for etcd in deployment.etcd_members]
     pairs = both_ways(nodes[:1], nodes[1:2])
     for index, name in enumerate(nodes):

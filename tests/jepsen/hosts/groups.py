@@ -7,7 +7,7 @@
         assert group.throttled() > 0
         group.cpu(None)
 
-    cpu        a quota of 100 ms periods           throttled    periods in which somebody had to wait
+    cpu        a quota of 100 ms periods           throttled    periods in which somebody had to wait; cpu_used
     memory     a limit; who needs more is killed   oom_kills    processes that were
     freeze     nobody is scheduled                 frozen       whether nobody is
     slow       writes per second to a device       writes       that were done to it
@@ -30,7 +30,7 @@ from tests.integration.servers import wait_until
 from tests.jepsen.hosts.namespaces import NotPossible
 
 ROOT = Path("/sys/fs/cgroup")
-CONTROLLERS = ("cpu", "memory", "freezer", "blkio")
+CONTROLLERS = ("cpu", "cpuacct", "memory", "freezer", "blkio")
 PERIOD_US = 100_000
 EMPTY_SECONDS = 10.0
 _NAME = re.compile(r"nsqha-(\d+)-")
@@ -48,7 +48,8 @@ class Group:
                 (root / "cgroup.subtree_control").write_text("+cpu +memory +io")
             self._folders = dict.fromkeys(controllers, root / own)
         else:
-            self._folders = {each: root / each / own for each in controllers if (root / each).is_dir()}
+            # often two controllers are one folder, with a link for each name
+            self._folders = {each: (root / each).resolve() / own for each in controllers if (root / each).is_dir()}
         if not self._folders:
             raise NotPossible("there are no control groups")
         for folder in {*self._folders.values()}:
@@ -97,6 +98,12 @@ class Group:
     def throttled(self) -> int:
         """Periods in which it was out of its quota, since it was made."""
         return self._field("cpu", "cpu.stat", "nr_throttled")
+
+    def cpu_used(self) -> float:
+        """Seconds of a core that those in it have used, since it was made."""
+        if self._unified:
+            return self._field("cpu", "cpu.stat", "usage_usec") / 1e6
+        return int(self._read("cpuacct", "cpuacct.usage")) / 1e9
 
     # ---- memory
 

@@ -56,6 +56,7 @@ def test_a_quota_of_a_core_is_all_that_is_had(group: Group) -> None:
     try:
         wait_until(lambda: group.throttled() >= 3, "it had to wait")
         assert spinning.pid in group.pids()
+        assert group.cpu_used() > 0
         group.cpu(None)
         time.sleep(0.1)  # the period that has begun
         before = group.throttled()
