@@ -44,7 +44,8 @@ from tests.integration.servers import LOOPBACK, CannotStart, Daemon, Host, Looku
 from tests.jepsen.checkers.judgement import Report, summary
 from tests.jepsen.checkers.storage import compare, entries_of, stored
 from tests.jepsen.history import Stored
-from tests.jepsen.load.cluster import Background, ClusterLoad, Endpoint
+from tests.jepsen.load.background import Background
+from tests.jepsen.load.cluster import ClusterLoad, Endpoint
 
 LEASE_SECONDS = 2.0  # the shortest that a node takes
 PUBLISHES = 250  # more than the publishers of a load have outstanding

@@ -33,6 +33,7 @@ from tests.jepsen.hosts.disks import Disk
 from tests.jepsen.hosts.groups import Group
 from tests.jepsen.hosts.namespaces import NETWORK
 from tests.jepsen.hosts.network import Network
+from tests.jepsen.load.plan import SEGMENT_BYTES
 from tests.jepsen.program import command
 from tests.jepsen.switches.clock import ClockFile
 from tests.jepsen.switches.names import NamesFile
@@ -46,6 +47,7 @@ ETCD_NAMES = ("e1", "e2", "e3")
 CLIENTS = "clients"
 SCRUB_BYTES_PER_SECOND = 16 << 20
 SCRUB = ("--scrub-interval=10s", f"--scrub-bytes-per-second={SCRUB_BYTES_PER_SECOND}")  # finds damage soon
+SMALL = (f"--segment-bytes={SEGMENT_BYTES}",)  # so that segments roll, and go, under faults
 WITH_HARNESS = ("setpriv", "--pdeathsig", "KILL")  # an etcd ends when this process does, as daemons of ours do
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -149,7 +151,7 @@ class Deployment(Cluster):
             etcd = EtcdMembers([_etcd_member(folder / name, name, hosts) for name in ETCD_NAMES])
             stack.callback(etcd.kill)
             etcd.start()
-            flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else []), *SCRUB]
+            flags = [f"--lease-ttl={LEASE_SECONDS}s", *(["--insecure-cluster"] if apart else []), *SCRUB, *SMALL]
             deployment = cls(folder, etcd, hosts, plants=plants, nodes=nodes, lookupds=2, sync=sync, flags=flags)
             yield stack.enter_context(deployment._serving())
 

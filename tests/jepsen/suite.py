@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from tests.jepsen.hosts.probe import capabilities, lacking
 from tests.jepsen.injection import SETTLE_SECONDS, FaultFigures, Injector
 from tests.jepsen.load import dead_letters
 from tests.jepsen.load.dead_letters import FailingMessages
-from tests.jepsen.load.plan import TopicPlan, make_topics, standard
+from tests.jepsen.load.plan import TopicPlan, make_topics, named, standard
 from tests.jepsen.report.page import RunReport
 from tests.jepsen.sampling import SECONDS as SAMPLE_SECONDS
 from tests.jepsen.sampling import Sampler
@@ -208,7 +208,7 @@ class Load(UnderLoad):
 
 def made_topics(deployment: Deployment, number: int, rate: float) -> list[TopicPlan]:
     """Those of a standard load, by names of their own."""
-    plans = [replace(plan, name=f"{plan.name}-{number}") for plan in standard(rate)]
+    plans = named(standard(rate), f"-{number}")
     with Admin(deployment.nodes[0].grpc, CREATE_SECONDS) as admin:
         make_topics(admin, plans)
     wait_until(deployment.all_in_sync, "all topics are there", CREATE_SECONDS)

@@ -16,6 +16,7 @@ from tests.jepsen.checkers.liveness import Liveness
 from tests.jepsen.checkers.lives import Lives
 from tests.jepsen.checkers.log_agreement import LogAgreement
 from tests.jepsen.checkers.ordered import Ordered
+from tests.jepsen.checkers.removal import Removal
 from tests.jepsen.checkers.replay import Replay
 from tests.jepsen.checkers.total_queue import TotalQueue
 from tests.jepsen.checkers.unseen import Unseen
@@ -35,6 +36,7 @@ ALL: tuple[type[Checker], ...] = (
     Liveness,
     Delays,
     Lives,
+    Removal,
 )
 
 

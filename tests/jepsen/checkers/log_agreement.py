@@ -49,6 +49,8 @@ class LogAgreement(Checker):
             sent = self.view.messages.get(key)
             if sent is None or sent.crc != message.crc:
                 self.findings.add("forked", f"{text}: {key} with this body was never sent")
+            elif self.view.topic(event.topic).letters is not None:
+                pass  # moved there, with an id of that topic
             elif sent.id and (sent.id, sent.timestamp) != (message.id, message.timestamp):
                 self.findings.add("forked", f"{text} is {key} of {message.timestamp}, came out as {sent.id}")
             elif not sent.id:

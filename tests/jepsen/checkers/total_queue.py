@@ -7,6 +7,8 @@ Once the broker says that the channels of a topic are empty:
     dropped     delivered, never finished, gone
     torn        of one MPUB some messages came out and some did not
 
+(not what a policy of the channel explains: tests.jepsen.checkers.policy; what those passed over is counted by reason)
+
 and at any time:
 
     unexpected  came out without having been sent, or although its publish failed, or on another topic
@@ -19,12 +21,41 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.jepsen.checkers.view import Channel, Checker, Connection, Delivery, Key, Op, Sent, TopicLife
-from tests.jepsen.history import Message
+from tests.jepsen.checkers.view import (
+    Channel,
+    Checker,
+    Connection,
+    Delivery,
+    Key,
+    Op,
+    Sent,
+    TopicLife,
+    offset_of,
+    partition_of,
+)
+from tests.jepsen.history import AdminSent, FaultBegun, Message, SeekSent
+
+MAX_CLOCK_SKEW = 10.0  # a broker's default: so far a wrong clock moves the age of messages
 
 
 class TotalQueue(Checker):
     name = "total queue"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._skew = 0.0
+
+    def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
+        if isinstance(event, FaultBegun) and event.fault.startswith("C"):
+            self._skew = MAX_CLOCK_SKEW
+
+    def moved(self, t: float, by: Connection, key: Key, sent: Sent, message: Message) -> None:
+        text = f"{key} of {sent.op.event.topic} on {by.topic.name}/{by.channel.name} at {t:.3f}"
+        letters = by.topic.letters
+        if not any(c.policy is not None and c.policy.letters is letters for c in sent.op.topic.channels.values()):
+            self.findings.add("unexpected", f"{text}: no dead of its topic are moved there")
+        if message.crc != sent.crc:
+            self.findings.add("altered", f"{text}: another body than was sent")
 
     def ended(self, op: Op) -> None:
         if op.result == "fail":
@@ -45,29 +76,48 @@ class TotalQueue(Checker):
             self.findings.add("altered", f"{key} on {by.channel.name} at {t:.3f}: another body than was sent")
 
     def drained(self, topic: TopicLife) -> None:
+        ends: dict[int, int] = {}
+        if any(channel.policy is not None for channel in topic.channels.values()):
+            ends = ends_of(topic)
         for channel in topic.channels.values():
-            if channel.durable and channel.made is not None and not channel.moving:
-                self._channel(topic, channel, channel.made)
+            removed = channel.policy is not None and channel.policy.removed  # see tests.jepsen.checkers.removal
+            if channel.durable and channel.made is not None and not channel.moving and not removed:
+                self._channel(topic, channel, channel.made, ends)
 
-    def _channel(self, topic: TopicLife, channel: Channel, made: float) -> None:
+    def _channel(self, topic: TopicLife, channel: Channel, made: float, ends: dict[int, int]) -> None:
         lost: list[tuple[float, str]] = []
         came: list[float] = []  # when publishes were OK'd of which something came out
         for op in topic.ops:
             owed = (channel.owed_backlog or op.event.t >= made) and op.event.t > channel.forgiven
             count = sum(key in channel.deliveries for key, _ in op.sent)
+            excused = 0
             if count and op.result == "ok":
                 came.append(op.ended)
-            for key, _ in op.sent:
-                if (delivery := channel.deliveries.get(key)) is None:
+            for key, sent in op.sent:
+                delivery = channel.deliveries.get(key)
+                if (delivery is None or not delivery.fins) and self._excused(channel, op, key, sent, ends):
+                    excused += 1
+                elif delivery is None:
                     if owed and op.result == "ok":
                         lost.append((op.ended, f"{told(op, key, channel)}: OK at {op.ended:.3f}"))
                 elif not delivery.fins and op.event.t > channel.forgiven:
                     text = f"{told(op, key, channel)}: delivered {delivery.count} times, never finished"
                     self.findings.add("dropped", text)
-            if owed and 0 < count < len(op.sent):
+            if owed and not excused and 0 < count < len(op.sent):
                 text = f"{op.event.command} {op.event.op}: {count} of {len(op.sent)} on {channel.name}"
                 self.findings.add("torn", text)
         self._tell_lost(lost, came)
+
+    def _excused(self, channel: Channel, op: Op, key: Key, sent: Sent, ends: dict[int, int]) -> bool:
+        """Whether a policy explains that the channel has not finished the message."""
+        if channel.policy is None:
+            return False
+        behind = ends[partition_of(sent.id)] - offset_of(sent.id) - 1 if sent.id else None
+        reason = channel.policy.reason(key, op.event.t, behind, self.view.t, skew=self._skew)
+        if reason and op.result == "ok":
+            name = f"by policy, {reason}"
+            self.findings.figures[name] = self.findings.figures.get(name, 0) + 1
+        return bool(reason)
 
     def _tell_lost(self, lost: list[tuple[float, str]], came: list[float]) -> None:
         first, last = min(came, default=float("inf")), max(came, default=float("-inf"))
@@ -96,3 +146,14 @@ class TotalQueue(Checker):
 def told(op: Op, key: Key, channel: Channel) -> str:
     event = op.event
     return f"{key} on {op.topic.name}/{channel.name}, {event.command} at {event.t:.3f} in life {event.gen}"
+
+
+def ends_of(topic: TopicLife) -> dict[int, int]:
+    """Of each partition the end, as far as anybody has seen it."""
+    ends: dict[int, int] = {}
+    for op in topic.ops:
+        for _, sent in op.sent:
+            if sent.id:
+                number = partition_of(sent.id)
+                ends[number] = max(ends.get(number, 0), offset_of(sent.id) + 1)
+    return ends

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tests.jepsen.checkers.findings import Findings
+from tests.jepsen.checkers.policy import PolicySaid, letters_topic
 from tests.jepsen.history import (
     AdminEnded,
     AdminSent,
@@ -177,6 +178,7 @@ class Channel:
         self.moved_at = -1.0  # what was finished before may come again
         self.forgiven = -1.0  # what was sent before need not come: it was emptied, and that was not undone
         self.forgiven_before = -1.0  # the last move: where an undo goes back to
+        self.policy: PolicySaid | None = None  # what operators asked of it, if anything
 
 
 class TopicLife:
@@ -188,6 +190,7 @@ class TopicLife:
         self.ops: list[Op] = []
         self.delete_asked = False
         self.drained = False
+        self.letters: set[Key] | None = None  # what came out of it, if the dead of channels are moved to it
 
 
 class Connection:
@@ -219,7 +222,7 @@ class Reign:
 
 @dataclass(frozen=True)
 class Move:
-    """A seek, an empty, or a requeue of dead letters, that is under way."""
+    """A seek, an empty, a requeue of dead letters, or a change of a policy, that is under way."""
 
     channel: Channel
     event: SeekSent | AdminSent
@@ -227,6 +230,10 @@ class Move:
     def end(self, event: FaultEnded | SeekEnded | AdminEnded) -> None:
         """It may have been done."""
         channel = self.channel
+        if isinstance(self.event, AdminSent) and self.event.verb == "policy":
+            if channel.policy is not None and event.result == "ok":
+                channel.policy.answered(event.t, self.event.what)
+            return
         channel.moving.discard(event.op)
         if event.result == "fail":
             return
@@ -268,6 +275,9 @@ class Checker:
     def delivered(self, t: float, by: Connection, key: Key, sent: Sent, message: Message, last: Delivery) -> None:
         """A message that somebody sent came out; `last` is as it was before."""
 
+    def moved(self, t: float, by: Connection, key: Key, sent: Sent, message: Message) -> None:
+        """A dead letter came out of the topic to which it was moved: the same body under another id."""
+
     def stray(self, t: float, by: Connection, message: Message) -> None:
         """A message that nobody sent came out."""
 
@@ -293,7 +303,19 @@ class Checker:
         """There are no more."""
 
 
-HOOKS = ("published", "ended", "delivered", "stray", "answered", "confirmed", "drained", "begun", "over", "other")
+HOOKS = (
+    "published",
+    "ended",
+    "delivered",
+    "moved",
+    "stray",
+    "answered",
+    "confirmed",
+    "drained",
+    "begun",
+    "over",
+    "other",
+)
 T = TypeVar("T", bound=Checker)
 
 
@@ -324,6 +346,7 @@ class View:
         return self.run.window == 0
 
     def feed(self, event: AnyEvent) -> None:
+        self.t = max(self.t, getattr(event, "t", 0.0))
         match event:
             case Received():
                 self._received(event)
@@ -366,7 +389,6 @@ class View:
                 self.healed = event
             case Stored():
                 pass
-        self.t = max(self.t, getattr(event, "t", 0.0))
         for hook in self._hooks["other"]:
             hook(event)
 
@@ -458,7 +480,21 @@ class View:
                 if channel.name == event.channel:
                     channel.moving.add(event.op)
                     self._moves[event.op] = Move(channel, event)
+        if isinstance(event, AdminSent) and event.verb == "policy":
+            self._policy_asked(event)
         self._tell("begun", event)
+
+    def _policy_asked(self, event: AdminSent) -> None:
+        channel = self.topic(event.topic).channels.get(event.channel)
+        if channel is None:
+            return
+        channel.policy = channel.policy or PolicySaid()
+        channel.policy.asked(event.t, event.what)
+        self._moves[event.op] = Move(channel, event)
+        if name := letters_topic(event.what):
+            topic = self.topic(name)
+            topic.letters = set() if topic.letters is None else topic.letters
+            channel.policy.letters = topic.letters
 
     def _over(self, event: FaultEnded | SeekEnded | AdminEnded) -> None:
         self._tell("over", event)
@@ -478,6 +514,12 @@ class View:
             if sent is None:
                 self._tell("stray", event.t, connection, message)
                 connection.held[message.id] = Delivery()  # it will be answered like any other
+                continue
+            letters = connection.topic.letters
+            if letters is not None and sent.op.topic is not connection.topic:
+                self._tell("moved", event.t, connection, key, sent, message)
+                letters.add(key)
+                connection.held[message.id] = Delivery()
                 continue
             delivery = connection.channel.deliveries.get(key)
             if delivery is None:

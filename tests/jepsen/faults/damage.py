@@ -94,7 +94,15 @@ def misplaced(path: Path, rng: random.Random) -> Change:
 
 
 def logs(broker: Broker, suffix: str) -> list[Path]:
-    return sorted(path for path in broker.data.glob(f"topics/*/*/*{suffix}") if path.stat().st_size)
+    return sorted(path for path in broker.data.glob(f"topics/*/*/*{suffix}") if size_now(path))
+
+
+def size_now(path: Path) -> int:
+    """0 for a file that retention has taken meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def one_log(suffix: str) -> Callable[[Broker, random.Random], Path]:
@@ -192,7 +200,7 @@ def whole_again(broker: Broker) -> str:
 
 def round_seconds(broker: Broker) -> float:
     """How long it takes to read all of its logs once, as it does to find damage: small batches count as a chunk."""
-    batches = sum(path.stat().st_size for path in logs(broker, COMMITLOG)) / ENTRY_BYTES
+    batches = sum(map(size_now, logs(broker, COMMITLOG))) / ENTRY_BYTES
     return (size_of(broker) + CHUNK * batches) / SCRUB_BYTES_PER_SECOND
 
 
@@ -237,7 +245,7 @@ def older_disk(deployment: Deployment, rng: random.Random) -> Injected:
 
 
 def size_of(broker: Broker) -> int:
-    return sum(path.stat().st_size for path in logs(broker, SEGMENT))
+    return sum(map(size_now, logs(broker, SEGMENT)))
 
 
 # ---- D11

@@ -13,9 +13,8 @@ what samples say.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import random
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,16 +22,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import uvloop
-
 from tests.jepsen import history
-from tests.jepsen.checkers.judgement import Report, judge
 from tests.jepsen.history import AdminEnded, ChannelMade, Drained, Message
 from tests.jepsen.load import dead_letters
 from tests.jepsen.load.client import V2, Gone, connect, get_json
 from tests.jepsen.load.consumers import Consumer, Subscription
-from tests.jepsen.load.dead_letters import FailingMessages
-from tests.jepsen.load.operators import Operator
+from tests.jepsen.load.dead_letters import FailingMessages, fails
+from tests.jepsen.load.operators import Operator, Switcher
 from tests.jepsen.load.plan import ChannelPlan, TopicPlan
 from tests.jepsen.load.publishers import OUTCOME_SECONDS, PATIENT, PIPELINED, PROBE_SECONDS, Publisher, probe_once
 from tests.jepsen.load.recorder import Recorder
@@ -104,7 +100,7 @@ class ClusterLoad(Recorder):
         self._sync = sync
         self._under_way: dict[int, tuple[str, int, int, int]] = {}  # topic, process, first and count of a publish
         self._owed = {
-            plan.name: Owed(set(), {channel.name: set() for channel in plan.channels if not channel.moved})
+            plan.name: Owed(set(), {channel.name: set() for channel in plan.channels if plan.owed(channel)})
             for plan in self.plans
         }
 
@@ -125,10 +121,20 @@ class ClusterLoad(Recorder):
         for plan in self.plans:
             for channel in plan.channels:
                 self.record(ChannelMade(0.0, 0.0, 0, 0, plan.name, channel.name, "ok", "", plan.ordered))
+                self._say_policy(plan, channel)
                 for n in range(channel.consumers):
                     rng = self.rng(f"consumer {plan.name} {channel.name} {n}")
                     self._tasks.append(start(self._consume(plan, channel, rng)))
             self._publishing_tasks += map(start, self._publishing(plan))
+
+    def _say_policy(self, plan: TopicPlan, channel: ChannelPlan) -> None:
+        """That what may be missing is known: it has been asked for, and is in force."""
+        said = dict(channel.said or {})
+        if plan.abandoned_after_ms:
+            said["abandoned_after_ms"] = plan.abandoned_after_ms
+        if said:
+            op = self.admin_sent("policy", plan.name, channel.name, json.dumps(said))
+            self.record(AdminEnded(self.now(), op, "ok"))
 
     def _publishing(self, plan: TopicPlan) -> list[Any]:
         """What ends when publishing ends."""
@@ -140,10 +146,11 @@ class ClusterLoad(Recorder):
                 for partition in range(plan.partitions)
             ]
         for channel in plan.channels:
-            if channel.moved:
+            if channel.moved or channel.switched:
                 rng = self.rng(f"operator {plan.name} {channel.name}")
                 address = lambda rng=rng: rng.choice(self._nodes).grpc  # noqa: E731
-                work.append(Operator(self, address, plan.name, channel.name, rng).run())
+                kind = Operator if channel.moved else Switcher
+                work.append(kind(self, address, plan.name, channel.name, rng).run())
         return work
 
     async def end(self) -> list[str]:
@@ -163,11 +170,13 @@ class ClusterLoad(Recorder):
             emptied = await self._until(self._empty, DRAIN_SECONDS if long else 10.0)
             if moved and not emptied:
                 stuck.append("a channel that was moved does not get empty")
+            if not await self._until(self._all_delivered, DRAIN_SECONDS):  # of unknown outcome, and died since
+                stuck.append(f"dead letters that were not moved: {len(self._unmoved())}")
             if self._failing is not None:
                 stuck += await self._raise_dead(self._failing)
         else:
             owed = {channel: len(missing) for channel, missing in self.missing().items()}
-            stuck.append(f"not delivered in time: {owed}")
+            stuck.append(f"not delivered in time: {owed}; dead letters that were not moved: {len(self._unmoved())}")
         for plan in self.plans:
             self.record(Drained(self.now(), plan.name))
         return stuck + await self.stop_consumers()
@@ -193,7 +202,17 @@ class ClusterLoad(Recorder):
         }
 
     async def _all_delivered(self) -> bool:
-        return not any(self.missing().values())
+        return not any(self.missing().values()) and not self._unmoved()
+
+    def _unmoved(self) -> set[Key]:
+        """Dead letters that have not come out of the topic to which they go."""
+        found: set[Key] = set()
+        for plan in self.plans:
+            for channel in plan.channels:
+                if channel.dead_to:
+                    came = set().union(*self._owed[channel.dead_to].got.values())
+                    found |= {key for key in self._owed[plan.name].got[channel.name] if fails(key)} - came
+        return found
 
     async def _empty(self) -> bool:
         """Whether the leaders say that nothing waits: then every FIN has been taken in."""
@@ -331,6 +350,8 @@ class ClusterLoad(Recorder):
         """A consumer that always comes back. Each connection has its own, as publishers have: of beats, too, order is
         promised per connection."""
         reads = self._subscription(plan, channel)
+        while channel.habit == "absent" and not self.draining:
+            await asyncio.sleep(LOOKUP_SECONDS)
         while not self.stopping:
             if self._any_node:
                 port: int | None = rng.choice(self._nodes).tcp
@@ -380,55 +401,3 @@ def simple_plan(topic: str, channels: Sequence[str], publishers: int, consumers:
         probes=True,
         habits=PIPELINED.slowed(pace),
     )
-
-
-class Background:
-    """A load in a thread of its own, so that whoever breaks the cluster may block; `finish` has its judgement."""
-
-    def __init__(self, make: Callable[[], ClusterLoad], enter: Callable[[], None] = lambda: None) -> None:
-        """`make` is called on the load's loop; `enter` before there is one, in its thread."""
-        self.load: ClusterLoad
-        self.stuck: list[str] = []
-        self._make = make
-        self._enter = enter
-        self._error: BaseException | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
-
-    def start(self) -> ClusterLoad:
-        self._thread.start()
-        assert self._begun.wait(10), "the load did not begin"
-        return self.load
-
-    def _run(self) -> None:
-        try:
-            self._enter()
-            uvloop.run(self._main())
-        except BaseException as error:
-            self._error = error
-
-    async def _main(self) -> None:
-        self.load = self._make()
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._enough = asyncio.Event()
-        self.load.begin()
-        self._begun.set()
-        await self._enough.wait()
-        self.stuck = await self.load.end()
-
-    def finish(self) -> Report:
-        """End the load; what it saw, judged."""
-        self._loop.call_soon_threadsafe(self._enough.set)
-        self._thread.join(OUTCOME_SECONDS + DRAIN_SECONDS + 35)
-        assert not self._thread.is_alive(), "the load does not end"
-        if self._error is not None:
-            raise self._error
-        return judge(self.load.history)
-
-    def close(self) -> None:
-        """End it in any case, unjudged if it has not been finished: no client of a failed test knocks at later ones."""
-        with contextlib.suppress(RuntimeError):  # it has ended
-            if self._task is not None:
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(10)

@@ -5,6 +5,9 @@
     troubled   requeues (at once, shortly, for longer than memory holds), touches, lets messages time out
     ordered    finishes at once; requeues some at once, lets a few time out
     failing    what the policy of its channel is about (tests.jepsen.load.dead_letters)
+    refusing   the same messages, always: they die, and are moved to another topic
+    sleepy     finishes at once, and takes nothing for seven of eleven seconds
+    absent     comes when all others go
 
 A consumer that sends beats publishes on its own connection: when a beat is OK'd, every FIN before it has been read.
 """
@@ -19,11 +22,13 @@ from dataclasses import dataclass
 from tests.jepsen import history
 from tests.jepsen.history import Answered, Message, Refused
 from tests.jepsen.load.client import V2, Gone, pub
+from tests.jepsen.load.dead_letters import fails
 from tests.jepsen.load.recorder import Recorder, result_of
 
 BEAT_SECONDS = 0.25
 LONG_REQ_MS = 5500  # beyond what the broker keeps in memory
 SUB_SECONDS = 20.0
+AWAKE_SECONDS, CYCLE_SECONDS = 4.0, 11.0  # of a sleepy one
 
 
 @dataclass(frozen=True)
@@ -52,20 +57,30 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         self._beats = load.process()
         self._beat = 0
+        self._asleep = False
 
     async def run(self, conn: int, client: V2, node: str = "") -> None:
         """Until the connection ends, or by lot. Gone if there is none."""
         load, reads, rng = self._load, self._reads, self._rng
         await self._subscribe(conn, client, node)
-        client.send(b"RDY %d\n" % rng.choice(reads.windows))
+        window = rng.choice(reads.windows)
+        client.send(b"RDY %d\n" % window)
         while not client.closed.done():
             await asyncio.wait({client.closed}, timeout=BEAT_SECONDS)
-            if not reads.beat_topic:
+            self._doze(client, window)
+            if not reads.beat_topic or load.draining:  # what comes last is not to be followed by more
                 client.send(b"NOP\n")  # a host that lost power ends no connection: only who sends hears of it
                 continue
             self._send_beat(conn, client, node)
             if rng.random() < reads.leaves and load.publishing:
                 return
+
+    def _doze(self, client: V2, window: int) -> None:
+        load = self._load
+        asleep = self._reads.habit == "sleepy" and not load.draining and load.now() % CYCLE_SECONDS > AWAKE_SECONDS
+        if asleep != self._asleep and not client.closed.done():
+            self._asleep = asleep
+            client.send(b"RDY %d\n" % (0 if asleep else window))
 
     async def _subscribe(self, conn: int, client: V2, node: str) -> None:
         load, reads = self._load, self._reads
@@ -112,8 +127,8 @@ class Consumer:
         rows = load.received(conn, messages)
         reads.seen(rows)
         ids = [row.id for row in rows]
-        habit = "prompt" if load.draining and reads.habit != "failing" else reads.habit
-        if habit == "prompt":
+        habit = "prompt" if load.draining and reads.habit not in ("failing", "refusing") else reads.habit
+        if habit in ("prompt", "sleepy", "absent"):
             load.fin(conn, client, ids)
         elif habit == "late":
             self._loop.call_later(rng.uniform(0, 0.3), load.fin, conn, client, ids[::-1])
@@ -121,6 +136,10 @@ class Consumer:
             failing = reads.failing(rows)
             self._requeue(conn, client, [each for each in ids if each in failing], 0)
             load.fin(conn, client, [each for each in ids if each not in failing])
+        elif habit == "refusing":
+            refused = [row.id for row in rows if fails((row.process, row.counter))]
+            self._requeue(conn, client, refused, 0)
+            load.fin(conn, client, [each for each in ids if each not in refused])
         elif habit == "steady":
             self._steady(conn, client, ids)
         elif habit == "ordered":

@@ -3,11 +3,14 @@ empties it, and undoes that. Nothing may be lost by it for good: he only goes ba
 
 He asks any node over gRPC, one request at a time, and writes down what each partition answered. An error says nothing
 certain, so his next move begins by looking where the channel is.
+
+Another one has a channel skip what comes, and not, again and again; in the end not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Callable
@@ -24,6 +27,10 @@ ANSWER_SECONDS = 12.0
 BACK_SECONDS = 5.0  # at most, of a seek to a time
 BACK_MESSAGES = 300  # at most, of a seek to an offset
 NS = 1_000_000_000
+
+SKIPS_SECONDS = (0.5, 3.0)  # for which a channel skips
+READS_SECONDS = (3.0, 9.0)
+OFF_SECONDS = 40.0  # in which a channel at the end has to be told
 
 
 class Operator:
@@ -100,9 +107,31 @@ class Operator:
             with Admin(self._address(), ANSWER_SECONDS) as admin:
                 if "target" in fields:
                     fields = {**fields, "target": admin.messages.SeekTarget(**fields["target"])}
+                if "set" in fields:
+                    fields = {**fields, "set": admin.messages.ChannelPolicy(**fields["set"])}
                 return admin.call(rpc, topic=self._topic, channel=self._channel, **fields)
         except (Exit, NsqhaError, OSError):
             return None
+
+
+class Switcher(Operator):
+    """Of a channel that skips at times."""
+
+    async def once(self) -> None:
+        await self._skip(True)
+        await asyncio.sleep(self._rng.uniform(*SKIPS_SECONDS))
+        deadline = self._loop.time() + OFF_SECONDS
+        while not await self._skip(False) and self._loop.time() < deadline:
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(self._rng.uniform(*READS_SECONDS) if self._load.publishing else 0)
+
+    async def _skip(self, skip: bool) -> bool:
+        load = self._load
+        said = {"skip": skip}
+        op = load.admin_sent("policy", self._topic, self._channel, json.dumps(said))
+        answer = await self._ask("UpdateChannelPolicy", set=said)
+        load.record(AdminEnded(load.now(), op, "info" if answer is None else "ok"))
+        return answer is not None
 
 
 def place_of(answer: Any) -> Place:

@@ -33,6 +33,7 @@ class Habits:
     quiet: float = 0.0  # chance of a pause so long that progress has to go to the log by itself
     leaves: float = 0.002  # chance, after a burst, to go on elsewhere
     outstanding_most: int = 60  # publishes without outcome
+    padding_most: int = 150  # bytes
     pipelined: bool = True  # else each command waits for the answer to the last
 
     def slowed(self, factor: float) -> Habits:
@@ -142,7 +143,7 @@ class Publisher:
 
     def _body(self, n: int) -> bytes:
         rng = self._rng
-        padding = BIG if rng.random() < 0.002 else rng.randrange(150)
+        padding = BIG if rng.random() < 0.002 else rng.randrange(self._habits.padding_most)
         return history.body(self._process, self._counter + n, rng.randbytes(8) + b"." * padding)
 
 
