@@ -76,8 +76,8 @@ test-spark: $(VENV)/.dev  ## the slow tests of the Spark side; VERSION=4.1 for a
 
 KILLS ?= 200
 SYNC ?= always
-crash: $(VENV)/.dev  ## kill -9 under load, KILLS times (about three seconds each); SYNC, SEED
-	@$(BIN)/python -m tests.jepsen.crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
+crash: $(VENV)/.dev  ## kill -9 of a lone node under load, KILLS times (about four seconds each); SYNC, SEED, FAULT=S2
+	@$(BIN)/python -m tests.jepsen.suite --lone --count $(KILLS) --fault "$(FAULT)" --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 FAULT ?=
 CRASHES := P1-leader,P1-follower,P1-controller,P1-both,P2-leader,P3,E1

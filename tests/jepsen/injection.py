@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 from tests.integration.cluster import pause
 from tests.jepsen.deployment import Deployment, NotNow
@@ -31,6 +31,18 @@ from tests.jepsen.logs import tell
 
 LOOK_SECONDS = 0.01
 SETTLE_SECONDS = 60.0  # after several faults at a time
+
+
+class Target(Protocol):
+    """What is broken: a deployment, or a node that is alone."""
+
+    broken: set[str]
+
+    @property
+    def nodes(self) -> Sequence[Any]: ...
+    def leader_of(self) -> Any: ...
+    def epoch_and_isr(self) -> tuple[int, int]: ...
+    def settle(self, seconds: float) -> float: ...
 
 
 class Clients(Protocol):
@@ -107,7 +119,7 @@ class Injector:
     """Owner of what is broken in a deployment."""
 
     def __init__(
-        self, deployment: Deployment, rng: random.Random, clients: Clients, figures: FaultFigures
+        self, deployment: Target, rng: random.Random, clients: Clients, figures: FaultFigures
     ) -> None:
         """`figures`: of all loads of a run."""
         self.active: list[ActiveFault] = []
@@ -199,11 +211,11 @@ class Injector:
         gap, since = longest_gap(clients.oks, fault.began, end)
         if self.gaps:
             figures.gaps[kind.id].append(gap)
-        if leader.name in fault.injected.victims:
-            figures.publishes[kind.id].append(clients.worst_probe(fault.began, end))
+        if leader.name in fault.injected.victims and (worst := clients.worst_probe(fault.began, end)):
+            figures.publishes[kind.id].append(worst)
         recovery = figures.recoveries[kind.id][-1]
         where = f"from {since - fault.began:.2f} s on"
         self.say(f"well   {kind.id}: gap {gap:.2f} s {where}, recovered in {recovery:.2f} s")
-        if gap > self.tell_above:
+        if gap > self.tell_above and isinstance(deployment, Deployment):
             tell(deployment, wall)
         return True

@@ -7,7 +7,8 @@ family (P1) stands for its variants, a letter for all of its families. Without, 
 a time are drawn. `--count N` ends after N faults, in a drawn order. Root and network namespaces are needed;
 `--loopback` does without, with the faults that processes alone can have. With `--simple`, and on loopback, one topic of
 one partition is under load, so that gaps can be measured. `--tell MS` prints what every member logged around a gap that
-is longer.
+is longer. `--lone`: a node without a cluster, on loopback, which is killed while it serves and starts, and while topics
+and channels come and go.
 
 What is asked: all that was OK'd comes out, in order and whole; every ISR is full again in time; the replicas are equal
 byte for byte; every fault proved that it bit. The seed fixes the draws, not the machine's timing.
@@ -36,10 +37,12 @@ from typing import Any
 from nsqha.cli.brokers.admin import Admin
 from tests.integration.cluster import UnderLoad, pause
 from tests.integration.servers import CannotStart, wait_until
+from tests.jepsen import lone
+from tests.jepsen.checkers.judgement import Report
 from tests.jepsen.checkers.view import Figures
 from tests.jepsen.deployment import CHANNELS, TOPIC, Deployment
 from tests.jepsen.faults.fault import SYNCS, FaultKind
-from tests.jepsen.faults.table import FAULTS, chosen, possible
+from tests.jepsen.faults.table import FAULTS, LONE_FAULTS, chosen, possible
 from tests.jepsen.history import History
 from tests.jepsen.hosts.network import NotPossible
 from tests.jepsen.hosts.probe import capabilities, lacking
@@ -69,6 +72,9 @@ class Plan:
     drawn: bool = False  # they come in a drawn order; else in turn
     swarm: bool = False
     apart: bool = True
+    lone: bool = False  # one node, which is no cluster; see tests.jepsen.lone
+    partitions: int = 1  # of its topics
+    pace: float = 1.0  # of its lives
     simple: bool = False  # one topic, of one partition, and more publishers: to measure gaps
     dead: bool = False  # a channel in which some messages always fail; of a simple load
     rate: float = 500.0  # messages a second, about
@@ -122,6 +128,7 @@ class Suite:
         self._folder = folder
         self._plan = plan
         self._rng = random.Random(f"{plan.seed} suite")
+        self.judged: Report | None = None  # the last load
         self._loads: list[tuple[list[str], History]] = []  # topics, and what their clients saw
 
     def run(self) -> None:
@@ -151,6 +158,7 @@ class Suite:
             report = RunReport(itertools.chain(history, deployment.stored(own)))
             report.write(self._folder, f"report-{number}")
             self.outcomes.add(report.judged.figures)
+            self.judged = report.judged
             if set(report.judged.problems) - VOID:
                 problems.append(f"load {number}: {report.judged}")
         assert not problems, "\n".join(problems)
@@ -215,9 +223,28 @@ def made_topics(deployment: Deployment, number: int, rate: float) -> list[TopicP
     return plans
 
 
+class LoneSuite(Suite):
+    """One run of a node that is alone."""
+
+    def run(self) -> None:
+        plan = self._plan
+        schedule = Scripted(plan.kinds, plan.count, plan.seconds, plan.drawn)
+        report = lone.run(
+            self._folder,
+            schedule,
+            self.figures,
+            seed=plan.seed,
+            sync=plan.sync,
+            partitions=plan.partitions,
+            pace=plan.pace,
+        )
+        self.outcomes.add(report.judged.figures)
+        self.judged = report.judged
+
+
 def run(folder: Path, plan: Plan) -> Suite:
     """A whole run; AssertionError if something is wrong."""
-    suite = Suite(folder, plan)
+    suite = (LoneSuite if plan.lone else Suite)(folder, plan)
     suite.run()
     return suite
 
@@ -234,6 +261,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sync", choices=sorted(SYNCS), default="always")
     parser.add_argument("--swarm", action="store_true", help="several at a time, also with --fault")
     parser.add_argument("--loopback", action="store_true", help="no hosts: faults of processes only")
+    parser.add_argument("--lone", action="store_true", help="one node, no cluster, on loopback: S1 to S6")
+    parser.add_argument("--partitions", type=int, default=1, help="of the topics of a lone node")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--rate", type=float, default=500.0, help="messages a second")
     parser.add_argument("--simple", action="store_true", help="one topic of one partition: gaps are measured")
@@ -247,11 +276,13 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def planned(args: argparse.Namespace) -> Plan:
     """ValueError says what is wrong with the words."""
-    here = frozenset[str]() if args.loopback else capabilities()
-    if not args.loopback and (missing := lacking({"namespaces", "disks"})):
+    apart = not (args.loopback or args.lone)
+    here = capabilities() if apart else frozenset[str]()
+    if apart and (missing := lacking({"namespaces", "disks"})):
         raise ValueError(f"hosts can not be made here, which needs root and namespaces: {missing}")
     words = [word for word in args.fault.split(",") if word]
-    kinds, others = possible(chosen(words or FAULTS), here, args.sync)
+    table = LONE_FAULTS if args.lone else FAULTS
+    kinds, others = possible(chosen(words or table, table), here, args.sync)
     if words and others:
         print("left out: " + "; ".join(others))
     if not kinds:
@@ -262,9 +293,11 @@ def planned(args: argparse.Namespace) -> Plan:
         sync=args.sync,
         seconds=float("inf") if args.count is not None else 60 * args.minutes,
         count=args.count,
-        drawn=args.count is not None,
-        swarm=args.swarm or not (words or args.count is not None),
-        apart=not args.loopback,
+        drawn=args.lone or args.count is not None,
+        swarm=not args.lone and (args.swarm or not (words or args.count is not None)),
+        apart=apart,
+        lone=args.lone,
+        partitions=args.partitions,
         simple=args.simple or args.dead or args.loopback,
         dead=args.dead,
         rate=args.rate,
@@ -304,7 +337,10 @@ def main() -> int:
     if suite.figures.invalid:
         print("INVALID, faults did not bite:\n" + "\n".join(suite.figures.invalid))
         return 2
-    print("lost 0, torn 0, altered 0, out of order 0; the replicas are the same byte for byte")
+    if plan.lone:
+        print(suite.judged)
+    else:
+        print("lost 0, torn 0, altered 0, out of order 0; the replicas are the same byte for byte")
     if not args.keep:
         shutil.rmtree(folder)
     return 0

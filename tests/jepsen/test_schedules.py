@@ -14,7 +14,7 @@ import pytest
 from tests.jepsen import night, suite
 from tests.jepsen.deployment import Deployment, NotNow
 from tests.jepsen.faults.fault import DidNotBite, FaultKind, Injected, bitten
-from tests.jepsen.faults.table import FAULTS, chosen, possible
+from tests.jepsen.faults.table import FAULTS, LONE_FAULTS, chosen, possible
 from tests.jepsen.injection import FaultFigures, Injector, longest_gap
 from tests.jepsen.schedules import Swarm
 
@@ -177,3 +177,11 @@ def test_a_night_draws_runs_of_all_modes_whose_words_repeat_them(tmp_path: Path)
         args = suite.parsed(run.words(tmp_path))
         assert (args.seed, args.sync, args.minutes, args.keep) == (run.seed, run.sync, run.minutes, tmp_path)
         assert [kind.id for kind in possible(chosen(run.faults), here, run.sync)[0]] == list(run.faults)
+
+
+def test_a_lone_node_has_faults_of_its_own() -> None:
+    assert [kind.id for kind in chosen(["S"], LONE_FAULTS)] == list(LONE_FAULTS)
+    with pytest.raises(ValueError, match="S1, S2"):
+        chosen(["N1"], LONE_FAULTS)
+    plan = suite.planned(suite.parsed(["--lone", "--count", "3", "--partitions", "2"]))
+    assert (plan.lone, plan.apart, plan.swarm, plan.drawn, plan.partitions) == (True, False, False, True, 2)

@@ -13,8 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from tests.jepsen.deployment import Deployment
+from typing import Any
 
 SYNCS = frozenset(("always", "interval", "none"))
 
@@ -38,7 +37,7 @@ class FaultKind:
     id: str
     title: str
     promise: str
-    inject: Callable[[Deployment, random.Random], Injected]
+    inject: Callable[[Any, random.Random], Injected]  # into a Deployment; S1-S6 into a LoneNode
     seconds: tuple[float, float] = (2.0, 6.0)  # between injection and healing
     needs: frozenset[str] = frozenset()  # of the machine, as `tests.jepsen.probing` names it
     syncs: frozenset[str] = SYNCS  # the sync modes that promise that nothing is lost under it

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
-from tests.jepsen.faults import clocks, damage, disks, etcd, links, membership, network, overload, processes
+from tests.jepsen.faults import clocks, damage, disks, etcd, links, lone, membership, network, overload, processes
 from tests.jepsen.faults.fault import FaultKind
 
 ROOMS = (network, links, processes, etcd, disks, damage, clocks, membership, overload)
 FAULTS: dict[str, FaultKind] = {kind.id: kind for room in ROOMS for kind in room.KINDS}
+LONE_FAULTS: dict[str, FaultKind] = {kind.id: kind for kind in lone.KINDS}  # of a node without a cluster
 
 
-def chosen(words: Iterable[str]) -> list[FaultKind]:
+def chosen(words: Iterable[str], table: Mapping[str, FaultKind] = MappingProxyType(FAULTS)) -> list[FaultKind]:
     """The kinds with these ids, families (`P1`) or letters (`P`); ValueError names a word that is none."""
     found: dict[str, FaultKind] = {}
     for word in words:
-        some = [kind for kind in FAULTS.values() if word in (kind.id, kind.family, kind.family.rstrip("0123456789"))]
+        some = [kind for kind in table.values() if word in (kind.id, kind.family, kind.family.rstrip("0123456789"))]
         if not some:
-            raise ValueError(f"there is no fault {word}; there are {', '.join(FAULTS)}")
+            raise ValueError(f"there is no fault {word}; there are {', '.join(table)}")
         found.update((kind.id, kind) for kind in some)
     return list(found.values())
 

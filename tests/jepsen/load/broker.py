@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from tests.jepsen import history
@@ -41,18 +43,38 @@ HABITS = Habits(
 class Load(Recorder):
     """What the clients of one run share."""
 
-    def __init__(self, seed: int, tcp_port: int, http_port: int, *, publishers: int = 3) -> None:
-        super().__init__(seed)
+    def __init__(
+        self,
+        seed: int,
+        tcp_port: int,
+        http_port: int,
+        *,
+        publishers: int = 3,
+        path: Path | None = None,
+        sync: str = "",
+        window: float = 1.0,
+    ) -> None:
+        """`path`: of the history, instead of memory. `window`: see history.Run."""
+        super().__init__(seed, path)
+        self.gen = 1
+        self.oks: list[float] = []  # when publishes of anybody were OK'd
+        self.avoid: int | Collection[int] | None = None  # nobody probes
         self.tcp_port = tcp_port
         self.http_port = http_port
         self.stuck: list[str] = []  # topics that did not become empty in time, and publishers that did not end
+        self._run = history.Run(seed, sync, window)
         self._publishers = publishers
         self._have_channels: set[str] = set()  # topics
 
     # ---- life of the load
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         """Make the durable channels of `orders` and `beat`, then let everybody loose."""
+        self.record(self._run)
+        self.record(history.Started(0.0, self.gen))
+        self._tasks.append(self._loop.create_task(self._loose()))
+
+    async def _loose(self) -> None:
         for topic, channel in (("orders", "steady"), ("orders", "slow"), ("orders", "held"), ("beat", "watch")):
             await self.make_channel(topic, channel)
         habits = [
@@ -70,7 +92,7 @@ class Load(Recorder):
         work += [self._http_publisher(), self._pauser(), self._topics()]
         self._publishing_tasks = [self._loop.create_task(coroutine) for coroutine in work]
 
-    async def drain(self) -> list[str]:
+    async def end(self) -> list[str]:
         """Stop publishing, finish everything; what did not end: topics that the broker does not report as empty in
         time, clients, and what went wrong in them."""
         self.publishing = False
@@ -87,6 +109,14 @@ class Load(Recorder):
             else:
                 self.stuck.append(topic)
         return self.stuck + await self.stop_consumers()
+
+    def end_publish(self, op: int, result: history.Result) -> None:
+        super().end_publish(op, result)
+        if result == "ok":
+            self.oks.append(self.now())
+
+    def worst_probe(self, since: float, until: float) -> float:
+        return 0.0
 
     async def wait_empty(self, topic: str, seconds: float) -> bool:
         """Until the broker says that no durable channel of the topic has anything; False if it takes too long."""
