@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from nsqha.errors import NsqhaError
 from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.cluster import Cluster, Member
+from tests.integration.installed_tree import InstalledTree, installed
 from tests.integration.servers import LOOPBACK, Daemon, Host, Lookupd, free_port, wait_until
 from tests.jepsen.hosts.disks import Disk
 from tests.jepsen.hosts.groups import Group
@@ -136,6 +137,8 @@ class Deployment(Cluster):
         self._made_disk = hosts.disk
         self.broken: set[str] = set()
         self.topic = TOPIC
+        self.settled: dict[str, float] = {}  # seconds after the last healing until each was so
+        self.other_tree: Path | None = None  # of another version of the product, that is installed here
         self.group = hosts.group
         super().__init__(folder, etcd, **options)
         self.spare = self.make(f"n{len(self.nodes) + 1}")  # a broker that only some faults start
@@ -186,6 +189,12 @@ class Deployment(Cluster):
         """A host for a daemon that is to be in a control group from its start on."""
         host = self.host(name)
         return Host(host.ip, (*group.prefix, *host.prefix))
+
+    def other_version(self, version: str, *, oldest: int, newest: int) -> InstalledTree:
+        """The tree that the run was given, or one that is made."""
+        if self.other_tree is not None:
+            return InstalledTree(self.other_tree)
+        return installed(self.folder, version=version, oldest=oldest, newest=newest)
 
     def make_lookupd(self, name: str) -> Lookupd:
         daemon = super().make_lookupd(name)
@@ -287,13 +296,19 @@ class Deployment(Cluster):
     def settle(self, seconds: float) -> float:
         """Everybody serves, is registered, and every ISR is full; how long that took. AssertionError: not in time."""
         began = time.monotonic()
+        marks = {}
         self.revive()
         for etcd in self.etcd_members:
             etcd.wait()
+        marks["etcd"] = time.monotonic()
         self.wait_listening(self.daemons)
+        marks["listening"] = time.monotonic()
         self.wait_registered(len(self.nodes))
+        marks["registered"] = time.monotonic()
         left = max(1.0, seconds - (time.monotonic() - began))
         wait_until(self.all_in_sync, "every ISR is full again", left)
+        marks["in sync"] = time.monotonic()
+        self.settled = {what: mark - began for what, mark in marks.items()}
         return time.monotonic() - began
 
     def epoch_and_isr(self) -> tuple[int, int]:

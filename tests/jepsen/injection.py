@@ -215,7 +215,9 @@ class Injector:
             figures.publishes[kind.id].append(worst)
         recovery = figures.recoveries[kind.id][-1]
         where = f"from {since - fault.began:.2f} s on"
-        self.say(f"well   {kind.id}: gap {gap:.2f} s {where}, recovered in {recovery:.2f} s")
+        steps = deployment.settled if isinstance(deployment, Deployment) else {}
+        told = ", ".join(f"{what} {after:.2f}" for what, after in steps.items())
+        self.say(f"well   {kind.id}: gap {gap:.2f} s {where}, recovered in {recovery:.2f} s ({told})")
         if gap > self.tell_above and isinstance(deployment, Deployment):
             tell(deployment, wall)
         return True

@@ -81,6 +81,7 @@ class Plan:
     nodes: int = 3
     plants: Sequence[str] = ()  # bugs that the daemons have (tests.jepsen.planted)
     tell_above: float = float("inf")  # seconds of a gap
+    other_tree: Path | None = None  # the version to which M4 rolls
 
 
 @dataclass
@@ -135,6 +136,7 @@ class Suite:
         """AssertionError with everything that is known, if something is wrong."""
         plan = self._plan
         with self.deployed() as deployment:
+            deployment.other_tree = plan.other_tree
             until = time.monotonic() + plan.seconds
             if plan.swarm:
                 while (left := until - time.monotonic()) > 0:
@@ -270,6 +272,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--dead", action="store_true", help="a channel with a policy, in which some messages always fail"
     )
     parser.add_argument("--tell", type=float, metavar="MS", help="print the logs around a gap that is longer")
+    parser.add_argument("--other-tree", type=Path, help="checkout of another version, for M4 (default: one is made)")
     parser.add_argument("--keep", type=Path, help="folder for data, logs and histories (default: temporary)")
     return parser.parse_args(arguments)
 
@@ -302,6 +305,7 @@ def planned(args: argparse.Namespace) -> Plan:
         dead=args.dead,
         rate=args.rate,
         nodes=args.nodes,
+        other_tree=args.other_tree,
         tell_above=float("inf") if args.tell is None else args.tell / 1000,
     )
 

@@ -15,9 +15,10 @@ import uvloop
 from tests.jepsen import history
 from tests.jepsen.history import Answered, ChannelMade, Outcome, Publish
 from tests.jepsen.load.client import Gone
-from tests.jepsen.load.consumers import Consumer, Subscription
+from tests.jepsen.load.consumers import AWAKE_SECONDS, CYCLE_SECONDS, Consumer, Subscription
+from tests.jepsen.load.dead_letters import fails
 from tests.jepsen.load.operators import place_of
-from tests.jepsen.load.plan import slow_steps, standard
+from tests.jepsen.load.plan import named, slow_steps, standard
 from tests.jepsen.load.publishers import PATIENT, PIPELINED, Habits, Publisher
 from tests.jepsen.load.recorder import Recorder
 
@@ -70,6 +71,7 @@ def consumed(habit: str, count: int, *, draining: bool = False, **options: Any) 
             await asyncio.sleep(0)
         wire.sent = b""
         wire.on_messages(messages(count))
+        wire.closed.cancel()  # what is not answered at once comes too late to be looked at
         running.cancel()
         await asyncio.wait([running])
 
@@ -102,6 +104,54 @@ def test_what_the_policy_is_about_is_requeued_also_when_the_load_drains() -> Non
         "failing", 9, draining=True, failing=lambda rows: {row.id for row in rows if row.counter == 4}
     )
     assert [(answer.command, len(answer.ids)) for answer in answers] == [("REQ", 1), ("FIN", 8)]
+
+
+def test_who_refuses_goes_on_refusing_the_same_messages() -> None:
+    for draining in (False, True):
+        answers, _ = consumed("refusing", 30, draining=draining)
+        asked = {answer.command: [int(each, 16) for each in answer.ids] for answer in answers}
+        assert asked["REQ"] == [n for n in range(30) if fails((3, n))]
+        assert len(asked["FIN"]) == 30 - len(asked["REQ"])
+
+
+def test_a_sleepy_consumer_takes_nothing_for_a_while_and_all_when_the_load_drains() -> None:
+    async def story(load: Recorder, wire: Wire) -> None:
+        consumer = Consumer(load, Subscription("t", "ch", "sleepy", windows=(7,)), load.rng("x"))
+        times = [0.0, AWAKE_SECONDS + 1, AWAKE_SECONDS + 2, CYCLE_SECONDS + 1, CYCLE_SECONDS + AWAKE_SECONDS + 1]
+        for now in times:
+            load.now = lambda now=now: now  # type: ignore[method-assign, misc]
+            consumer._doze(wire, 7)  # type: ignore[arg-type]
+        load.draining = True
+        consumer._doze(wire, 7)  # type: ignore[arg-type]
+
+    _, wire = played(story)
+    assert wire.sent == b"RDY 0\nRDY 7\nRDY 0\nRDY 7\n"
+
+
+def test_who_reads_when_the_load_drains_sends_no_beats_any_more() -> None:
+    async def story(load: Recorder, wire: Wire) -> None:
+        load.draining = True
+        consumer = Consumer(load, Subscription("t", "ch", "prompt", "beats"), load.rng("x"))
+        running = asyncio.ensure_future(consumer.run(1, wire))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        wire.replies[0].set_result(b"OK")
+        while b"NOP" not in wire.sent:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+
+    events, _ = played(story)
+    assert not [event for event in events if isinstance(event, Publish)]
+
+
+def test_a_topic_for_the_dead_has_the_name_that_its_load_gives_it() -> None:
+    plans = {plan.name: plan for plan in named(standard(), "-3")}
+    (dying,) = [channel for channel in plans["rules-3"].channels if channel.dead_to]
+    assert dying.dead_to in plans
+    assert dying.said is not None
+    assert dying.said["dead_letter"] == f"topic:{dying.dead_to}"
+    assert [c.name for c in plans["rules-3"].channels if plans["rules-3"].owed(c)] == ["steady", "dying"]
+    assert not any(plans["removed-3"].owed(channel) for channel in plans["removed-3"].channels)
 
 
 def test_a_sub_without_an_answer_may_have_made_the_channel() -> None:

@@ -4,7 +4,7 @@
     M1  fewer replicas, and as many as before; another one leads                 M7  a topic is deleted
     M2  M1, and the leader dies or is cut off in the middle                      M8  a policy is set; its channel goes
     M3  a node loses its disk, and is another node under its name                M9  a topic gets more partitions
-    M4  a roll to another build and back, both at work meanwhile
+    M4  a roll to another installed version and back, one broker after the other; or some of them stay at it a while
 
 What is emptied, deleted and given a policy is beside the channels that are checked: these must not notice. Seeks of
 channels that are checked are the load's own doing. The proof is what the cluster itself says afterwards: records,
@@ -20,11 +20,12 @@ import urllib.error
 from collections.abc import Callable
 from typing import Any
 
+from nsqha import __version__
 from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.terminal.exits import Exit
 from nsqha.election.model import PEER_LEVEL, PartitionMeta
-from tests.integration.build_of_level import program
 from tests.integration.cluster import pause, posted
+from tests.integration.installed_tree import InstalledTree
 from tests.integration.servers import wait_until
 from tests.jepsen.deployment import Broker, Deployment, NotNow, one_of
 from tests.jepsen.faults import network, processes
@@ -37,7 +38,7 @@ ANSWER_SECONDS = 15.0
 PARTITIONS_MAX = 4  # to which a topic under load is grown
 SCRATCH = "scratch"  # a channel that nobody is owed anything on
 DOOMED = "doomed"  # a topic that comes and goes
-OTHER_BUILD = "9.0.0"
+OTHER_VERSION = "9.0.0"
 
 
 def record_of(deployment: Deployment) -> PartitionMeta:
@@ -216,40 +217,55 @@ def another_disk(deployment: Deployment, rng: random.Random) -> Injected:
 # ---- M4
 
 
-def rolled(deployment: Deployment, rng: random.Random) -> Injected:
-    """One broker after the other is stopped and started as the other build; back when it is healed."""
-    whole_cluster(deployment)
-    path = program(deployment.folder, build=OTHER_BUILD, oldest=PEER_LEVEL, newest=PEER_LEVEL + 1)
-    order = rng.sample(deployment.brokers, len(deployment.brokers))
-    for node in order:
-        restarted(deployment, node, (path,))
-        pause(rng.uniform(0, 1))
-    seen = builds(deployment)
+def rolled(*, all_of_them: bool) -> Inject:
+    """One broker after the other is stopped and started from another tree of files; back when it is healed.
 
-    def heal() -> None:
-        for node in rng.sample(order, len(order)):
-            restarted(deployment, node, None)
+    What `nsqha cluster nodes` shows is looked at after each step: both versions have to be at work at once."""
 
-    def proof() -> str:
-        bitten(seen == {OTHER_BUILD}, f"the builds were {seen}")
-        bitten(OTHER_BUILD not in builds(deployment), "the other build is still there")
-        return f"all were {OTHER_BUILD}, and none is"
+    def inject(deployment: Deployment, rng: random.Random) -> Injected:
+        whole_cluster(deployment)
+        tree = deployment.other_version(OTHER_VERSION, oldest=PEER_LEVEL, newest=PEER_LEVEL + 1)
+        count = len(deployment.brokers)
+        order = rng.sample(deployment.brokers, count if all_of_them else rng.randint(1, count - 1))
+        seen, ran = list[set[str]](), list[bool]()
+        for node in order:
+            restarted(deployment, node, tree)
+            seen.append(versions(deployment))
+            ran.append(tree.runs(node.pid))
+            pause(rng.uniform(0, 1))
 
-    return Injected(f"a roll to {OTHER_BUILD} and back", frozenset(node.name for node in order), heal, proof)
+        def heal() -> None:
+            for node in rng.sample(order, len(order)):
+                restarted(deployment, node, None)
+                seen.append(versions(deployment))
+
+        def proof() -> str:
+            bitten(tree.version != __version__, f"{tree.root} is {__version__}, too")
+            bitten(all(ran), f"of {len(order)} {ran.count(True)} ran from {tree.root}")
+            mixed = sum(each == {tree.version, __version__} for each in seen)
+            bitten(mixed, f"the versions were never mixed: {seen}")
+            bitten(seen[-1] == {__version__}, f"at the end the versions are {seen[-1]}")
+            return f"{len(order)} were {tree.version}; beside {__version__} in {mixed} of {len(seen)} looks"
+
+        names = [node.name for node in order]
+        what = f"{', '.join(names)} roll to {tree.version} and back"
+        return Injected(what, frozenset(names), heal, proof)
+
+    return inject
 
 
-def restarted(deployment: Deployment, node: Broker, other: tuple[str, ...] | None) -> None:
+def restarted(deployment: Deployment, node: Broker, tree: InstalledTree | None) -> None:
     status = node.stop()
     assert status == 0, f"{node.name} did not stop well: status {status}\n{node.log()[-2000:]}"
-    if other is None:
+    if tree is None:
         node.programmed()
     else:
-        node.program = other
+        node.program = tree.program("nsqd")
     node.start()
     wait_until(deployment.all_in_sync, "every ISR is full", WAIT_SECONDS)
 
 
-def builds(deployment: Deployment) -> set[str]:
+def versions(deployment: Deployment) -> set[str]:
     return {info.build for info in deployment.store.watch.view().nodes.values()}
 
 
@@ -348,7 +364,22 @@ KINDS = (
     ),
     FaultKind("M2-replicas", "fewer, and a kill", "nothing lost", during(fewer_replicas, killed_leader)),
     FaultKind("M3", "a node loses its disk", "resync; not electable before", another_disk, settle=60.0, alone=True),
-    FaultKind("M4", "a roll to another build and back", "nothing lost", rolled, settle=60.0, alone=True),
+    FaultKind(
+        "M4-all",
+        "a roll to another version and back",
+        "nothing lost",
+        rolled(all_of_them=True),
+        settle=60.0,
+        alone=True,
+    ),
+    FaultKind(
+        "M4-mixed",
+        "some brokers have another version for a while",
+        "nothing lost",
+        rolled(all_of_them=False),
+        settle=60.0,
+        alone=True,
+    ),
     FaultKind("M6", "a channel is emptied", "others do not notice", emptied, (0.1, 2.0)),
     FaultKind("M7", "a topic is deleted", "others do not notice", deleted, (0.1, 2.0)),
     FaultKind("M8", "a channel gets a policy, and is deleted", "others do not notice", policy, (1.0, 4.0)),

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.integration.servers import PR_SET_PDEATHSIG
+from tests.integration.servers import PR_SET_PDEATHSIG, wait_until
 
 NETWORK = 0x40000000  # CLONE_NEWNET
 MOUNTS = 0x00020000  # CLONE_NEWNS
@@ -93,6 +93,47 @@ class Namespaces:
     def end(self) -> None:
         self._holder.kill()
         self._holder.wait()
+
+
+class TimeNamespace:
+    """What is started in it has other monotonic clocks, as on a machine that was started earlier or later."""
+
+    def __init__(self, offset_seconds: int) -> None:
+        """NotPossible if this kernel, or its `unshare`, has none. A clock can not be before its zero."""
+        given = ("unshare", "--time", f"--monotonic={offset_seconds}", f"--boottime={offset_seconds}")
+        self.offset_seconds = offset_seconds
+        self._holder = subprocess.Popen(
+            [*given, "sleep", "infinity"],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+        try:
+            wait_until(self._there, "a time namespace", 10)
+        except AssertionError:
+            self.end()
+            raise NotPossible("there are no time namespaces here") from None
+        self.prefix = ("nsenter", f"--time=/proc/{self._holder.pid}/ns/time_for_children")
+
+    def _there(self) -> bool:
+        if self._holder.poll() is not None:
+            raise NotPossible(f"no time namespace can be {self.offset_seconds} s off here")
+        return monotonic_offset(self._holder.pid) == self.offset_seconds
+
+    def end(self) -> None:
+        """Who is in it stays there."""
+        self._holder.kill()
+        self._holder.wait()
+
+
+def monotonic_offset(pid: int) -> int | None:
+    """Seconds by which the monotonic clock of a process is off; None: there is no such process, or no such file."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/timens_offsets").read_text().splitlines():
+            clock, seconds, _ = line.split()
+            if clock in ("monotonic", "1"):
+                return int(seconds)
+    return None
 
 
 def run(*command: str, given: str | None = None) -> str:

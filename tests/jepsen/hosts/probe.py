@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.jepsen.hosts.disks import Disk
 from tests.jepsen.hosts.firewall import Drop, Firewall
 from tests.jepsen.hosts.groups import Group
-from tests.jepsen.hosts.namespaces import NETWORK, Namespaces, NotPossible
+from tests.jepsen.hosts.namespaces import NETWORK, Namespaces, NotPossible, TimeNamespace
 from tests.jepsen.hosts.network import Network
 
 DISK_BYTES = 64 << 20
@@ -50,12 +50,17 @@ def _groups() -> None:
         group.oom_kills()
 
 
+def _time_namespaces() -> None:
+    TimeNamespace(3600).end()
+
+
 CAPABILITIES: dict[str, Callable[[], None]] = {
     "namespaces": _namespaces,  # hosts, and cuts between them
     "disks": _disks,
     "firewall": _firewall,  # losses of a port or a fraction
     "links": _taps,
     "groups": _groups,
+    "time namespaces": _time_namespaces,
 }
 
 
