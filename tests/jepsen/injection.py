@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from tests.integration.cluster import pause
 from tests.jepsen.deployment import Deployment, NotNow
 from tests.jepsen.faults.fault import DidNotBite, FaultKind, Injected
-from tests.jepsen.logs import tell
+from tests.jepsen.logs import TOLD_AFTER, tell
 
 LOOK_SECONDS = 0.01
 SETTLE_SECONDS = 60.0  # after several faults at a time
@@ -128,7 +128,7 @@ class Injector:
         self.clients = clients
         self.figures = figures
         self.gaps = True  # whether there is one leader, whose silence is everybody's
-        self.tell_above = float("inf")  # seconds of a gap beyond which the logs around the fault are printed
+        self.tell_above = float("inf")  # seconds of a gap or publish beyond which logs are printed
 
     def say(self, text: str) -> None:
         print(f"{self.clients.now():8.2f} {text}", flush=True)
@@ -211,13 +211,15 @@ class Injector:
         gap, since = longest_gap(clients.oks, fault.began, end)
         if self.gaps:
             figures.gaps[kind.id].append(gap)
-        if leader.name in fault.injected.victims and (worst := clients.worst_probe(fault.began, end)):
+        worst = clients.worst_probe(fault.began, end) if leader.name in fault.injected.victims else 0.0
+        if worst:
             figures.publishes[kind.id].append(worst)
         recovery = figures.recoveries[kind.id][-1]
         where = f"from {since - fault.began:.2f} s on"
         steps = deployment.settled if isinstance(deployment, Deployment) else {}
         told = ", ".join(f"{what} {after:.2f}" for what, after in steps.items())
-        self.say(f"well   {kind.id}: gap {gap:.2f} s {where}, recovered in {recovery:.2f} s ({told})")
-        if gap > self.tell_above and isinstance(deployment, Deployment):
-            tell(deployment, wall)
+        publish = f"one publish {worst:.2f} s, " if worst else ""
+        self.say(f"well   {kind.id}: gap {gap:.2f} s {where}, {publish}recovered in {recovery:.2f} s ({told})")
+        if max(gap, worst) > self.tell_above and isinstance(deployment, Deployment):
+            tell(deployment, wall, max(TOLD_AFTER, end - fault.began))
         return True

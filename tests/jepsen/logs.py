@@ -11,7 +11,7 @@ TOLD_BEFORE, TOLD_AFTER = 1.0, 4.0  # seconds around a fault
 _LINE = re.compile(r"^\[\w+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+) (.*)$")
 
 
-def tell(cluster: Cluster, since: datetime) -> None:
+def tell(cluster: Cluster, since: datetime, seconds_after: float = TOLD_AFTER) -> None:
     """Print it, with milliseconds from that moment."""
     lines = []
     for daemon in cluster.daemons:
@@ -19,7 +19,7 @@ def tell(cluster: Cluster, since: datetime) -> None:
             if found := _LINE.match(text):
                 at = datetime.strptime(found[1], "%Y/%m/%d %H:%M:%S.%f").astimezone(UTC)
                 seconds = (at - since).total_seconds()
-                if -TOLD_BEFORE <= seconds <= TOLD_AFTER:
+                if -TOLD_BEFORE <= seconds <= seconds_after:
                     lines.append((seconds, daemon.directory.name, found[2]))
     for seconds, name, text in sorted(lines):
         print(f"     {seconds * 1000:8.1f} {name:9s} {text}", flush=True)

@@ -6,9 +6,9 @@ With `--fault` these kinds come one after the other, each from a cluster that is
 family (P1) stands for its variants, a letter for all of its families. Without, or with `--swarm`, rounds of several at
 a time are drawn. `--count N` ends after N faults, in a drawn order. Root and network namespaces are needed;
 `--loopback` does without, with the faults that processes alone can have. With `--simple`, and on loopback, one topic of
-one partition is under load, so that gaps can be measured. `--tell MS` prints what every member logged around a gap that
-is longer. `--lone`: a node without a cluster, on loopback, which is killed while it serves and starts, and while topics
-and channels come and go.
+one partition is under load, so that gaps can be measured. `--tell MS` prints what every member logged around a gap, or
+a publish of a prober, that is longer. `--lone`: a node without a cluster, on loopback, which is killed while it serves
+and starts, and while topics and channels come and go.
 
 What is asked: all that was OK'd comes out, in order and whole; every ISR is full again in time; the replicas are equal
 byte for byte; every fault proved that it bit. The seed fixes the draws, not the machine's timing.
@@ -271,7 +271,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--dead", action="store_true", help="a channel with a policy, in which some messages always fail"
     )
-    parser.add_argument("--tell", type=float, metavar="MS", help="print the logs around a gap that is longer")
+    parser.add_argument("--tell", type=float, metavar="MS", help="print the logs around longer gaps and publishes")
     parser.add_argument("--other-tree", type=Path, help="checkout of another version, for M4 (default: one is made)")
     parser.add_argument("--keep", type=Path, help="folder for data, logs and histories (default: temporary)")
     return parser.parse_args(arguments)
