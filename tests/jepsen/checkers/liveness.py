@@ -31,6 +31,7 @@ from tests.jepsen.history import (
 
 FLAT_SAMPLES = 10  # at the beginning and at the end, of which the lowest counts: a peak is no leak
 START_UP_SAMPLES = 6
+STARTING_DESCRIPTORS = 8  # a process with so few serves nobody yet; on a busy machine that may take a minute
 CHANGES_A_MINUTE = 3
 MEMORY_GROWTH_MAX = 1.5
 MEMORY_FREE_BYTES = 96 << 20  # that a run may add: caches of messages and indexes have bounds of that size
@@ -144,10 +145,10 @@ def most_within(times: list[float], seconds: float) -> int:
 
 
 def settled(samples: list[Sample]) -> list[Sample]:
-    """Those of a process that has run for START_UP_SAMPLES: one that has just begun has little memory and few files."""
+    """Those of a process that has served for START_UP_SAMPLES: one that begins has little memory and few files."""
     kept, pid, seen = [], 0, 0
     for sample in samples:
-        seen = seen + 1 if sample.pid == pid else 0
+        seen = seen + 1 if sample.pid == pid and sample.fds > STARTING_DESCRIPTORS else 0
         pid = sample.pid
         if sample.rss and seen >= START_UP_SAMPLES:
             kept.append(sample)

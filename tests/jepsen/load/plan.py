@@ -69,7 +69,7 @@ DEFERRING = Habits(commands=(12, 3, 1), quiet=0.01)
 # Messages that wait for longer than the files last in which they are: what is deferred has to be carried on.
 LASTING = Habits(commands=(12, 3, 1), delays_ms=(400, 5000, 12_000), padding_most=2000)
 LARGE = Habits(padding_most=2000)
-RETENTION_BYTES = 500_000  # of topics that forget, with segments of SEGMENT_BYTES
+RETENTION_BYTES = 50_000  # of topics that forget: a file goes as soon as it is full and nobody needs it
 SEGMENT_BYTES = 200_000
 LETTERS = "letters"
 
