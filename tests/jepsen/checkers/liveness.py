@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterable
 
 from tests.jepsen.checkers.findings import quantile
 from tests.jepsen.checkers.view import Checker, PartitionName
@@ -29,7 +30,9 @@ from tests.jepsen.history import (
     SeekSent,
 )
 
-FLAT_SAMPLES = 10  # at the beginning and at the end, of which the lowest counts: a peak is no leak
+# At the beginning, of which the middle one counts, as a process may have begun to serve only just now; and at the end,
+# of which the lowest counts: a peak is no leak.
+FLAT_SAMPLES = 10
 START_UP_SAMPLES = 6
 STARTING_DESCRIPTORS = 8  # a process with so few serves nobody yet; on a busy machine that may take a minute
 CHANGES_A_MINUTE = 3
@@ -127,10 +130,10 @@ class Liveness(Checker):
         if len(lives) < 2 * FLAT_SAMPLES:
             return
         first, last = lives[:FLAT_SAMPLES], lives[-FLAT_SAMPLES:]
-        begin, end = min(each.rss for each in first), min(each.rss for each in last)
+        begin, end = middle(each.rss for each in first), min(each.rss for each in last)
         if end > begin * MEMORY_GROWTH_MAX + MEMORY_FREE_BYTES:
             self.findings.add("memory", f"{node}: {begin >> 20} MiB at the beginning, {end >> 20} MiB at the end")
-        few, many = min(each.fds for each in first), min(each.fds for each in last)
+        few, many = middle(each.fds for each in first), min(each.fds for each in last)
         if many > few + DESCRIPTORS_FREE:
             self.findings.add("descriptors", f"{node}: {few} at the beginning, {many} at the end")
         self.findings.figures[f"{node} MiB, begin"] = begin >> 20
@@ -142,6 +145,11 @@ class Liveness(Checker):
 def most_within(times: list[float], seconds: float) -> int:
     """The largest number of these, which are sorted, within so many seconds."""
     return max(n - bisect_left(times, t - seconds) + 1 for n, t in enumerate(times))
+
+
+def middle(values: Iterable[int]) -> int:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
 
 
 def settled(samples: list[Sample]) -> list[Sample]:
