@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.jepsen.checkers.liveness import DESCRIPTORS_FREE, FLAT_SAMPLES, most_within
-from tests.jepsen.history import ChannelMade, Message, Place
+from tests.jepsen.history import ChannelMade, Message, Outcome, Place
 from tests.jepsen.story import FIRST_NS, Story, again
 from tests.jepsen.test_checkers_messages import figures
 
@@ -148,6 +148,20 @@ def test_a_failover_is_measured_from_the_first_attempt_to_the_ok() -> None:
     story.pub(probe=True, process=4)
     found = figures(story.judged())
     assert found["P1 failover worst s"] == pytest.approx(0.8, abs=0.1)
+
+
+def test_a_publish_that_an_earlier_fault_held_up_is_no_failover_of_the_next_one() -> None:
+    story = Story(cluster=True)
+    story.pub(probe=True, process=1)
+    story.pub(probe=True, result=None, process=2)
+    held = story.ops
+    story.fault("D2", 5.0)
+    story.pass_time(1.0)
+    story.fault("D5", 1.0)
+    story.add(Outcome(story.t, held, "ok"))
+    found = figures(story.judged())
+    assert found["D2 failover worst s"] == pytest.approx(7.0, abs=0.1)
+    assert found["D5 failover worst s"] == 0
 
 
 # ---- liveness

@@ -1,7 +1,9 @@
 """Checker 9: for how long nothing is OK'd: per partition, per kind of fault, and as one publish at a time sees it.
 
     gap        the longest time without an OK in a partition while a fault lasts and AFTER_SECONDS on
-    failover   the longest that a prober's publish took there, retries included, from its first attempt to the OK
+    failover   the longest that a prober's publish took there, retries included, from its first attempt to the OK; not
+               one that was held up before the fault began: a connection to a host that had no power, or no network,
+               comes back as late as TCP tries again
 
 Where there are probers only their partitions count, until their last OK: else nobody may have wanted anything.
 
@@ -19,6 +21,7 @@ from tests.jepsen.checkers.view import Checker, Op, PartitionName
 from tests.jepsen.history import AdminEnded, AdminSent, FaultBegun, FaultEnded, SeekEnded, SeekSent
 
 AFTER_SECONDS = 3.0  # from the healing on: what it costs to come back belongs to the fault
+HELD_UP_SECONDS = 0.5  # a publish that takes longer was held up
 RETRY_SECONDS = 0.5  # attempts of a prober that follow one another so closely belong to one publish
 
 # Seconds without an OK, by docs/guarantees.md ("Faults that stay"), and what that is about.
@@ -98,7 +101,8 @@ class Availability(Checker):
             end = min(end, self.view.t) + AFTER_SECONDS
             worst = max((longest(times, fault.t, end) for times in partitions.values()), default=0.0)
             gaps[fault.fault].append(worst)
-            failovers[fault.fault].append(max((b - a for a, b in self._probes if b > fault.t and a < end), default=0.0))
+            under_way = (b - a for a, b in self._probes if b > fault.t and fault.t - HELD_UP_SECONDS < a < end)
+            failovers[fault.fault].append(max(under_way, default=0.0))
         for kind, values in gaps.items():
             self._tell(kind, "gap", values)
             self._tell(kind, "failover", failovers[kind])

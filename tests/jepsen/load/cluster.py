@@ -37,6 +37,7 @@ RETRY_SECONDS = 0.02
 MSG_TIMEOUT_MS = 3000
 DRAIN_SECONDS = 60.0
 LOOKUP_SECONDS = 0.05
+HELD_UP_SECONDS = 0.5  # a publish that takes longer was held up
 CONNECT_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
 WINDOWS = {"late": (200,), "troubled": (200,)}  # RDY of those who keep messages for long: with less they fall behind
@@ -246,8 +247,9 @@ class ClusterLoad(Recorder):
         return max(b - a for a, b in pairwise(marks))
 
     def worst_probe(self, since: float, until: float) -> float:
-        """The longest that one publish to a node that lives took, retries included, of those under way in the span."""
-        return max((b - a for a, b in self.probes if b > since and a < until), default=0.0)
+        """The longest that one publish to a node that lives took, retries included, of those under way in the span; not
+        of those that an earlier fault had held up already."""
+        return max((b - a for a, b in self.probes if b > since and since - HELD_UP_SECONDS < a < until), default=0.0)
 
     # ---- publishers
 
