@@ -179,7 +179,8 @@ def _offset_of(partition: Partition, target: Any, number: int, topic: str) -> in
         case "timestamp_ns":
             skew_ns = target.clock_skew_ns if target.HasField("clock_skew_ns") else CLOCK_SKEW_NS
             entry = partition.log.entry_for_time(target.timestamp_ns - skew_ns)
-            return entry.first_offset if entry is not None else events.TARGET_END
+            # Later than all that is here: what is written until the seek is, too, must not be passed over.
+            return entry.first_offset if entry is not None else partition.log.end.offset
     return events.TARGET_END
 
 
