@@ -303,7 +303,7 @@ class ConsumeCommands:
         """A FIN with other words, or none, behind its message id; the session takes all others in runs."""
         line = b"FIN %b\n" % self._message_id(words, 2)
         assert self.acks is not None
-        self.acks.fin_run(line, 0, len(line))
+        self.acks.fin_run(line, 0, len(line), 1)
         return pos
 
     def req(self, words: list[bytes], data: bytes, start: int, pos: int) -> int:

@@ -70,8 +70,9 @@ class ConsumeHandler(Protocol):
 class AckHandler(Protocol):
     """FIN, REQ and TOUCH of a client that has subscribed."""
 
-    def fin_run(self, data: bytes, pos: int, end: int) -> None:
-        """Complete lines `FIN <16 bytes>`, 21 bytes each; answer only what fails."""
+    def fin_run(self, data: bytes, pos: int, end: int, singly: int) -> int:
+        """Complete lines `FIN <16 bytes>`, 21 bytes each; answer only what fails. Where it stopped: at the end, or
+        behind as many as had to be looked at one by one, where others are to have their turn."""
 
     def req(self, message_id: bytes, delay_ms: int) -> None:
         """No answer unless it fails."""

@@ -33,7 +33,7 @@ MAGIC = b"  V2"
 LINE_BYTES_MAX = 16 << 10  # the newline included
 
 _FIN_BYTES = 21  # "FIN " + 16 + newline
-_COMMANDS_AT_ONCE = 500  # one by one: some milliseconds
+COMMANDS_AT_ONCE = 50  # one by one: half a millisecond
 _M = ord("M")
 
 
@@ -127,7 +127,7 @@ class Session:
         flow, publishing, unread = self._flow, self.publishing, self.unread
         topics = publishing.topics
         pos, end = 0, len(data)
-        left = _COMMANDS_AT_ONCE
+        left = COMMANDS_AT_ONCE
         while pos < end:
             stop = data.find(b"\n", pos, pos + LINE_BYTES_MAX) + 1
             if not stop:
@@ -156,8 +156,9 @@ class Session:
             elif stop - pos == _FIN_BYTES and (acks := self.consuming.acks) is not None and line.startswith(b"FIN "):
                 after = hot.fins_end(data, pos, end)
                 if after > pos:
-                    acks.fin_run(data, pos, after)
-                    pos = after
+                    pos = acks.fin_run(data, pos, after, COMMANDS_AT_ONCE)
+                    if pos < after:
+                        flow.rest()
                     if flow.blocked or unread.dead:
                         break
                     continue
@@ -172,7 +173,7 @@ class Session:
             pos = after
             left -= 1
             if not left:
-                left = _COMMANDS_AT_ONCE
+                left = COMMANDS_AT_ONCE
                 flow.rest()
             if flow.blocked or unread.dead:
                 break

@@ -3,23 +3,30 @@
     python -m tests.jepsen.flood_latency                   all kinds of strangers at once
     python -m tests.jepsen.flood_latency --each            ports and states one after another: which of them costs
     python -m tests.jepsen.flood_latency --quiet           no stranger: what the machine does to the same client
+    python -m tests.jepsen.flood_latency --apart           the broker has a core for itself
 
 Strangers are those of `test_flood`, in processes of their own. Times count from when a publish should have been sent.
+Strangers on the same cores take time that the broker would need for anybody, and so does whatever else runs there. What
+is the broker's own is therefore counted, too, as CPU: how much of it the broker used, with all its threads, while a
+publish waited. With `--apart` the broker runs on the first core, and strangers, at the lowest priority, share the
+others with the client.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import socket
 import struct
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.procstat import ProcessTree
 from tests.integration.cluster import Cluster, Member
@@ -29,16 +36,27 @@ SETTLE_SECONDS = 1.0
 ANSWER_SECONDS = 30.0
 OK_BYTES = 10
 PROCESSES = 2
+LOWEST_PRIORITY = 19
+CPUCLOCK_SCHED = 2  # of a whole process, in the number of its clock
 
 
-def strangers(floods: Sequence[Flood], end: Event) -> None:
+def strangers(floods: Sequence[Flood], end: Event, *, apart: bool) -> None:
     """The work of one process."""
+    if apart:
+        os.nice(LOWEST_PRIORITY)
     with Strangers(list(floods)).flooding():
         end.wait()
 
 
-def seconds_of(node: Member, rate: int, seconds: float) -> list[float]:
-    """From when each publish was due to its OK."""
+class Waited(NamedTuple):
+    """From when a publish was due to its OK."""
+
+    seconds: float
+    broker: float  # CPU seconds that the broker used meanwhile
+
+
+def waits(node: Member, rate: int, seconds: float) -> list[Waited]:
+    """How long each publish took."""
     count = int(rate * seconds)
     body = b"PUB steady\n" + struct.pack(">I", 100) + bytes(100)
     host, _, port = node.tcp.rpartition(":")
@@ -47,47 +65,75 @@ def seconds_of(node: Member, rate: int, seconds: float) -> list[float]:
         sock.sendall(b"  V2IDENTIFY\n" + sized(b'{"heartbeat_interval":-1}'))
         assert sock.recv(4096)[8:] == b"OK"
         began = time.perf_counter() + 0.1
+        used: list[float] = []  # by the broker, when each publish was sent
 
         def send() -> None:
             for n in range(count):
                 time.sleep(max(began + n / rate - time.perf_counter(), 0))
+                used.append(cpu_seconds(node.pid))
                 sock.sendall(body)
 
         sender = threading.Thread(target=send)
         sender.start()
-        found: list[float] = []
+        found: list[Waited] = []
         unread = 0
         while len(found) < count:
             came = sock.recv(1 << 16)
             assert came, "the connection was closed"
-            now, unread = time.perf_counter(), unread + len(came)
+            now, cpu, unread = time.perf_counter(), cpu_seconds(node.pid), unread + len(came)
             answers, unread = divmod(unread, OK_BYTES)
-            found += [now - began - n / rate for n in range(len(found), len(found) + answers)]
+            found += [Waited(now - began - n / rate, cpu - used[n]) for n in range(len(found), len(found) + answers)]
         sender.join()
-    return sorted(found)
+    return found
 
 
-def measured(node: Member, name: str, floods: Sequence[Flood], rate: int, seconds: float) -> str:
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process until this moment."""
+    return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED)
+
+
+def percentiles(found: Iterable[float]) -> tuple[float, float, float]:
+    """p50, p99 and the longest, in ms."""
+    times = sorted(found)
+    p50, p99, longest = (1e3 * times[min(int(len(times) * part), len(times) - 1)] for part in (0.5, 0.99, 1.0))
+    return p50, p99, longest
+
+
+def part(node: Member) -> None:
+    """The broker gets a core; what this process is and starts has the others."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    assert others, "the broker can not have a core for itself: there is one only"
+    for thread in os.listdir(f"/proc/{node.pid}/task"):
+        os.sched_setaffinity(int(thread), {first})
+    os.sched_setaffinity(0, others)
+
+
+def measured(node: Member, name: str, floods: Sequence[Flood], rate: int, seconds: float, *, apart: bool) -> str:
     """One line about a flood of these."""
     context = multiprocessing.get_context("spawn")
     end = context.Event()
-    processes = [context.Process(target=strangers, args=(floods[n::PROCESSES], end)) for n in range(PROCESSES)]
+    processes = [
+        context.Process(target=strangers, args=(floods[n::PROCESSES], end), kwargs={"apart": apart})
+        for n in range(PROCESSES)
+    ]
     for process in processes:
         process.start()
     try:
         time.sleep(SETTLE_SECONDS if floods else 0.0)
         tree = ProcessTree([node.pid])
         cpu, began = tree.cpu_ns(), time.perf_counter()
-        found = seconds_of(node, rate, seconds)
+        found = waits(node, rate, seconds)
         share = (tree.cpu_ns() - cpu) / 1e9 / (time.perf_counter() - began)
     finally:
         end.set()
         for process in processes:
             process.join()
-    p50, p99, longest = (1e3 * found[min(int(len(found) * part), len(found) - 1)] for part in (0.5, 0.99, 1.0))
+    p50, p99, longest = percentiles(wait.seconds for wait in found)
+    own50, own99, own_longest = percentiles(wait.broker for wait in found)
     return (
-        f"{name:24} {len(floods):4} strangers  p50 {p50:8.1f}  p99 {p99:8.1f}  longest {longest:8.1f} ms  "
-        f"broker {share:4.2f} cores, {resident(node) >> 20} MiB, {lives(node)} life"
+        f"{name:24} {len(floods):4} strangers  p50 {p50:7.1f}  p99 {p99:7.1f}  longest {longest:7.1f} ms  "
+        f"CPU of the broker meanwhile {own50:6.1f} {own99:6.1f} {own_longest:6.1f} ms  "
+        f"{share:4.2f} cores, {resident(node) >> 20} MiB, {lives(node)} life"
     )
 
 
@@ -117,13 +163,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="%(default)s")
     parser.add_argument("--each", action="store_true", help="kinds of strangers one after another")
     parser.add_argument("--quiet", action="store_true", help="no strangers")
+    parser.add_argument("--apart", action="store_true", help="the broker on a core for itself, strangers on the others")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Cluster.running(Path(folder), nodes=1) as cluster:
         [node] = cluster.nodes
         cluster.create("steady", "c")
+        if args.apart:
+            part(node)
         found = {"quiet": []} if args.quiet else groups(node, each=args.each)
         for name, floods in found.items():
-            print(measured(node, name, floods, args.rate, args.seconds), flush=True)
+            print(measured(node, name, floods, args.rate, args.seconds, apart=args.apart), flush=True)
 
 
 if __name__ == "__main__":

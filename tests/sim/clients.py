@@ -294,7 +294,7 @@ class Reader:
         if consumer.wire.writable:
             refused: list[bytes] = []
             data = b"FIN %b\n" % message_id
-            self._verdicts(node, consumer, refused).fin_run(data, 0, len(data))
+            self._verdicts(node, consumer, refused).fin_run(data, 0, len(data), 1)
             if not refused:  # or nobody knows yet: its leader is elsewhere
                 self._history.done(self.topic, self.channel, body, self._client.time())
 

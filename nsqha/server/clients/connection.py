@@ -111,7 +111,9 @@ class Connection(asyncio.Protocol):
         self._stuffed = False  # blocked because the client does not read its replies
         self._heartbeat = Heartbeat(context.loop, self)
         self._replies = hot.Replies(self, _nowhere)
-        self._flow = flow = CommandFlow(self, self.transport, self._replies, context.loop, context.reading)
+        self._flow = flow = CommandFlow(
+            self, self.transport, self._replies, context.loop, context.reading, context.turns
+        )
         permissions = Permissions(context.auth, context.clock, self.transport, context.tokens)
         self.publisher = ClientPublisher(connections.next_number(), context, flow, self.transport, permissions)
         self.negotiation = Negotiation(self, context, flow, self.transport, permissions, self._heartbeat)

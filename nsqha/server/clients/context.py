@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nsqha.server.clients.unfinished import ReadingBudget
     from nsqha.server.runtime.budget import PublishBudget
     from nsqha.server.runtime.measures import Measures
+    from nsqha.server.runtime.turns import SharedTurns
     from nsqha.server.topics.topics import Topics
     from nsqha.wire.limits import ProtocolLimits
 
@@ -35,6 +36,7 @@ class ClientContext:
     tls_context: ssl.SSLContext | None
     budget: PublishBudget
     reading: ReadingBudget
+    turns: SharedTurns
     measures: Measures
     topics: Topics
     publishing: Publishing

@@ -18,6 +18,7 @@ from nsqha.server.runtime.tasks import begin
 if TYPE_CHECKING:
     from nsqha import hot
     from nsqha.server.clients.transport import ClientTransport
+    from nsqha.server.runtime.turns import SharedTurns
     from nsqha.wire.session import Session
 
 logger = Logger("connection")
@@ -45,6 +46,7 @@ class CommandFlow:
         "_loop",
         "_task",
         "_transport",
+        "_turns",
         "_when_answered",
         "blocked",
         "eof",
@@ -62,6 +64,7 @@ class CommandFlow:
         replies: hot.Replies,
         loop: asyncio.AbstractEventLoop,
         reading: ReadingBudget,
+        turns: SharedTurns,
     ) -> None:
         self.unfinished = UnfinishedCommand(reading, self)
         self.blocked = False
@@ -70,6 +73,7 @@ class CommandFlow:
         self._client = client
         self._transport = transport
         self._loop = loop
+        self._turns = turns
         self._task: asyncio.Task[None] | None = None
         self._when_answered: Then | None = None
 
@@ -144,11 +148,11 @@ class CommandFlow:
     # ---- the session's handler
 
     def rest(self) -> None:
-        """Go on in the next turn of the loop: a read may hold as many commands as take a while, and a few compressed
-        bytes far more."""
+        """Go on when it is this client's turn again: a read may hold as many commands as take a while, and a few
+        compressed bytes far more."""
         if not self.blocked and not self._client.closed:
             self.block()
-            self._loop.call_soon(self.unblock)
+            self._turns.later(self.unblock)
 
     def fatal(self, data: bytes) -> None:
         """An error frame in its turn, then the end."""

@@ -41,6 +41,7 @@ from nsqha.server.runtime.cache import CacheWriter
 from nsqha.server.runtime.journal import JournalWriter
 from nsqha.server.runtime.metadata import NodeMetadata
 from nsqha.server.runtime.tasks import Changes, TaskGroup, log_failure
+from nsqha.server.runtime.turns import SharedTurns
 from nsqha.server.segments.log_source import reachable
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext
@@ -285,6 +286,7 @@ class Broker:
             tls_context=tls_context,
             budget=self.parts.opener.budget,
             reading=ReadingBudget(self.parts.loop, self.options.publish_queue_bytes, limits.body_bytes_max),
+            turns=SharedTurns(self.parts.loop),
             measures=self.parts.opener.measures,
             topics=self.topics,
             publishing=self.publishing,

@@ -29,9 +29,10 @@ class ConsumerAcks:
         self._reply = reply  # writes an error frame after the replies of earlier commands
         self._now = now
 
-    def fin_run(self, data: bytes, pos: int, end: int) -> None:
+    def fin_run(self, data: bytes, pos: int, end: int, singly: int) -> int:
+        """Returns where it stopped: at `end`, or behind `singly` FINs that had to be looked at one by one."""
         consumer = self._consumer
-        while pos < end:
+        while pos < end and singly:
             digits = data[pos + 4 : pos + 8]
             subscription = None if digits.strip(_HEX) else consumer.subscriptions.get(int(digits, 16) >> 2)
             if subscription is not None:
@@ -50,6 +51,8 @@ class ConsumerAcks:
                 continue
             self._fin_one(consumer, data[pos + 4 : pos + 20])
             pos += 21
+            singly -= 1
+        return pos
 
     def _fin_one(self, consumer: Consumer, message_id: bytes) -> None:
         subscription, offset = self._find(consumer, message_id)

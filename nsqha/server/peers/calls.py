@@ -75,6 +75,7 @@ from nsqha.server.runtime import listen
 from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
+from nsqha.server.runtime.turns import SharedTurns
 
 UNUSED_SECONDS = 600.0  # that a connection is kept for
 UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
@@ -311,6 +312,7 @@ class GrpcPeerServer:
         self._streams: set[Http2Stream] = set()
         self._unnamed: dict[Http2Stream, None] = {}  # those that have named no method yet; the first came first
         self._silent: dict[Http2Stream, str] = {}  # those that have, and have not greeted -> host; the first came first
+        self._strangers: SharedTurns | None = None  # turns of those that have not greeted
         self._refused = RareWarnings(logger, "peer_refused")
         self._never_began = RareWarnings(logger, "peer_stream_silent")
         self._closed = False
@@ -340,7 +342,16 @@ class GrpcPeerServer:
         def greeted() -> None:
             self._silent.pop(stream, None)
 
-        made = ServerStream(address, self._serve, tls=self._identities, secret=self._secret, greeted=greeted)
+        if self._strangers is None:
+            self._strangers = SharedTurns(asyncio.get_running_loop())
+        made = ServerStream(
+            address,
+            self._serve,
+            tls=self._identities,
+            secret=self._secret,
+            greeted=greeted,
+            strangers=self._strangers,
+        )
         stream = made.stream
         self._streams.add(stream)
         if len(self._unnamed) >= UNNAMED_MAX:

@@ -1,7 +1,8 @@
 """What one connection between nodes may cost: a bound of frames that carry nothing, and turns.
 
 In one turn of the loop, or one millisecond of its clock, up to TURN_FRAMES, TURN_BYTES and `stream.TURN_MESSAGES`
-are handled. Then the connection is not read until all others had a turn, whatever it sends.
+are handled. Then the connection is not read until all others had a turn, whatever it sends. Those that have not
+greeted yet share a part of each turn (`runtime.turns`); nodes of the cluster do not wait for them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ COST_MAX = 60_000  # at once
 COST_PER_SECOND = 10_000  # later
 TURN_FRAMES = 64
 TURN_BYTES = 1 << 20
+
+Later = Callable[[Callable[[], None]], object]
 
 
 class FrameBudget:
@@ -43,7 +46,7 @@ class FrameBudget:
 class ReadTurns:
     """The turns that one connection has at being read."""
 
-    __slots__ = ("_loop", "_read_on", "bytes", "charge", "frames", "resting")
+    __slots__ = ("_read_on", "bytes", "charge", "frames", "later", "resting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, read_on: Callable[[], None]) -> None:
         """`read_on`: another turn begins; it handles what the last one left."""
@@ -51,7 +54,7 @@ class ReadTurns:
         self.frames = TURN_FRAMES  # left in this turn
         self.bytes = TURN_BYTES
         self.charge = FrameBudget(loop).charge
-        self._loop = loop
+        self.later: Later = loop.call_soon  # what calls, when it is time for another turn
         self._read_on = read_on
 
     def begin(self) -> None:
@@ -63,7 +66,7 @@ class ReadTurns:
         if transport is not None and not transport.is_closing():
             self.resting = True
             transport.pause_reading()
-            self._loop.call_soon(self._go_on, transport)
+            self.later(lambda: self._go_on(transport))
 
     def _go_on(self, transport: asyncio.Transport) -> None:
         if transport.is_closing():

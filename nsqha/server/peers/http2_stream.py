@@ -115,7 +115,7 @@ class Http2Stream(asyncio.Protocol):
         self._data_of = NO_STREAM  # the stream whose DATA is read
         self._uncredited = 0  # bytes that came, and that no WINDOW_UPDATE has given back yet
         self._answers = 0  # that the socket did not take
-        self._turns = ReadTurns(self._loop, self._read_on)
+        self.turns = ReadTurns(self._loop, self._read_on)
         self._error = NO_ERROR  # of HTTP/2, for which the connection ends
 
     # ---- the stream, as others see it (`PeerStream`)
@@ -197,8 +197,8 @@ class Http2Stream(asyncio.Protocol):
         now = self._loop.time()
         if now != self.keepalive.heard:
             self.keepalive.heard = now
-            if not self._turns.resting:
-                self._turns.begin()
+            if not self.turns.resting:
+                self.turns.begin()
                 self.messages.left = TURN_MESSAGES
         if self._preface:
             came = self._preface[: len(data)]
@@ -207,10 +207,10 @@ class Http2Stream(asyncio.Protocol):
                 return
             self._preface = self._preface[len(came) :]
             data = data[len(came) :]
-        self._turns.bytes -= len(data)
+        self.turns.bytes -= len(data)
         if self._rest:
             data = self._rest + data
-        if self._turns.resting:
+        if self.turns.resting:
             self._rest = data
         else:
             self._read(data)
@@ -218,7 +218,7 @@ class Http2Stream(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         """Handle the frames in `data`, as many as this turn may have."""
         at, end = 0, len(data)
-        frames = self._turns.frames
+        frames = self.turns.frames
         messages = self.messages
         self.out.turn.read_begins()
         try:
@@ -239,7 +239,7 @@ class Http2Stream(asyncio.Protocol):
                     else:
                         end_of_data = stop
                     if start == end_of_data:
-                        self._turns.charge(FRAME_COST)
+                        self.turns.charge(FRAME_COST)
                     messages.take(data, start, end_of_data)
                     if flags & END_STREAM:
                         messages.last_came(ENDED_THERE)
@@ -254,12 +254,12 @@ class Http2Stream(asyncio.Protocol):
         if messages.ended:
             return
         self._rest = data[at:]
-        self._turns.frames = frames
+        self.turns.frames = frames
         if self._uncredited >= OUR_WINDOW_BYTES // 4:
             update, self._uncredited = NUMBER.pack(self._uncredited), 0
             self.write(frame(WINDOW_UPDATE, 0, 0, update) + frame(WINDOW_UPDATE, 0, self.stream, update))
-        if not frames or not messages.left or self._turns.bytes < 0:
-            self._turns.rest(self.transport)
+        if not frames or not messages.left or self.turns.bytes < 0:
+            self.turns.rest(self.transport)
 
     def _read_on(self) -> None:
         """Another turn begins."""
@@ -282,11 +282,11 @@ class Http2Stream(asyncio.Protocol):
         """Frames of unknown types are ignored, as are those of streams that were refused."""
         self._side.frame_came(kind, FRAME.size + len(payload))
         if kind == WINDOW_UPDATE:
-            self._turns.charge(CREDIT_COST)
+            self.turns.charge(CREDIT_COST)
         elif kind in (HEADERS, CONTINUATION):
-            self._turns.charge(FRAME_COST + HEADER_BYTE_COST * len(payload))
+            self.turns.charge(FRAME_COST + HEADER_BYTE_COST * len(payload))
         else:
-            self._turns.charge(FRAME_COST)
+            self.turns.charge(FRAME_COST)
         check_frame(kind, flags, stream, len(payload))
         if self.headers.incomplete and (kind, stream) != (CONTINUATION, self.headers.incomplete):
             raise Http2Error("headers that something else interrupts")

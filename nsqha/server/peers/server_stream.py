@@ -57,6 +57,7 @@ from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream, hang_
 from nsqha.server.peers.stream import ENDED_THERE
 from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tls import HTTP2_ALPN
+from nsqha.server.runtime.turns import SharedTurns
 
 OPENING_SECONDS = 10.0  # until a method is named, and from then on until a greeting was taken
 OPENING_BYTES_MAX = HEADERS_BYTES_MAX + (16 << 10)  # and how much may be said before
@@ -78,10 +79,14 @@ class ServerStream:
         tls: bool = False,
         secret: ClusterSecret | None = None,
         greeted: Callable[[], None] = lambda: None,
+        strangers: SharedTurns | None = None,
     ) -> None:
         """`serve` is given the path that was asked for. It calls `speak` and says who handles the stream, or raises.
-        It is not asked before the client has proved `secret`. `greeted`: whoever handles it took the first message."""
+        It is not asked before the client has proved `secret`. `greeted`: whoever handles it took the first message;
+        until then its turns are those of `strangers`."""
         self.stream = Http2Stream(address, self, tls=tls, preface=PREFACE)
+        if strangers is not None:
+            self.stream.turns.later = strangers.later
         self._serve = serve
         self._on_greeted = greeted
         self._greeting = ServerGreeting(secret)
@@ -141,6 +146,7 @@ class ServerStream:
     def _greeting_taken(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
+        self.stream.turns.later = asyncio.get_running_loop().call_soon
         self._on_greeted()
 
     def connection_lost(self, why: str) -> None:

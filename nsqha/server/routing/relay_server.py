@@ -191,7 +191,7 @@ class RelayStream:
                 consumer.set_window(command.window.size, command.window.serial)
             case "finish":
                 lines = command.finish
-                consumer.acks.fin_run(lines, 0, len(lines))
+                consumer.acks.fin_run(lines, 0, len(lines), len(lines))
             case "requeue":
                 consumer.acks.req(command.requeue.message_id, command.requeue.delay_ms)
             case "touch":

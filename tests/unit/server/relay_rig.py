@@ -98,7 +98,7 @@ class Client(FakeWire):
     def fin(self, *message_ids: bytes) -> None:
         data = b"".join(b"FIN %b\n" % message_id for message_id in message_ids)
         self.finished.update(message_ids)
-        self.verdicts.fin_run(data, 0, len(data))
+        self.verdicts.fin_run(data, 0, len(data), len(data))
 
     def fin_all(self) -> None:
         if not self.closed:

@@ -114,11 +114,12 @@ class Recorder:
     def ready(self, count: int) -> None:
         self._call("rdy", count)
 
-    def fin_run(self, data: bytes, pos: int, end: int) -> None:
+    def fin_run(self, data: bytes, pos: int, end: int, singly: int) -> int:
         assert end > pos and (end - pos) % 21 == 0
         lines = [data[at : at + 21] for at in range(pos, end, 21)]
         assert all(line.startswith(b"FIN ") and line.endswith(b"\n") for line in lines)
         self._run("fin", [("fin", line[4:20]) for line in lines])
+        return end
 
     def req(self, message_id: bytes, delay_ms: int) -> None:
         self._call("req", message_id, delay_ms)

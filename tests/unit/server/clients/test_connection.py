@@ -16,11 +16,13 @@ from nsqha.options import TlsRequired
 from nsqha.server.clients.connection import UNREAD_REPLIES_BYTES_MAX, Connection, Connections
 from nsqha.server.clients.transport import CLOSE_SECONDS_MAX, WRITE_BUFFER_HIGH
 from nsqha.server.clients.unfinished import ReadingBudget
+from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.turns import SharedTurns
 from nsqha.wire import session as session_module
 from nsqha.wire.compression import new_codec
 from nsqha.wire.limits import ProtocolLimits
-from nsqha.wire.session import LINE_BYTES_MAX
+from nsqha.wire.session import COMMANDS_AT_ONCE, LINE_BYTES_MAX
 from tests.fakes.loop import VirtualLoop
 from tests.fakes.partitions import FakePartition
 from tests.unit.server.shell_rig import PartitionRig
@@ -121,6 +123,7 @@ class Bench:
             "tokens": None,
             "budget": PublishBudget(self.loop, 1 << 20),  # type: ignore[arg-type]
             "reading": ReadingBudget(self.loop, 64 << 20, 5 << 20),
+            "turns": SharedTurns(self.loop),
             "tls_context": None,
             "measures": SimpleNamespace(publish_errors=Counter()),
             "publishing": always(lambda topic, source, number: self.partition),
@@ -290,6 +293,25 @@ def test_a_client_that_sends_endless_commands_leaves_others_their_turn(codec: st
         most = max(most, ran - before)
     times = 5 if codec else 1
     assert most < 2_000 and ran == 60_000 * times and len(bench.partition.waiting) == times
+
+
+def test_fins_of_what_is_not_in_flight_leave_others_their_turn():
+    """One read of the socket holds twelve thousand, each of which is looked at and answered by itself."""
+    bench = Bench()
+    nobody = SimpleNamespace(subscriptions={}, remote=SimpleNamespace(fin_run=lambda data, pos, end: pos))
+    bench.connection.session.consuming.acks = ConsumerAcks(
+        nobody,  # type: ignore[arg-type]
+        bench.connection.reply,
+        lambda: read(bench.clock),
+    )
+    bench.connection.data_received(b"FIN 0123456789abcdef\n" * 1_000 + pub("t"))
+    steps, before = [len(bench.frames)], len(bench.frames)
+    while not bench.transport.reading:
+        bench.loop.run_ready()
+        steps.append(len(bench.frames) - before)
+        before = len(bench.frames)
+    assert sum(steps) == 1_000 and max(steps) <= COMMANDS_AT_ONCE, steps
+    assert len(bench.partition.waiting) == 1, "what comes behind them is run"
 
 
 # ---- a stalled disk

@@ -8,16 +8,30 @@ from typing import Any
 from nsqha import hot
 from nsqha.server.clients.flow import CommandFlow
 from nsqha.server.clients.unfinished import ReadingBudget
+from nsqha.server.runtime.turns import TURN_SECONDS, SharedTurns
 from tests.fakes.loop import VirtualLoop
+
+
+class Steps:
+    """A clock: each look at it is half a turn later."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += TURN_SECONDS / 2
+        return self.now
 
 
 class Client:
     """Writes down what the flow has it do."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Client | None = None) -> None:
+        """`others`: connected to the same node."""
         self.closed = False
         self.done: list[str] = []
-        self.loop = VirtualLoop()
+        self.loop = VirtualLoop() if others is None else others.loop
+        self.turns = SharedTurns(self.loop, Steps()) if others is None else others.turns
         self.replies = hot.Replies(self, lambda data: self.done.append(bytes(data).decode()))
         transport: Any = SimpleNamespace(codec=None, remote_address="", pause_reading=lambda: self.done.append("pause"))
         self.flow = CommandFlow(
@@ -26,6 +40,7 @@ class Client:
             self.replies,
             self.loop,
             ReadingBudget(self.loop, 1 << 20, 1 << 20),  # type: ignore[arg-type]
+            self.turns,
         )
         session: Any = SimpleNamespace(kill=lambda: self.done.append("kill"), eof=lambda: self.done.append("eof"))
         self.flow.session = session
@@ -100,3 +115,15 @@ def test_a_rest_ends_with_the_turn_of_the_loop():
     assert client.done == ["pause"]
     client.loop.turn()
     assert client.done == ["pause", "go on"]
+
+
+def test_clients_that_rest_share_a_turn_of_the_loop():
+    first = Client()
+    clients = [first, *(Client(first) for _ in range(9))]
+    for client in clients:
+        client.flow.rest()
+    went_on = []
+    for _ in clients:
+        first.loop.run_ready()
+        went_on.append(sum(client.done == ["pause", "go on"] for client in clients))
+    assert went_on == [2, 4, 6, 8, 10, 10, 10, 10, 10, 10]
