@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from nsqha.cursor.events import ChannelEntry, ChannelsEvent
 from nsqha.cursor.policy import ChannelPolicies
 from nsqha.election import codec, policy
 from nsqha.election.embedded import EmbeddedStore
@@ -15,6 +16,7 @@ from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, TopicSet
 from tests.fakes.disk import FaultyStorage
 
 FEW, MANY = 10, 1000
+NAME_BYTES_MAX = 64
 
 
 def listed(count: int) -> ChannelList:
@@ -100,3 +102,19 @@ def test_a_channel_that_is_made_again_is_another_one() -> None:
     assert again.channels["c1"].uid == 77
     assert again.channels["c0"] is once.channels["c0"], "records of equal texts are one"
     assert codec.decode(ChannelList, codec.encode(again.with_channel_paused("c0", True))).channels["c0"].paused
+
+
+def bytes_of_a_change(count: int, name_bytes: int) -> tuple[int, int]:
+    """Of one change of the list: what each partition's log gets, and what the metadata get."""
+    rng = random.Random(1)
+    infos = {f"{n:04}".rjust(name_bytes, "c"): ChannelInfo(rng.getrandbits(63)) for n in range(count)}
+    entries = tuple(ChannelEntry(name, info.uid) for name, info in infos.items())
+    record = TopicRecord("t", 1, 2, channels=ChannelList(count, False, infos))
+    return len(ChannelsEvent(count, False, entries).encode()), len(codec.encode(record))
+
+
+def test_the_bytes_of_a_change_grow_with_the_list_and_have_a_bound() -> None:
+    """The list is written whole, so that a log and a record say all by themselves; `--max-topic-channels` ends that."""
+    assert [bytes_of_a_change(count, 12) for count in (FEW, MANY)] == [(241, 1_023), (22_021, 73_178)]
+    in_logs, in_metadata = bytes_of_a_change(MANY, NAME_BYTES_MAX)
+    assert in_logs < 75_000 and in_metadata < 130_000, "a thousand names of the greatest length"
