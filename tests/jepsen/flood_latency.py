@@ -6,10 +6,10 @@
     python -m tests.jepsen.flood_latency --apart           the broker has a core for itself
 
 Strangers are those of `test_flood`, in processes of their own. Times count from when a publish should have been sent.
-Strangers on the same cores take time that the broker would need for anybody, and so does whatever else runs there. What
-is the broker's own is therefore counted, too, as CPU: how much of it the broker used, with all its threads, while a
-publish waited. With `--apart` the broker runs on the first core, and strangers, at the lowest priority, share the
-others with the client.
+Strangers on the same cores take time that the broker would need for anybody, and so does whatever else runs there, the
+threads of gRPC in the broker among it. What others had to wait for in the loop is therefore counted, too, as CPU: how
+much of it the loop used while a publish waited. With `--apart` the broker runs on the first core, and strangers, at the
+lowest priority, share the others with the client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ ANSWER_SECONDS = 30.0
 OK_BYTES = 10
 PROCESSES = 2
 LOWEST_PRIORITY = 19
-CPUCLOCK_SCHED = 2  # of a whole process, in the number of its clock
 
 
 def strangers(floods: Sequence[Flood], end: Event, *, apart: bool) -> None:
@@ -52,7 +51,7 @@ class Waited(NamedTuple):
     """From when a publish was due to its OK."""
 
     seconds: float
-    broker: float  # CPU seconds that the broker used meanwhile
+    loop: float  # CPU seconds that the broker's loop used meanwhile
 
 
 def waits(node: Member, rate: int, seconds: float) -> list[Waited]:
@@ -65,12 +64,12 @@ def waits(node: Member, rate: int, seconds: float) -> list[Waited]:
         sock.sendall(b"  V2IDENTIFY\n" + sized(b'{"heartbeat_interval":-1}'))
         assert sock.recv(4096)[8:] == b"OK"
         began = time.perf_counter() + 0.1
-        used: list[float] = []  # by the broker, when each publish was sent
+        used: list[float] = []  # by the broker's loop, when each publish was sent
 
         def send() -> None:
             for n in range(count):
                 time.sleep(max(began + n / rate - time.perf_counter(), 0))
-                used.append(cpu_seconds(node.pid))
+                used.append(loop_seconds(node))
                 sock.sendall(body)
 
         sender = threading.Thread(target=send)
@@ -80,16 +79,17 @@ def waits(node: Member, rate: int, seconds: float) -> list[Waited]:
         while len(found) < count:
             came = sock.recv(1 << 16)
             assert came, "the connection was closed"
-            now, cpu, unread = time.perf_counter(), cpu_seconds(node.pid), unread + len(came)
+            now, cpu, unread = time.perf_counter(), loop_seconds(node), unread + len(came)
             answers, unread = divmod(unread, OK_BYTES)
             found += [Waited(now - began - n / rate, cpu - used[n]) for n in range(len(found), len(found) + answers)]
         sender.join()
     return found
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process until this moment."""
-    return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED)
+def loop_seconds(node: Member) -> float:
+    """CPU time of the broker's loop, its first thread, until now or a tick before."""
+    with open(f"/proc/{node.pid}/task/{node.pid}/schedstat", "rb") as file:
+        return int(file.read().split()[0]) / 1e9
 
 
 def percentiles(found: Iterable[float]) -> tuple[float, float, float]:
@@ -129,10 +129,10 @@ def measured(node: Member, name: str, floods: Sequence[Flood], rate: int, second
         for process in processes:
             process.join()
     p50, p99, longest = percentiles(wait.seconds for wait in found)
-    own50, own99, own_longest = percentiles(wait.broker for wait in found)
+    own50, own99, own_longest = percentiles(wait.loop for wait in found)
     return (
         f"{name:24} {len(floods):4} strangers  p50 {p50:7.1f}  p99 {p99:7.1f}  longest {longest:7.1f} ms  "
-        f"CPU of the broker meanwhile {own50:6.1f} {own99:6.1f} {own_longest:6.1f} ms  "
+        f"CPU of the loop meanwhile {own50:6.1f} {own99:6.1f} {own_longest:6.1f} ms  "
         f"{share:4.2f} cores, {resident(node) >> 20} MiB, {lives(node)} life"
     )
 

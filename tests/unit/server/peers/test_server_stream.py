@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from nsqha.server.peers.http2 import (
     WINDOW_UPDATE,
     frame,
 )
+from nsqha.server.runtime.turns import SharedTurns
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder, push, reply
 from tests.unit.server.server_stream_rig import OPENING, STREAM, Caller, body, echo, run
 
@@ -410,6 +412,34 @@ def test_others_have_their_turn_while_one_sends_pings(monkeypatch: pytest.Monkey
 
     run(scenario)
     assert len(rests) >= 500 // frame_budget.TURN_FRAMES
+
+
+def test_who_has_greeted_does_not_wait_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = 0
+
+    class Counting(SharedTurns):
+        def later(self, go_on: Callable[[], None]) -> None:
+            nonlocal strangers
+            strangers += 1
+            super().later(go_on)
+
+    monkeypatch.setattr(peer_grpc, "SharedTurns", Counting)
+    pings = [frame(PING, 0, 0, bytes(8)) for _ in range(300)]
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(OPENING, caller.request(), *pings)
+        for _ in pings:
+            await caller.next(PING)
+        before = strangers
+        assert before >= len(pings) // frame_budget.TURN_FRAMES
+        caller.write(frame(DATA, 0, STREAM, body(push(1))))
+        assert await caller.messages(1) == [1]
+        caller.write(*pings)
+        for _ in pings:
+            await caller.next(PING)
+        assert strangers == before
+
+    run(scenario, echo)
 
 
 def test_silent_streams_of_one_host_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
