@@ -8,6 +8,7 @@ Downwards:
     administration  /topic/... and /channel/...
     failures    what a change that failed is answered
     server      NSQ's HTTP conventions; aiohttp's server
+    reading     what a connection has sent and is not parsed yet: parts, and turns
     browsers    changes that a page of another site asks for
     scrapes     who gets /metrics, and when
     metrics     its families, for Prometheus

@@ -65,8 +65,10 @@ from nsqha.nsqlog import Logger
 from nsqha.server.authorization.audit import AdminAction, Audit
 from nsqha.server.authorization.guard import CODES, Denied, Guard
 from nsqha.server.http import browsers
+from nsqha.server.http.reading import ReadParts
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.listen import BACKLOG, address_text, bound_address, too_many_files
+from nsqha.server.runtime.turns import SharedTurns
 
 IDLE_S = 120.0
 """Longer than the 90 s after which Go's HTTP client closes an idle connection, so that both never close at once."""
@@ -564,10 +566,11 @@ class _HttpConnection(web.RequestHandler):
     """aiohttp's connection with two changes: bytes that are not HTTP get Go's answer and are not logged; and a peer
     that does not read what was written is dropped after TAKE_S, during an answer and when the connection closes."""
 
-    __slots__ = ("_drop", "_socket", "body", "broken")
+    __slots__ = ("_drop", "_parts", "_socket", "body", "broken")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, turns: SharedTurns, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._parts = ReadParts(self, turns)
         self.body: StreamReader | None = None
         self.broken = False
         self._socket: asyncio.Transport | None = None
@@ -581,6 +584,7 @@ class _HttpConnection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._parts.end()
         self._taken()
         self._socket = None
 
@@ -610,6 +614,22 @@ class _HttpConnection(web.RequestHandler):
             self._drop = None
 
     def data_received(self, data: bytes) -> None:
+        self._parts.take(data)
+
+    def pause_source(self) -> None:
+        if self._socket is not None and not self._socket.is_closing():
+            self._socket.pause_reading()
+
+    def resume_source(self) -> None:
+        if self._socket is not None and not self._socket.is_closing() and not self._wants_none:
+            self._socket.resume_reading()
+
+    @property
+    def _wants_none(self) -> bool:
+        """Whether aiohttp has paused reading."""
+        return bool(self._reading_paused or getattr(self, "_buffer_paused", False))
+
+    def feed(self, data: bytes) -> None:
         super().data_received(data)
         if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage) and self.body is not None:
             # The parser gave up. If it did so inside a body, aiohttp does not notify the reader of that body.
@@ -634,9 +654,11 @@ class _HttpConnection(web.RequestHandler):
 class _WebServer(web.Server):
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
         super().__init__(handler, request_factory=self._request)
+        self._turns = SharedTurns(self._loop)
 
     def __call__(self) -> web.RequestHandler:
         return _HttpConnection(
+            self._turns,
             self,
             loop=self._loop,
             access_log=None,

@@ -200,6 +200,11 @@ class Http2Stream(asyncio.Protocol):
             if not self.turns.resting:
                 self.turns.begin()
                 self.messages.left = TURN_MESSAGES
+        if self.messages.ended:
+            # Dropped until the other side closes, and not faster than others have their turn.
+            if not self.turns.resting:
+                self.turns.rest(self.transport)
+            return
         if self._preface:
             came = self._preface[: len(data)]
             if not data.startswith(came):

@@ -23,7 +23,7 @@ from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import cluster_stream_context
 
-ACCEPTED_MAX = 4  # connections in one turn of the loop: half a millisecond each
+ACCEPTED_MAX = 16  # connections in one turn of the loop
 ACCEPT_PAUSE_SECONDS = 1.0  # after connections could not be accepted
 HANDSHAKE_SECONDS = 10.0
 
