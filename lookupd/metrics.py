@@ -24,7 +24,7 @@ from nsqha.election.model import NodeInfo
 from nsqha.election.placement import able
 from nsqha.election.session import View
 from nsqha.ids import is_ephemeral
-from nsqha.server.http.metrics import Requests, certificates, counters, gauge, gauges, histogram, http_requests
+from nsqha.server.http.metrics.families import Requests, certificates, counters, gauge, gauges, histogram, http_requests
 from nsqha.server.runtime.measures import certificates_end
 
 

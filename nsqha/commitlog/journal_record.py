@@ -70,7 +70,7 @@ class NodeState:
     """What every record repeats."""
 
     identity: NodeIdentity
-    page_cache: str  # names the page cache that the writer wrote into (`runtime.page_cache`)
+    page_cache: str  # names the page cache that the writer wrote into (`opening.page_cache`)
     clean: bool  # the last thing a clean stop writes
     poison: str
 

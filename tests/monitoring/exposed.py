@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from lookupd.metrics import ClusterFigures, LookupFigures, LookupMetrics
 from nsqha.election.session import View
-from nsqha.server.http.exposition import Family, label_names
-from nsqha.server.http.metrics import NO_REQUESTS, NodeMetrics
-from nsqha.server.http.series import SeriesBound
+from nsqha.server.http.metrics.exposition import Family, label_names
+from nsqha.server.http.metrics.families import NO_REQUESTS, NodeMetrics
+from nsqha.server.http.metrics.series import SeriesBound
 from nsqha.server.http.stats import BrokerStats, ClusterStats, NodeStats
 
 OF_A_TARGET = {"instance", "job"}

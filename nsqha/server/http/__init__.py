@@ -10,11 +10,7 @@ Downwards:
     server      NSQ's HTTP conventions; aiohttp's server
     reading     what a connection has sent and is not parsed yet: parts, and turns
     browsers    changes that a page of another site asks for
-    scrapes     who gets /metrics, and when
-    metrics     its families, for Prometheus
-    turns       work on the loop in turns
-    exposition  the text of series that come in thousands
-    series      the bound of all series: what is merged, and into what
+    metrics     /metrics for Prometheus: when, which families, how many series
     broker_api  what the HTTP side needs from the broker
     text        the text form of /stats
     stats       immutable snapshots, and nsqd's /stats made from them

@@ -35,8 +35,8 @@ from nsqha.server.http import debug as http_debug
 from nsqha.server.http import server as http_envelope
 from nsqha.server.http.administration import AdministrationRoutes
 from nsqha.server.http.broker_api import announced_ports
+from nsqha.server.http.metrics.scrapes import Scrapes
 from nsqha.server.http.publishing import HttpPublishRoutes
-from nsqha.server.http.scrapes import Scrapes
 from nsqha.server.http.server import ApiError, HttpApi, HttpDoors, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text

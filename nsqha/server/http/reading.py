@@ -20,7 +20,7 @@ FAST_BYTES = 64 << 10  # a read of more: there is more where it came from
 PART_SECONDS = 0.0003
 
 
-class Source(Protocol):
+class ReadSource(Protocol):
     """The connection that is read."""
 
     def feed(self, data: bytes) -> None:
@@ -38,7 +38,7 @@ class ReadParts:
 
     __slots__ = ("_clock", "_kept", "_source", "_turns", "resting")
 
-    def __init__(self, source: Source, turns: SharedTurns, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, source: ReadSource, turns: SharedTurns, clock: Callable[[], float] = time.perf_counter) -> None:
         self.resting = False
         self._source = source
         self._turns = turns

@@ -20,6 +20,7 @@ from nsqha.cursor.live.followed import ChannelTimes
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
 from nsqha.server.clients.figures import client_stats
+from nsqha.server.http.metrics.turns import in_turns, to_end
 from nsqha.server.http.stats import (
     BrokerStats,
     ChannelStats,
@@ -32,7 +33,6 @@ from nsqha.server.http.stats import (
     SegmentStats,
     TopicStats,
 )
-from nsqha.server.http.turns import in_turns, to_end
 from nsqha.server.partition.holding import live_holds
 from nsqha.server.runtime.measures import certificates_end
 

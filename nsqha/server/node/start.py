@@ -37,11 +37,11 @@ from nsqha.server.node.broker import Broker
 from nsqha.server.node.parts import NodeParts
 from nsqha.server.node.registrar import ProducerIdentity, Registrar, read_token
 from nsqha.server.opening.opener import PartitionOpener
+from nsqha.server.opening.page_cache import boot_id, page_cache_of
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.allocator import FreedMemory, full_collections, keep_large_blocks
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import collector
-from nsqha.server.runtime.page_cache import boot_id, page_cache_of
 from nsqha.server.runtime.service_manager import ServiceManager
 from nsqha.server.runtime.tasks import TaskGroup, first_done
 from nsqha.wire.limits import ProtocolLimits

@@ -6,4 +6,5 @@ Downwards:
     sync_history  under which sync settings the logs have acknowledged
     log_folders   where logs lie, and how their files go
     state_loader  the channel state that a log says
+    page_cache    which page cache this process writes into
 """

@@ -14,7 +14,6 @@ Downwards:
     tls           TLS from nsqd's flags
     service_manager  what systemd is told: recovery goes on, it is ready, the loop runs, it stops
     listen        listening sockets with nsqd's syntax of addresses
-    page_cache    which page cache this process writes into
     rare_warnings warnings that others may cause as often as they like
     allocator     large blocks are used again; what a storm has left goes back to the kernel; full collections are short
     measures      what the node counts, the free space of its disk, what its process uses

@@ -12,7 +12,7 @@ from nsqha.pb.v1 import admin_pb2
 
 
 @pytest.mark.parametrize(("time", "offset"), [(0, 0), (100, 0), (101, 3), (200, 3), (201, 5)])
-def test_a_time_is_the_first_batch_from_then_on_and_later_than_all_the_end_of_the_log_as_it_is(
+def test_a_time_later_than_the_log_is_its_end_as_it_is(
     time: int, offset: int
 ) -> None:
     """Not the end as it will be: what is written until the seek is, too, must not be passed over."""

@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from nsqha.quantile import HistogramData
-from nsqha.server.http.exposition import PIECE, SeriesTable, label_text
+from nsqha.server.http.metrics.exposition import PIECE, SeriesTable, label_text
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 NAMES = ("topic", "channel")

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from nsqha.quantile import Histogram, Result
 from nsqha.server.http import metrics
-from nsqha.server.http.series import SeriesBound
+from nsqha.server.http.metrics.series import SeriesBound
 from nsqha.server.http.stats import (
     BrokerStats,
     ChannelStats,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from nsqha.server.http import scrapes
-from nsqha.server.http.scrapes import FILTERS_MAX, REST, REST_SECONDS_MAX, Scrapes
+from nsqha.server.http.metrics.scrapes import FILTERS_MAX, REST, REST_SECONDS_MAX, Scrapes
+from nsqha.server.http.metrics.turns import in_turns, to_end
 from nsqha.server.http.stats import BrokerStats, TopicStats
-from nsqha.server.http.turns import in_turns, to_end
 from tests.unit.server.http.test_metrics import OPENMETRICS
 
 
@@ -133,7 +133,7 @@ async def test_others_have_two_turns_of_the_loop_between_two_of_the_work(monkeyp
 
     seen: list[object] = []
     assert to_end(work()) == "done"
-    monkeypatch.setattr("nsqha.server.http.turns.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("nsqha.server.http.metrics.turns.TURN_SECONDS", 0.0)
     seen.clear()
     task = asyncio.ensure_future(in_turns(work()))
     while not task.done():

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from nsqha.quantile import Result
-from nsqha.server.http import metrics
-from nsqha.server.http.series import ALL, OTHER, SERIES_MAX, SeriesBound
+from nsqha.server.http.metrics import families
+from nsqha.server.http.metrics.series import ALL, OTHER, SERIES_MAX, SeriesBound
 from nsqha.server.http.stats import (
     BrokerStats,
     ChannelStats,
@@ -55,7 +55,7 @@ def many(topics: int, partitions: int, channels: int) -> list[TopicStats]:
 def scrape(topics: Sequence[TopicStats], bound: SeriesBound) -> dict[str, float]:
     node = NodeStats(cluster=ClusterStats(node=1))
     stats = BrokerStats(health="OK", start_time_ns=0, topics=tuple(topics), node=node)
-    body, _ = metrics.render(stats, "", bound)
+    body, _ = families.render(stats, "", bound)
     found: dict[str, float] = {}
     for family in parse_text(body.decode()):
         for sample in family.samples:

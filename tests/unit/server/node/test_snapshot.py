@@ -11,7 +11,7 @@ import pytest
 
 from nsqha import hot
 from nsqha.election.model import TopicSettings
-from nsqha.server.http import turns
+from nsqha.server.http.metrics import turns
 from nsqha.server.node.broker import Broker
 from tests.unit.server.broker_rig import on_a_broker
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.server.runtime import page_cache
-from nsqha.server.runtime.page_cache import boot_id, mount, page_cache_of, superblock
+from nsqha.server.opening import page_cache
+from nsqha.server.opening.page_cache import boot_id, mount, page_cache_of, superblock
 
 
 def test_a_folder_has_the_page_cache_of_its_file_system(tmp_path: Path) -> None:

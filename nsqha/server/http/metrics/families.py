@@ -25,10 +25,10 @@ from prometheus_client.registry import Collector
 
 from nsqha.cursor.deferred.dead import Reason
 from nsqha.quantile import ATTEMPT_BOUNDS, MESSAGE_BOUNDS, HistogramData
-from nsqha.server.http.exposition import PIECE, Family, Row, SeriesTable, label_text
-from nsqha.server.http.series import Rows, SeriesBound, Widths
+from nsqha.server.http.metrics.exposition import PIECE, Family, Row, SeriesTable, label_text
+from nsqha.server.http.metrics.series import Rows, SeriesBound, Widths
+from nsqha.server.http.metrics.turns import to_end
 from nsqha.server.http.stats import ISR_CHANGES, BrokerStats
-from nsqha.server.http.turns import to_end
 from nsqha.server.runtime.measures import collector, open_files, resident_bytes
 
 _EOF = b"# EOF\n"

@@ -14,13 +14,13 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqha.server.http.series import SeriesBound
-from nsqha.server.http.turns import in_turns
+from nsqha.server.http.metrics.series import SeriesBound
+from nsqha.server.http.metrics.turns import in_turns
 from nsqha.server.runtime.measures import open_files
 
 if TYPE_CHECKING:
     from nsqha.server.http.broker_api import BrokerApi
-    from nsqha.server.http.metrics import Scrape
+    from nsqha.server.http.metrics.families import Scrape
 
 FILTERS_MAX = 20
 REST = 9
@@ -62,7 +62,7 @@ class Scrapes:
                 self._last = None
 
     async def _made(self, topic: str, accept: str) -> _Made:
-        from nsqha.server.http import metrics  # not needed before the first scrape
+        from nsqha.server.http.metrics import families  # not needed before the first scrape
 
         if (pause := self._not_before - time.monotonic()) > 0:
             await asyncio.sleep(pause)
@@ -70,7 +70,7 @@ class Scrapes:
         try:
             files = await asyncio.to_thread(open_files)  # one step, which takes long where there are many
             stats = await self._broker.snapshot_in_turns(topic)
-            work = metrics.rendered(stats, accept, self._bound(topic), dict(self._requests), files)
+            work = families.rendered(stats, accept, self._bound(topic), dict(self._requests), files)
             return _Made(topic, accept, began, await in_turns(work))
         finally:
             ended = time.monotonic()
