@@ -27,7 +27,7 @@ from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 from nsqha.commitlog.journal import JOURNAL
 from nsqha.commitlog.recordfile import scan
 from nsqha.errors import LogCorrupt
-from nsqha.server.opening.state_loader import durable_everywhere
+from tests.sim.losses import vouched_on_disk
 from tests.sim.metadata import Trouble
 from tests.sim.node import DATA
 from tests.sim.storage import SECTOR
@@ -363,7 +363,7 @@ class Misfortune:
         else:
             path, at = pair.path(COMMITLOG), pair.slot(log_id) + rng.randrange(ENTRY_BYTES)
         bit = rng.randrange(8)
-        if log_id >= durable_everywhere(log) and POWER & {*self.cluster.plan.faults}:
+        if log_id >= vouched_on_disk(log) and POWER & {*self.cluster.plan.faults}:
             return None  # a damaged end, after a power loss, is a torn one to whoever finds it
         self.cluster.flips.append((node, path, at, node.storage.contents()[path][at]))
         node.storage.flip(path, 8 * at + bit)
@@ -391,7 +391,7 @@ class Misfortune:
             low, size = (other.position - pair.position, other.size) if kind == SEGMENT else (pair.slot(n), ENTRY_BYTES)
             if low < stop and start < low + size:
                 hurt.append(n)
-        safe = min(end, durable_everywhere(log) if POWER & {*self.cluster.plan.faults} else end)
+        safe = min(end, vouched_on_disk(log) if POWER & {*self.cluster.plan.faults} else end)
         if hurt[-1] >= safe or (kind == COMMITLOG and start < pair.slot(pair.first.log_id)):
             return None
         for n in hurt:

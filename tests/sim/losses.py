@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_ATTRIBUTES, HAS_CARRY, HAS_EVENTS
-from nsqha.server.opening.state_loader import durable_everywhere
+from nsqha.server.opening.state_loader import DURABLE_ENTRIES
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -32,6 +32,16 @@ Key = tuple[int, int]
 OPERATOR_SECONDS = 1.0
 RETRY_SECONDS = 0.3
 BODY_AT = 4  # of a frame or an entry: nothing there is a size
+
+
+def vouched_on_disk(log: PartitionLog) -> int:
+    """The end of what entries that are on this disk themselves call durable everywhere. What the last ones say goes
+    with them when the power does: progress waits half a second for its sync."""
+    end = log.local_durable
+    try:
+        return max((entry.durable for entry in log.entries(end - DURABLE_ENTRIES, end)), default=0)
+    except LogCorrupt:
+        return 0
 
 
 class Losses:
@@ -102,7 +112,7 @@ class Losses:
     def _choose(self, key: Key, holders: list[tuple[SimNode, PartitionLog]]) -> int | None:
         first = max(log.start.log_id for _, log in holders)
         # A damaged end, after a power loss, is a torn one to whoever finds it.
-        end = min(min(durable_everywhere(log), log.local_durable) for _, log in holders)
+        end = min(min(vouched_on_disk(log), log.local_durable) for _, log in holders)
         end = min(end, self.cluster.oracle.ledger.known(key))
         able = [n for n in range(first, end) if self._may_go(key, holders, n)]
         return self._rng.choice(able) if able else None

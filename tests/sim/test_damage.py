@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from nsqha.server.opening.state_loader import durable_everywhere
 from nsqha.server.replica.following.follower import Follower
 from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.faults import Misfortune
+from tests.sim.losses import vouched_on_disk
 from tests.sim.node import DATA, SimNode
 from tests.sim.scenes import SELDOM, a_follower, all_down, all_up, flip, healthy, leader
 from tests.sim.storage import SECTOR
@@ -326,3 +329,13 @@ def test_what_stood_for_many_batches_stands_for_no_single_one_that_was_given_up(
         all_down(cluster)
         all_up(cluster)
         cluster.end_well()
+
+
+def test_a_batch_counts_as_damaged_and_not_torn_by_entries_that_are_on_the_disk() -> None:
+    """What an end that is not synced calls durable goes with the power, and the batch before it is a torn one."""
+    said = {1: 1, 2: 1, 3: 2, 4: 4}  # by log id
+    entries = lambda first, end: [SimpleNamespace(durable=at) for n, at in said.items() if first <= n < end]  # noqa: E731
+    log: Any = SimpleNamespace(local_durable=4, entries=entries)
+    assert vouched_on_disk(log) == 2
+    log.local_durable = 5
+    assert vouched_on_disk(log) == 4
