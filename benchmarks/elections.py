@@ -25,7 +25,7 @@ from nsqha.election.controller.events import (
     Suspect,
     Tick,
 )
-from nsqha.election.elect import ReplicaReport
+from nsqha.election.elect import Ballot, Elected, ReplicaReport, Wait
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 
 ROUNDS = 5
@@ -38,11 +38,17 @@ NODES = {
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    judged = [0]
+    judged = 0
     choose = elections.choose
-    elections.choose = lambda ballot: (judged.append(judged.pop() + 1), choose(ballot))[1]
+
+    def counted(ballot: Ballot) -> Elected | Wait:
+        nonlocal judged
+        judged += 1
+        return choose(ballot)
+
+    elections.choose = counted
     first, last = min((_elect_all(count) for _ in range(ROUNDS)), key=lambda times: times[1])
-    times = judged[0] / count / ROUNDS
+    times = judged / count / ROUNDS
     print(f"{count} partitions: first {1000 * first:.0f} ms, last {1000 * last:.0f} ms, judged {times:.1f} times each")
 
 
