@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from nsqha.server.clients.subscribe import Subscriptions
     from nsqha.server.clients.token_auth import TokenAuth
     from nsqha.server.clients.unfinished import ReadingBudget
-    from nsqha.server.runtime.budget import PublishBudget
+    from nsqha.server.runtime.budget import PublishBudget, SharedTurns
     from nsqha.server.runtime.measures import Measures
-    from nsqha.server.runtime.turns import SharedTurns
     from nsqha.server.topics.topics import Topics
     from nsqha.wire.limits import ProtocolLimits
 

@@ -18,7 +18,7 @@ from nsqha.server.runtime.tasks import begin
 if TYPE_CHECKING:
     from nsqha import hot
     from nsqha.server.clients.transport import ClientTransport
-    from nsqha.server.runtime.turns import SharedTurns
+    from nsqha.server.runtime.budget import SharedTurns
     from nsqha.wire.session import Session
 
 logger = Logger("connection")

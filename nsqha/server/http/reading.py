@@ -2,7 +2,7 @@
 
 One read of the socket is up to 256 KB, and a body of tiny chunks takes a millisecond for each 16 KB of it, also where
 only the rest of a refused body is dropped. So a read is fed to the parser in pieces, until that has taken PART_SECONDS;
-what is left waits, and the socket is not read, until it is this connection's turn again (`runtime.turns`). One that
+what is left waits, and the socket is not read, until it is this connection's turn again (`runtime.budget`). One that
 sends faster than it is read rests after each read, too: else the loop would read on from it in the same turn. What is
 kept is one read, and one more for each time that the parser's owner asks for more although this connection rests.
 """
@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from nsqha.server.runtime.turns import SharedTurns
+from nsqha.server.runtime.budget import SharedTurns
 
 PIECE_BYTES = 16 << 10
 FAST_BYTES = 64 << 10  # a read of more: there is more where it came from
 PART_SECONDS = 0.0003
 
 
-class ReadSource(Protocol):
+class HttpSource(Protocol):
     """The connection that is read."""
 
     def feed(self, data: bytes) -> None:
@@ -38,7 +38,7 @@ class ReadParts:
 
     __slots__ = ("_clock", "_kept", "_source", "_turns", "resting")
 
-    def __init__(self, source: ReadSource, turns: SharedTurns, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, source: HttpSource, turns: SharedTurns, clock: Callable[[], float] = time.perf_counter) -> None:
         self.resting = False
         self._source = source
         self._turns = turns

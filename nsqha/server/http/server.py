@@ -66,9 +66,8 @@ from nsqha.server.authorization.audit import AdminAction, Audit
 from nsqha.server.authorization.guard import CODES, Denied, Guard
 from nsqha.server.http import browsers
 from nsqha.server.http.reading import ReadParts
-from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.budget import PublishBudget, SharedTurns
 from nsqha.server.runtime.listen import BACKLOG, address_text, bound_address, too_many_files
-from nsqha.server.runtime.turns import SharedTurns
 
 IDLE_S = 120.0
 """Longer than the 90 s after which Go's HTTP client closes an idle connection, so that both never close at once."""

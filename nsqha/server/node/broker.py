@@ -37,11 +37,11 @@ from nsqha.server.node.scrubbing import NodeScrub
 from nsqha.server.partition.delivery import Delivery
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
+from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.cache import CacheWriter
 from nsqha.server.runtime.journal import JournalWriter
 from nsqha.server.runtime.metadata import NodeMetadata
 from nsqha.server.runtime.tasks import Changes, TaskGroup, log_failure
-from nsqha.server.runtime.turns import SharedTurns
 from nsqha.server.segments.log_source import reachable
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext

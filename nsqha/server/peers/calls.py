@@ -72,10 +72,10 @@ from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.peers.server_stream import ServerStream
 from nsqha.server.peers.stream import too_large
 from nsqha.server.runtime import listen
+from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
-from nsqha.server.runtime.turns import SharedTurns
 
 UNUSED_SECONDS = 600.0  # that a connection is kept for
 UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first

@@ -2,7 +2,7 @@
 
 In one turn of the loop, or one millisecond of its clock, up to TURN_FRAMES, TURN_BYTES and `stream.TURN_MESSAGES`
 are handled. Then the connection is not read until all others had a turn, whatever it sends. Those that have not
-greeted yet share a part of each turn (`runtime.turns`); nodes of the cluster do not wait for them.
+greeted yet share a part of each turn (`runtime.budget`); nodes of the cluster do not wait for them.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ from nsqha.server.peers.http2 import (
 )
 from nsqha.server.peers.http2_stream import OUR_WINDOW_BYTES, Http2Stream, hang_up
 from nsqha.server.peers.stream import ENDED_THERE
+from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tls import HTTP2_ALPN
-from nsqha.server.runtime.turns import SharedTurns
 
 OPENING_SECONDS = 10.0  # until a method is named, and from then on until a greeting was taken
 OPENING_BYTES_MAX = HEADERS_BYTES_MAX + (16 << 10)  # and how much may be said before

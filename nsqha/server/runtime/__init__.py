@@ -6,8 +6,7 @@ Downwards:
     journal       writes what is staged in the node's journal to the disk
     disk          disk rounds: fdatasync for all partitions, off the loop
     metadata      the metadata store as the loop sees it
-    budget        the bound of bytes of publishes under way
-    turns         whose turn it is among connections that ask for more than a turn has for them
+    budget        bounds that all connections share: bytes of publishes under way, and a part of each turn of the loop
     tasks         work that continues when its callers are gone, and changes of a topic one at a time
     backoff       how long an owner waits before it tries again
     certificates  certificate files, read again when they change

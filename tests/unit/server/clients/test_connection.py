@@ -17,8 +17,7 @@ from nsqha.server.clients.connection import UNREAD_REPLIES_BYTES_MAX, Connection
 from nsqha.server.clients.transport import CLOSE_SECONDS_MAX, WRITE_BUFFER_HIGH
 from nsqha.server.clients.unfinished import ReadingBudget
 from nsqha.server.partition.consumer_acks import ConsumerAcks
-from nsqha.server.runtime.budget import PublishBudget
-from nsqha.server.runtime.turns import SharedTurns
+from nsqha.server.runtime.budget import PublishBudget, SharedTurns
 from nsqha.wire import session as session_module
 from nsqha.wire.compression import new_codec
 from nsqha.wire.limits import ProtocolLimits

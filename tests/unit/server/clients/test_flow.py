@@ -8,7 +8,7 @@ from typing import Any
 from nsqha import hot
 from nsqha.server.clients.flow import CommandFlow
 from nsqha.server.clients.unfinished import ReadingBudget
-from nsqha.server.runtime.turns import TURN_SECONDS, SharedTurns
+from nsqha.server.runtime.budget import TURN_SECONDS, SharedTurns
 from tests.fakes.loop import VirtualLoop
 
 

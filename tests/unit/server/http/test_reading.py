@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nsqha.server.http.reading import FAST_BYTES, PART_SECONDS, PIECE_BYTES, ReadParts
-from nsqha.server.runtime.turns import SharedTurns
+from nsqha.server.runtime.budget import SharedTurns
 
 READ_BYTES = 256 << 10
 
 
-class ReadingRig:
+class Parsing:
     """A connection whose parser takes `cost` for each piece, and a loop that runs turn by turn."""
 
     def __init__(self, cost: float) -> None:
@@ -45,7 +45,7 @@ def data_of(size: int) -> bytes:
 
 
 def test_what_is_dear_to_parse_is_parsed_over_many_turns_and_in_order() -> None:
-    rig, sent = ReadingRig(cost=PART_SECONDS), data_of(READ_BYTES)
+    rig, sent = Parsing(cost=PART_SECONDS), data_of(READ_BYTES)
     rig.parts.take(sent)
     assert rig.fed == sent[:PIECE_BYTES] and not rig.reading
     turns = 0
@@ -58,7 +58,7 @@ def test_what_is_dear_to_parse_is_parsed_over_many_turns_and_in_order() -> None:
 
 
 def test_what_is_cheap_is_parsed_at_once_and_then_others_have_their_turn() -> None:
-    rig, sent = ReadingRig(cost=0.0), data_of(READ_BYTES)
+    rig, sent = Parsing(cost=0.0), data_of(READ_BYTES)
     rig.parts.take(sent)
     assert rig.fed == sent and not rig.reading, "there is more in the socket"
     rig.turn()
@@ -66,7 +66,7 @@ def test_what_is_cheap_is_parsed_at_once_and_then_others_have_their_turn() -> No
 
 
 def test_an_ordinary_request_never_rests() -> None:
-    rig = ReadingRig(cost=10 * PART_SECONDS)
+    rig = Parsing(cost=10 * PART_SECONDS)
     for size in (1, 100, PIECE_BYTES):
         rig.parts.take(data_of(size))
         assert rig.reading and not rig.soon
@@ -76,7 +76,7 @@ def test_an_ordinary_request_never_rests() -> None:
 
 
 def test_what_comes_meanwhile_is_behind_what_is_kept() -> None:
-    rig, sent = ReadingRig(cost=PART_SECONDS), data_of(3 * PIECE_BYTES)
+    rig, sent = Parsing(cost=PART_SECONDS), data_of(3 * PIECE_BYTES)
     rig.parts.take(sent)
     rig.reading = True  # the parser's owner had its own reasons
     rig.parts.take(b"more")
@@ -88,7 +88,7 @@ def test_what_comes_meanwhile_is_behind_what_is_kept() -> None:
 
 
 def test_what_a_connection_leaves_is_not_parsed() -> None:
-    rig = ReadingRig(cost=PART_SECONDS)
+    rig = Parsing(cost=PART_SECONDS)
     rig.parts.take(data_of(READ_BYTES))
     fed = rig.fed
     rig.parts.end()

@@ -32,7 +32,7 @@ from nsqha.server.peers.http2 import (
     WINDOW_UPDATE,
     frame,
 )
-from nsqha.server.runtime.turns import SharedTurns
+from nsqha.server.runtime.budget import SharedTurns
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder, push, reply
 from tests.unit.server.server_stream_rig import OPENING, STREAM, Caller, body, echo, run
 

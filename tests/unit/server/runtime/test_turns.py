@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nsqha.server.runtime.turns import TURN_SECONDS, SharedTurns
+from nsqha.server.runtime.budget import TURN_SECONDS, SharedTurns
 
 PART_SECONDS = TURN_SECONDS / 4
 
