@@ -11,7 +11,7 @@ from nsqha.server.runtime.budget import TURN_SECONDS, SharedTurns
 PART_SECONDS = TURN_SECONDS / 4
 
 
-class TurnLoop:
+class TurnByTurn:
     """Each turn runs what was there at its beginning."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Port:
     """Strangers that never have enough, and how much they got in each turn of the loop."""
 
     def __init__(self, strangers: int, part: float = PART_SECONDS) -> None:
-        self.loop = TurnLoop()
+        self.loop = TurnByTurn()
         self.turns = SharedTurns(self.loop, lambda: self.loop.now)
         self.part = part
         self.served: list[int] = []
