@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from nsqha.quantile import Histogram, Result
-from nsqha.server.http.metrics import families
+from nsqha.server.http.metrics.families import render
 from nsqha.server.http.metrics.series import SeriesBound
 from nsqha.server.http.stats import (
     BrokerStats,
@@ -65,7 +65,7 @@ def stats() -> BrokerStats:
 
 
 def samples(accept: str = "") -> dict[str, float]:
-    body, _ = families.render(stats(), accept, SeriesBound())
+    body, _ = render(stats(), accept, SeriesBound())
     parse = parse_openmetrics if accept else parse_text
     found = {}
     for family in parse(body.decode()):
@@ -111,7 +111,7 @@ def test_figures_come_from_the_snapshot(accept: str) -> None:
 
 
 def test_names_follow_prometheus_rules_and_every_metric_has_help() -> None:
-    body, _ = families.render(stats(), OPENMETRICS, SeriesBound())
+    body, _ = render(stats(), OPENMETRICS, SeriesBound())
     families = list(parse_openmetrics(body.decode()))
     assert len(families) > 40
     assert len({family.name for family in families}) == len(families)
@@ -144,7 +144,7 @@ def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(f"{__name__}.stats", lambda: member)
     found = samples(OPENMETRICS)
     page = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
-    for family in parse_openmetrics(families.render(member, OPENMETRICS, SeriesBound())[0].decode()):
+    for family in parse_openmetrics(render(member, OPENMETRICS, SeriesBound())[0].decode()):
         assert family.documentation.endswith("."), family.name
         assert f"| `{family.name}" in page, f"{family.name} is not in docs/metrics.md"
     assert {

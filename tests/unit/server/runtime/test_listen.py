@@ -155,7 +155,7 @@ def test_clients_do_not_get_the_last_descriptors(
     """Files of the log could not be opened: what is stored could be neither read nor gone on with."""
     opened: list[Connection] = []
     context: Any = SimpleNamespace(
-        **dict.fromkeys(("auth", "budget", "reading", "tokens")),
+        **dict.fromkeys(("auth", "budget", "reading", "tokens", "turns")),
         clock=SystemClock(),
         limits=ProtocolLimits(),
         options=SimpleNamespace(tls_required=TlsRequired.NO),
