@@ -24,6 +24,7 @@ ARGS = ["-O3", "-fno-strict-aliasing", "-g0"]
 NAMES = {
     "_hot": ["nsqha/hot/blake2b.h", "nsqha/hot/crc32.h", "nsqha/hot/_hot.pxd"],
     "_publishing": ["nsqha/hot/_hot.pxd"],
+    "_syncing": ["nsqha/hot/sync_threads.h"],
 }
 
 setup(

@@ -20,9 +20,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import threading
 from typing import Protocol
 
+from nsqha import hot
 from nsqha.errors import ConfigError, Poisoned
 
 Data = bytes | bytearray | memoryview
@@ -118,13 +118,12 @@ class Storage(Protocol):
 class OsFile:
     """A file of the operating system. Its errors name it, which those of calls by descriptor do not."""
 
-    __slots__ = ("_failed", "_fd", "_syncing", "path")
+    __slots__ = ("_fd", "_synced", "path")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self._failed: str | None = None
-        self._syncing = threading.Lock()
+        self._synced = hot.SyncedFile(fd)
 
     def size(self) -> int:
         try:
@@ -173,15 +172,16 @@ class OsFile:
             raise
 
     def sync(self) -> None:
-        # One at a time: the kernel reports a failure to one caller, and success to another at the same moment.
-        with self._syncing:
-            if self._failed is None:
-                try:
-                    os.fdatasync(self._fd)
-                except OSError as error:
-                    self._failed = f"fdatasync of {self.path} failed: {error}"
-            if self._failed is not None:
-                raise Poisoned(self._failed)
+        if failed := self._synced.sync(os.fdatasync):
+            raise self.sync_failed(failed)
+
+    def synced(self) -> hot.SyncedFile | None:
+        """The same file for `hot.SyncThreads`, with the same memory of failures; None: only `sync` may be called."""
+        return self._synced
+
+    def sync_failed(self, error: int) -> Poisoned:
+        """What `sync` raises after this errno."""
+        return Poisoned(f"fdatasync of {self.path} failed: {OSError(error, os.strerror(error))}")
 
     def drop_cache(self) -> None:
         try:
@@ -198,12 +198,8 @@ class OsFile:
             raise
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        self.close()
+        self._fd = -1
+        self._synced.close()
 
     def __repr__(self) -> str:
         return f"OsFile({self.path!r})"

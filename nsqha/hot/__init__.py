@@ -14,16 +14,18 @@ and control frames of the log have the same outer shape: `[size u32 = 4 + len(pa
     next_entry, copied_entry     the commitlog entry of a batch; one that came from elsewhere
     fins_end, Ring               FIN commands -> slots of the in-flight ring
     Publisher, PublishQueue      PUBs of one connection -> what waits for the next batch
+    SyncThreads, SyncedFile      a disk round: files synced beside the interpreter
     tell_stored, Slot, Replies   a committed batch -> OKs, in the order of each client's commands
     Reply, Waiter, Taken         who waits for a publish, and what goes into a batch together; of both twins
 
-`_hot.pyx` and `_hot_py.py`, `_publishing.pyx` and `_publishing_py.py` behave identically, one test suite runs over
+`_hot.pyx` and `_hot_py.py`, and likewise `_publishing` and `_syncing`, behave identically, one test suite runs over
 both. ACTIVE says which one serves; it is shown at start and in /stats because it is worth a factor of five in CPU.
 NSQHA_NO_EXT=1 forces the twin. A machine without a compiler installs all the same (they are optional in setup.py)
 and runs the twin.
 
 Downwards:
 
+    _syncing_py     the twin of `_syncing.pyx`, and the description of what both do
     _publishing_py  the twin of `_publishing.pyx`, and the description of what both do
     _hot_py         the twin of `_hot.pyx`, and the description of what both do
 
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         walk,
     )
     from nsqha.hot._publishing_py import Publisher, PublishQueue, Replies, Slot, tell_stored
+    from nsqha.hot._syncing_py import SyncedFile, SyncThreads
 
     ACTIVE: str
 else:
@@ -91,6 +94,7 @@ else:
             walk,
         )
         from nsqha.hot._publishing import Publisher, PublishQueue, Replies, Slot, tell_stored
+        from nsqha.hot._syncing import SyncedFile, SyncThreads
 
         ACTIVE = "compiled"
     except ImportError:
@@ -116,6 +120,7 @@ else:
             walk,
         )
         from nsqha.hot._publishing_py import Publisher, PublishQueue, Replies, Slot, tell_stored
+        from nsqha.hot._syncing_py import SyncedFile, SyncThreads
 
         ACTIVE = "pure"
 
@@ -136,6 +141,8 @@ __all__ = [
     "Reply",
     "Ring",
     "Slot",
+    "SyncThreads",
+    "SyncedFile",
     "Taken",
     "Waiter",
     "copied_entry",

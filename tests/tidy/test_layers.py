@@ -41,11 +41,12 @@ IMPURE = SHELL_ONLY | {"os", "time", "lmdb", "etcd3", "random", "fcntl"}
 ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
+    "nsqha.hot._syncing_py": {"os", "threading"},  # the threads that sync what storage has opened
     "nsqha.grpc_channels": {"grpc", "asyncio", "threading"},  # the one maker of channels, for all layers
     "nsqha.cluster_secret": {"os"},  # draws nonces
     "nsqha.private_file": {"os"},  # the one reader of files with secrets
     "nsqha.grpc_env": {"os"},  # what gRPC has to find in the environment before it is imported
-    "nsqha.commitlog.storage": {"os", "fcntl", "threading"},  # the one user of files, which several threads sync,
+    "nsqha.commitlog.storage": {"os", "fcntl"},  # the one user of files,
     "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub
     "nsqha.cursor.cache.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
     "nsqha.cursor.cache.lmdb_proof": {"os"},

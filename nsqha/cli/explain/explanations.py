@@ -142,6 +142,10 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         "abandoned": Explanation("A channel that the topic's setting calls abandoned gave up unread messages."),
         "housekeeping_failed": Explanation("A periodic piece of work of a partition failed; tried again."),
         "journal_delayed": Explanation("The node's journal could not be written; promises wait for it.", "The disk."),
+        "sync_threads_lacking": Explanation(
+            "Descriptors or threads were lacking at the first disk round; slower threads make them until a restart.",
+            "The limits of the process: ulimit -n, ulimit -u, TasksMax of the unit.",
+        ),
         "round_failed": Explanation("A partition could not process the end of a disk round. A traceback follows."),
     },
     "Clients": {

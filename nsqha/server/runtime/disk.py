@@ -4,9 +4,10 @@ A round takes one `SyncTicket` of each partition that asked since the last round
 threads in parallel (the file system merges the journal commits), and notifies each partition. While a round runs, new
 requests gather for the next one; that is the group commit of `sync=always`.
 
-Publishers wait for the rounds of `sync=always`, so the files of these are synced in parallel. No publisher waits for
-the rounds of `sync=interval`: such a round costs the same CPU for a thousand messages and for ten thousand, so they
-begin at most every `PATIENT_SECONDS`, on one thread, and join any other round.
+Publishers wait for the rounds of `sync=always`, so the files of these are synced in parallel, by threads that run no
+Python (`hot.SyncThreads`): whoever has one message in flight waits for each hand-over of the interpreter's lock. No
+publisher waits for the rounds of `sync=interval`: such a round costs the same CPU for a thousand messages and for ten
+thousand, so they begin at most every `PATIENT_SECONDS`, on one thread, and join any other round.
 
 A failed fsync is never retried: afterwards it is not known which pages were lost. It poisons the node (`on_failure`),
 that of a job, too: who asked for the job may try it again, and would find files that only the page cache has whole.
@@ -21,8 +22,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from nsqha import hot
 from nsqha.clock import Clock
 from nsqha.commitlog.log import SyncTicket
+from nsqha.commitlog.storage import OsFile
 from nsqha.errors import Poisoned
 from nsqha.nsqlog import Logger
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
@@ -48,10 +51,81 @@ class WantsSync(Protocol):
         """The ticket is on disk."""
 
 
+class DiskRound:
+    """A round under way."""
+
+    __slots__ = ("shares", "tickets")
+
+    def __init__(self, tickets: list[tuple[WantsSync, SyncTicket]]) -> None:
+        self.tickets = tickets
+        self.shares = 1  # parts of its files that are not synced yet
+
+
+class QuickSyncs:
+    """Syncs files of the operating system for rounds that are waited for, one round at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[BaseException | None], None]) -> None:
+        """`ended`: the round is over; the error of a file that failed."""
+        self._loop = loop
+        self._ended = ended
+        self._threads: hot.SyncThreads | None = None
+        self._files: list[OsFile] = []
+        self._closed = False
+
+    def start(self, files: list[Any]) -> bool:
+        """Begin a round. False if not all of them are such files, or there are no threads to be had."""
+        of_round: list[hot.SyncedFile] = []
+        for file in files:
+            synced = file.synced() if isinstance(file, OsFile) else None
+            if synced is None:
+                return False
+            of_round.append(synced)
+        threads = self._threads or self._begun()
+        if threads is None:
+            return False
+        self._files = files
+        threads.start(of_round)
+        return True
+
+    def _begun(self) -> hot.SyncThreads | None:
+        if self._closed:
+            return None
+        try:
+            self._threads = threads = hot.SyncThreads(SYNC_THREADS)
+        except (OSError, RuntimeError) as error:  # descriptors or threads are lacking
+            logger.warning("sync_threads_lacking", "other threads, which are slower, make the disk rounds: %s", error)
+            self._closed = True
+            return None
+        self._loop.add_reader(threads.fileno(), self._look)
+        return threads
+
+    def _look(self) -> None:
+        assert self._threads is not None
+        outcomes = self._threads.take()
+        if outcomes is None:
+            return
+        files, self._files = self._files, []
+        for file, error in zip(files, outcomes, strict=True):
+            if error:
+                self._ended(file.sync_failed(error))
+                return
+        self._ended(None)
+
+    def close(self) -> None:
+        """Wait for the round that is under way; no caller hears of it."""
+        self._closed = True
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(threads.fileno())
+            threads.close()
+
+
 class DiskThreads:
     """The threads of one node's disk work; no kind of work waits for another."""
 
-    def __init__(self, syncs: Executor | None) -> None:
+    def __init__(self, syncs: Executor | None, quick: QuickSyncs) -> None:
+        self.quick = quick
         self.syncs = syncs or ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="fdatasync")
         self.jobs = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self.reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="disk reads")
@@ -60,6 +134,7 @@ class DiskThreads:
 
     def close(self) -> None:
         """Wait for what was submitted."""
+        self.quick.close()
         for pool in (self.syncs, self.jobs, self.journal, self.reads, self.removals):
             pool.shutdown(wait=True)
 
@@ -107,14 +182,14 @@ class DiskRounds:
         self._clock = clock
         self.progress_seconds = PROGRESS_SECONDS  # until batches that no caller waits for are synced: `bound_progress`
         self._on_failure = on_failure
-        self._threads = DiskThreads(sync_pool)
+        self._threads = DiskThreads(sync_pool, QuickSyncs(loop, self._share_ended))
+        self._round: DiskRound | None = None  # whose files are being synced
         self._wanting: dict[WantsSync, None] = {}
         self._urgent = False  # a publisher waits for one of them
         self._running = False
         self._failed = False
         self._started = -PATIENT_SECONDS
         self._rounds = 0
-        self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
         self.round_seconds = Histogram(SECONDS_BOUNDS)
         self.signs = DiskSigns()
@@ -122,7 +197,7 @@ class DiskRounds:
     @property
     def running(self) -> int:
         """The number of the round whose files are being synced; 0 if there is none."""
-        return self._rounds if self._syncing else 0
+        return self._rounds if self._round is not None else 0
 
     def request(self, partition: WantsSync, *, patient: bool = False) -> None:
         """Sync what `partition` has written in the next round, which may be late if all its requests are patient."""
@@ -157,21 +232,14 @@ class DiskRounds:
             self._see_to_it()
             return
         files = [file for _, ticket in tickets for file in ticket.files]
-        threads = min(SYNC_THREADS, len(files)) if urgent else 1
-        shares = [files[n::threads] for n in range(threads)]
-        waiting = threads
+        self._round = DiskRound(tickets)
         self._started = self._clock.monotonic()
         self._rounds += 1
-        self._syncing = True
+        if not urgent or not self._threads.quick.start(files):
+            self._round.shares = min(SYNC_THREADS, len(files)) if urgent else 1
+            self._sync_by_pool(files, self._round.shares)
 
-        def done(error: BaseException | None) -> None:
-            nonlocal waiting
-            if error is not None and not self._failed:
-                self._failed = True
-                self._on_failure(error)
-            waiting -= 1
-            if waiting == 0:
-                self._end_round(tickets, self._clock.monotonic() - self._started)
+    def _sync_by_pool(self, files: list[Any], threads: int) -> None:
 
         def sync(share: list[Any]) -> None:
             error: BaseException | None = None
@@ -181,16 +249,27 @@ class DiskRounds:
             except BaseException as e:
                 error = e
             try:
-                self._loop.call_soon_threadsafe(done, error)
+                self._loop.call_soon_threadsafe(self._share_ended, error)
             except RuntimeError:
                 pass  # the loop is closed: the process is ending and no publisher waits for the round
 
-        for share in shares:
-            self._threads.syncs.submit(sync, share)
+        for n in range(threads):
+            self._threads.syncs.submit(sync, files[n::threads])
 
-    def _end_round(self, tickets: list[tuple[WantsSync, SyncTicket]], seconds: float) -> None:
-        self.round_seconds.observe(seconds)
-        self._running = self._syncing = False
+    def _share_ended(self, error: BaseException | None) -> None:
+        if error is not None and not self._failed:
+            self._failed = True
+            self._on_failure(error)
+        ended = self._round
+        assert ended is not None, "a share of no round"
+        ended.shares -= 1
+        if ended.shares == 0:
+            self._end_round(ended.tickets)
+
+    def _end_round(self, tickets: list[tuple[WantsSync, SyncTicket]]) -> None:
+        self._round = None
+        self.round_seconds.observe(self._clock.monotonic() - self._started)
+        self._running = False
         if self._failed:
             return
         for partition, ticket in tickets:

@@ -36,6 +36,8 @@ def plant(rule: str) -> Callable[[Make], Make]:
 
 # ---- files
 
+ROUNDS_CALL_SYNC = instead(OsFile, "synced", lambda self: None)  # else threads without Python sync the files of a round
+
 
 @plant("names are durable when their directory is")
 def directories_not_synced_by_the_process() -> list[Patch]:
@@ -47,7 +49,7 @@ def directories_not_synced_by_the_process() -> list[Patch]:
 
 @plant("what is written is durable when the disk says so")
 def nothing_is_synced() -> list[Patch]:
-    return [instead(OsFile, "sync", lambda self: None)]
+    return [instead(OsFile, "sync", lambda self: None), ROUNDS_CALL_SYNC]
 
 
 @plant("a data directory that was put back is not trusted")

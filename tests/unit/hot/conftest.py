@@ -27,3 +27,9 @@ def hot(request: pytest.FixtureRequest) -> ModuleType:
 def publishing(request: pytest.FixtureRequest) -> ModuleType:
     """Of the classes between a PUB and its OK."""
     return _twin(request.param)
+
+
+@pytest.fixture(scope="session", params=("nsqha.hot._syncing_py", "nsqha.hot._syncing"), ids=IDS)
+def syncing(request: pytest.FixtureRequest) -> ModuleType:
+    """Of the threads of disk rounds."""
+    return _twin(request.param)

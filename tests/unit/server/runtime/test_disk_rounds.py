@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -17,7 +19,7 @@ from nsqha.clock import ManualClock, SystemClock
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
-from nsqha.commitlog.storage import OsStorage
+from nsqha.commitlog.storage import OsFile, OsStorage
 from nsqha.errors import Poisoned
 from nsqha.server.runtime.disk import PATIENT_SECONDS, PROGRESS_SECONDS, DiskRounds, bound_progress
 from tests.fakes.loop import VirtualLoop
@@ -186,6 +188,84 @@ def test_a_log_that_is_closed_under_a_round_does_not_poison_the_node(tmp_path: P
     assert ticket is not None
     log.close()
     ticket.run()
+
+
+class WantingFiles(Wanting):
+    """A partition whose files are the operating system's."""
+
+    def __init__(self, *files: OsFile) -> None:
+        super().__init__(FakeFile())
+        self.files = files
+
+    def sync_ticket(self) -> SyncTicket | None:
+        return SyncTicket(1, self.files)
+
+
+def os_files(folder: Path) -> list[OsFile]:
+    files = [OsStorage().open(str(folder / name), create=True) for name in ("segment", "commitlog")]
+    return cast(list[OsFile], files)
+
+
+def pool_is_not_used(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OsFile, "sync", lambda self: pytest.fail("a thread of Python synced a file"))
+
+
+def test_files_of_a_round_that_is_waited_for_are_synced_beside_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool_is_not_used(monkeypatch)
+
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        first, second = WantingFiles(*os_files(tmp_path)), WantingFiles(*os_files(tmp_path))
+        for n in (1, 2, 3):
+            disk.request(first)
+            disk.request(second)
+            await rounds(second, n)
+        assert (first.rounds, failures, disk.running) == (3, [], 0)
+
+    with_rounds(story)
+
+
+def test_a_failure_beside_the_interpreter_is_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, commitlog = os_files(tmp_path)
+
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        with pytest.raises(Poisoned):
+            commitlog.sync()
+    pool_is_not_used(monkeypatch)
+
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        partition = WantingFiles(segment, commitlog)
+        disk.request(partition)
+        while not failures:
+            await asyncio.sleep(0)
+        disk.request(partition)
+        await asyncio.sleep(0.01)
+        assert partition.rounds == 0
+        (failure,) = failures
+        assert isinstance(failure, Poisoned) and str(tmp_path / "commitlog") in str(failure)
+
+    with_rounds(story)
+
+
+def test_without_such_threads_a_round_takes_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(count: int) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(hot, "SyncThreads", lacking)
+
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        partition = WantingFiles(*os_files(tmp_path))
+        for n in (1, 2):
+            disk.request(partition)
+            await rounds(partition, n)
+        assert failures == []
+
+    with_rounds(story)
 
 
 def test_a_read_waits_for_no_job():
