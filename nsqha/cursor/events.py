@@ -166,24 +166,32 @@ class ChannelProgress:
     put_back: bool = False
 
     def encode(self) -> bytes:
+        head = _PROGRESS.pack(
+            self.uid,
+            self.seek,
+            self.floor,
+            len(self.ranges),
+            len(self.puts),
+            len(self.finished),
+            len(self.attempts),
+            self.attempts_known | self.put_back << 1,
+        )
+        if not (self.ranges or self.puts or self.finished or self.attempts):
+            return head  # an ordered channel waits for it with each message
         return b"".join(
             (
-                _PROGRESS.pack(
-                    self.uid,
-                    self.seek,
-                    self.floor,
-                    len(self.ranges),
-                    len(self.puts),
-                    len(self.finished),
-                    len(self.attempts),
-                    self.attempts_known | self.put_back << 1,
-                ),
+                head,
                 pack_ranges(self.ranges),
                 b"".join([_PUT.pack(*put) for put in self.puts]),
                 struct.pack(f">{len(self.finished)}Q", *self.finished),
                 b"".join([_RUN.pack(*run) for run in self.attempts]),
             )
         )
+
+
+def progress_frame(channels: list[bytes]) -> bytes:
+    """The frame of a `ProgressEvent` whose channels are encoded already."""
+    return control_frame(frames.PROGRESS, b"".join(channels))
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,7 @@ class ProgressEvent:
     channels: tuple[ChannelProgress, ...]
 
     def encode(self) -> bytes:
-        return control_frame(frames.PROGRESS, b"".join([channel.encode() for channel in self.channels]))
+        return progress_frame([channel.encode() for channel in self.channels])
 
 
 @dataclass(frozen=True)
@@ -432,10 +440,10 @@ def _progress(reader: Reader) -> ProgressEvent:
                 uid,
                 seek,
                 floor,
-                reader.ranges(ranges),
-                reader.rows(_PUT, puts),  # type: ignore[arg-type]
-                tuple(offset for (offset,) in reader.rows(_U64, finished)),
-                reader.rows(_RUN, attempts),  # type: ignore[arg-type]
+                reader.ranges(ranges) if ranges else (),
+                reader.rows(_PUT, puts) if puts else (),  # type: ignore[arg-type]
+                tuple(offset for (offset,) in reader.rows(_U64, finished)) if finished else (),
+                reader.rows(_RUN, attempts) if attempts else (),  # type: ignore[arg-type]
                 bool(flags & 1),
                 bool(flags & 2),
             )

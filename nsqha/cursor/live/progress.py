@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from nsqha import frames as layout
-from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, ProgressEvent, Range
+from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, Range, progress_frame
 from nsqha.ranges import RangeSet
 
 ROWS_PER_PIECE = 3000  # of at most 18 bytes
@@ -115,17 +115,17 @@ def pieces(whole: ChannelProgress, floor_before: int, put_back: Set[int] = froze
 
 def frames(parts: Iterable[ChannelProgress]) -> Iterator[bytes]:
     """Parts gathered into as few progress frames as 64 KB each allow."""
-    gathered: list[ChannelProgress] = []
+    gathered: list[bytes] = []
     size = 0
     for part in parts:
-        part_size = len(part.encode())
-        if gathered and size + part_size > FRAME_BYTES_MAX - 64:
-            yield ProgressEvent(tuple(gathered)).encode()
+        encoded = part.encode()
+        if gathered and size + len(encoded) > FRAME_BYTES_MAX - 64:
+            yield progress_frame(gathered)
             gathered, size = [], 0
-        gathered.append(part)
-        size += part_size
+        gathered.append(encoded)
+        size += len(encoded)
     if gathered:
-        yield ProgressEvent(tuple(gathered)).encode()
+        yield progress_frame(gathered)
 
 
 class TakenEvents(Generic[T]):

@@ -513,7 +513,7 @@ class Deliveries(dict[str, Delivery]):
         ring: Callable[[], None],
         flush: Callable[[], None],
     ) -> None:
-        """`ring`: a deadline is over, of a channel or of an event. `flush`: write events once this tick is over."""
+        """`ring`: a deadline is over, of a channel or of an event. `flush`: write events now."""
         super().__init__()
         self._partition = partition
         self._loop = loop
@@ -548,15 +548,22 @@ class Deliveries(dict[str, Delivery]):
         woken, self._woken = self._woken, []
         for delivery in woken:
             delivery.woken = False
-        if self._partition.closed:
+        partition = self._partition
+        # Every FIN of this tick has come; the alarm would hold an ordered channel up by its slack for each message. And
+        # first: the disk works while the channels are looked at.
+        self._write_progress()
+        if partition.closed:
             return
-        now = self._partition.now()
+        now = partition.now()
         for delivery in woken:
             delivery.pump(now)
-        # Every FIN of this tick has come; the alarm would hold an ordered channel up by its slack for each message.
-        if self._partition.cursors.next_waits and not self._partition.held_up:
-            self._flush()
+        self._write_progress()  # what pumps have settled
         self.arm(now.mono)
+
+    def _write_progress(self) -> None:
+        partition = self._partition
+        if partition.cursors.next_waits and not (partition.closed or partition.held_up):
+            self._flush()
 
     def due(self, now: Now) -> None:
         """Time out what is overdue and hand out what has become due; `arm` is the caller's."""

@@ -176,7 +176,12 @@ class GroupCommit:
         self.publishes.linger.stop()
         if not self.publishes.queue.scheduled:
             self.publishes.queue.scheduled = True
-            self._flush_soon()
+            self._runtime.loop.call_soon(self._end_of_tick)
+
+    def flush_events(self) -> None:
+        """Write in this turn, at the end of a tick, and wait for no publisher."""
+        self.publishes.linger.stop()
+        self._flush()
 
     def _publish_came(self) -> None:
         """The queue is not empty any more. Who was alone in the last batch is not worth gathering for."""
@@ -185,10 +190,7 @@ class GroupCommit:
             publishes.queue.scheduled = False
             self._flush()
         else:
-            self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        self._runtime.loop.call_soon(self._end_of_tick)
+            self._runtime.loop.call_soon(self._end_of_tick)
 
     def _end_of_tick(self) -> None:
         self.publishes.queue.scheduled = False
@@ -209,7 +211,7 @@ class GroupCommit:
                 if queue.runs and not outstanding and publishes.linger.waits(len(queue.runs), queue.bytes_waiting):
                     if not queue.scheduled:
                         queue.scheduled = True
-                        self._flush_soon()
+                        self._runtime.loop.call_soon(self._end_of_tick)
                     return
                 urgent = events.urgent or (life.serving and self._led.cursors.urgent)  # before, nothing takes them
                 if self._files.busy or life.closed or life.handing_over or not (queue.runs or urgent):

@@ -74,7 +74,7 @@ class Partition:
             resume=self._resume,
             stop=self._stop,
         )
-        self.deliveries = Deliveries(self, runtime.loop, self._due, self.batches.schedule)
+        self.deliveries = Deliveries(self, runtime.loop, self._due, self.batches.flush_events)
         self.retention = retention
         self.local_repair: LocalRepair | None = None  # of a log that no other node has
         self.on_damage: Callable[[int, int], object] = lambda first, end: None  # log ids that do not verify

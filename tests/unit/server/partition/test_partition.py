@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import random
 
+import pytest
+
 from nsqha import hot
 from nsqha.commitlog.log import LogLimits
 from nsqha.errors import LogCorrupt, Poisoned, Unavailable
@@ -65,6 +67,16 @@ def test_with_sync_always_the_next_in_order_waits_for_the_disk():
     rig.disk.begin()
     rig.disk.end()
     assert len(consumer.wire.messages) == 2
+
+
+def test_the_disk_has_the_fin_before_channels_are_looked_at(monkeypatch: pytest.MonkeyPatch):
+    rig = PartitionRig(ordered=True)
+    rig.store(b"one", b"two")
+    consumer = rig.consume(10)
+    begin, ends = rig.log.end.log_id, list[int]()
+    monkeypatch.setattr(rig.partition.deliveries["c"], "pump", lambda now: ends.append(rig.log.end.log_id))
+    rig.finish(consumer)
+    assert ends == [begin + 1]
 
 
 # ---- answers
