@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define SYNC_THREADS_MAX 16
-#define SYNC_STACK_BYTES (64 << 10)
+#define SYNC_STACK_BYTES (256 << 10) /* the libraries keep their own per thread there too */
 #define SYNC_SLICE_NS 100000 /* the least that the kernel takes */
 
 struct synced_file {
