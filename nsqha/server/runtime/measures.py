@@ -115,7 +115,15 @@ def resident_bytes() -> int:
 def open_files() -> int:
     """File descriptors in use; 0 where the system does not report them."""
     try:
-        return len(os.listdir("/proc/self/fd"))
+        return open_files_told() or len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
+
+
+def open_files_told() -> int:
+    """Likewise, in a microsecond, where the kernel keeps their number (Linux 6.2); else 0: they have to be listed."""
+    try:
+        return os.stat("/proc/self/fd").st_size
     except OSError:
         return 0
 

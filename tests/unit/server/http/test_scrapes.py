@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.server.http import scrapes
+from nsqha.server.http.metrics import scrapes
 from nsqha.server.http.metrics.scrapes import FILTERS_MAX, REST, REST_SECONDS_MAX, Scrapes
 from nsqha.server.http.metrics.turns import in_turns, to_end
 from nsqha.server.http.stats import BrokerStats, TopicStats
