@@ -6,7 +6,9 @@ mend logs read it. A part that has read a newer record says so (`saw`).
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.idle_turns import IdleTurns
@@ -33,6 +35,7 @@ class ReplicaTable:
         self.declined: dict[PartitionKey, tuple[int, str]] = {}  # the last epoch that could not be led here, and why
         self.idle_turns = IdleTurns()  # of the followers
         self.locks = Locks[PartitionKey]()
+        self.settling: Counter[PartitionKey] = Counter()  # records that are followed, or wait for their turn
 
     def record_of(self, key: PartitionKey) -> Versioned[TopicRecord] | None:
         """The newest record seen of a partition that has a replica here."""
@@ -51,6 +54,19 @@ class ReplicaTable:
         """The high watermark of a replica, as far as this node knows; 0 if there is none here."""
         leader, follower = self.leading.get(key), self.followers.get(key)
         return leader.committed if leader is not None else follower.applier.committed if follower is not None else 0
+
+    @contextmanager
+    def settles(self, keys: Iterable[PartitionKey]) -> Iterator[None]:
+        """Within, a record of these is followed."""
+        keys = list(keys)
+        self.settling.update(keys)
+        try:
+            yield
+        finally:
+            for key in keys:
+                self.settling[key] -= 1
+                if not self.settling[key]:
+                    del self.settling[key]
 
     def changing(self, key: PartitionKey) -> AbstractAsyncContextManager[None]:
         """One change of a partition's role at a time; who opens a log or ends a leadership holds this."""

@@ -202,10 +202,13 @@ class Replicas:
         for number, meta in topic.record.partitions.items():
             key = (uid, number)
             here = key in self.leading or key in self.followers or key in self.removal.strays
+            # An earlier record that named this node may have a replica in the making, which nothing shows yet.
+            here = here or key in self.table.settling or key in self._again
             if here or self._runtime.node in meta.replicas or self._runtime.node in meta.isr:
                 concerned.append(number)
-        # Side by side: whichever has to wait (for its files, its lock, the metadata) holds up no other.
-        await asyncio.gather(*[self._try_to_settle(topic, number, written) for number in concerned])
+        with self.table.settles((uid, number) for number in concerned):
+            # Side by side: whichever has to wait (for its files, its lock, the metadata) holds up no other.
+            await asyncio.gather(*[self._try_to_settle(topic, number, written) for number in concerned])
 
     async def _try_to_settle(self, topic: Versioned[TopicRecord], number: int, written: bool = False) -> None:
         key = (topic.record.uid, number)
@@ -241,6 +244,8 @@ class Replicas:
             return  # deleted while this waited for its turn: nothing is made that would stay for ever
         self.table.records[key] = topic
         if self._runtime.node not in meta.replicas and self._runtime.node not in meta.isr:
+            if known is not None and key not in self.followers and leadership is None:
+                self.removal.strays.add(key)  # it was to be made, and what was made of it before that failed is there
             await self.removal.remove(topic.record, number)
             return
         if leadership is not None and meta.epoch <= leadership.epoch:

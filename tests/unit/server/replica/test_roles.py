@@ -121,6 +121,32 @@ def test_files_of_a_replica_that_was_moved_away_while_its_node_was_down_go() -> 
     run(scenario)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_replica_that_is_moved_away_before_it_is_made_does_not_stay(fails: bool, monkeypatch: Any) -> None:
+    """The second record names this node no more, and so far nothing shows that it is to have the partition."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig(SimStorage())
+        named = rig.record(leader=A, epoch=1, isr={A: 5})
+        moved = rig.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B))
+        if fails:
+
+            def full(*_: object, **__: object) -> None:
+                raise OSError(errno.ENOSPC, "full")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(rig.storage, "open", full)
+                await rig.settle(named)
+            await rig.settle(moved)
+            await pause(2)
+        else:
+            await asyncio.gather(rig.settle(named), rig.settle(moved))
+        assert KEY not in rig.replicas.followers and not rig.opener.folders.exists(moved.record, 0)
+        assert not rig.replicas.table.settling
+
+    run(scenario)
+
+
 def test_files_that_can_not_go_when_their_replica_was_moved_away_go_later(monkeypatch: Any) -> None:
     async def scenario() -> None:
         rig = ReplicaRig(SimStorage())
