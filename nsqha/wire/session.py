@@ -33,7 +33,7 @@ MAGIC = b"  V2"
 LINE_BYTES_MAX = 16 << 10  # the newline included
 
 _FIN_BYTES = 21  # "FIN " + 16 + newline
-COMMANDS_AT_ONCE = 50  # one by one: half a millisecond
+COMMANDS_AT_ONCE = 100  # one by one: a millisecond
 _M = ord("M")
 
 
