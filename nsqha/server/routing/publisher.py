@@ -109,16 +109,16 @@ class LeaderRetry:
             if self.backoff is None:
                 self.backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
             pause = UNREACHABLE_SECONDS if self.unreachable else self.backoff.next_pause()
-            self.unreachable = False
             self.timer = self._loop.call_later(pause, self._due)
 
     def stop(self) -> None:
+        self.unreachable = False  # that was of the target before
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def _due(self) -> None:
-        self.timer = None
+        self.timer, self.unreachable = None, False
         self._look_again()
 
 

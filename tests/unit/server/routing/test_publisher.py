@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqha.errors import NotFound
-from nsqha.server.routing.publisher import PartitionPublisher, Publish
+from nsqha.server.routing.publisher import RETRY_SECONDS, UNREACHABLE_SECONDS, PartitionPublisher, Publish
 from nsqha.server.runtime.budget import PublishBudget
 from tests.fakes.loop import VirtualLoop
 from tests.unit.server.shell_rig import Outcome
@@ -180,6 +180,27 @@ def test_a_stale_view_is_asked_again_without_a_storm():
         world.publish()
         world.loop.pass_time(0.01)
     assert 5 < asked < 15
+
+
+def test_a_leader_that_can_not_be_dialled_is_asked_rarely_its_successor_at_once():
+    world = World()
+    world.publish()
+    leader = world.leader
+    assert leader is not None
+    leader.held.pop().refused("no connection", unreachable=True)
+    world.loop.pass_time(UNREACHABLE_SECONDS - 0.01)
+    assert not leader.held, "thousands may wait for it"
+    world.loop.pass_time(0.02)
+    assert len(leader.held) == 1
+    leader.held.pop().refused("no connection", unreachable=True)
+    world.change_leader()
+    successor = world.leader
+    assert successor is not None and len(successor.held) == 1, "it is news"
+    successor.held.pop().refused("no connection", unreachable=True)
+    world.change_leader(there=False)
+    world.change_leader(tell=False)
+    world.loop.pass_time(2 * RETRY_SECONDS)
+    assert world.leader is not None and len(world.leader.held) == 1, "what was true of one is not of the next"
 
 
 def test_publishes_to_a_deleted_topic_fail_at_once():
