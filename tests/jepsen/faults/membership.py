@@ -154,6 +154,8 @@ def another_leads(deployment: Deployment, rng: random.Random) -> Injected:
     """A transfer that an operator asks for."""
     leader, target = deployment.leader_of(), one_of(rng, deployment.followers_of())
     before, uid = record_of(deployment), deployment.uid(target)
+    if not uid:
+        raise NotNow(f"{target.name} is not registered: it has just started")
     names = ",".join(f"{each:016x}" for each in (uid, *(each for each in before.replicas if each != uid)))
     asked(deployment, f"/cluster/move?topic={deployment.topic}&partition=0&replicas={names}")
 
