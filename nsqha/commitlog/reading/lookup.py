@@ -75,6 +75,7 @@ class LogReader:
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
         self.files = PairList(storage, pairs, last)
         self.shelf = cache.shelf()  # what is in memory of it
+        self.closed = False  # its files may go, or be another log's
         self._cache = cache
 
     @classmethod
@@ -315,6 +316,7 @@ class LogReader:
 
     def close(self) -> None:
         """Let go of the files. Nothing is synced; a sync in another thread ends before they are closed."""
+        self.closed = True
         self.shelf.clear()
         self.files.release()
 

@@ -11,10 +11,11 @@ sectors delays no sync, roll or journal write. The loop only waits, `--scrub-byt
 counts as `BATCH_BYTES_MIN`, because checking it costs more processor than disk. The page cache stays as it was
 (`commitlog.readonce`).
 
-What is found is judged on the loop, after the pair was read: if its replica was closed or retention took the pair
-meanwhile, what was missing is no damage. Damage changes nothing here: the event `scrub_damage` is for people,
-`on_damage` for the part that can repair the range, `on_bad_anchor` for the one that writes the anchor that memory has;
-figures are in /stats and /metrics. A range counts as damaged until it was `mended`, its pair was found good, or went.
+What is found is judged on the loop, after the pair was read: if its replica was closed, its log begun anew, or the pair
+taken by retention meanwhile, what was missing is no damage. Damage changes nothing here: the event `scrub_damage` is
+for people, `on_damage` for the part that can repair the range, `on_bad_anchor` for the one that writes the anchor that
+memory has; figures are in /stats and /metrics. A range counts as damaged until it was `mended`, its pair was found
+good, or went.
 """
 
 from __future__ import annotations
@@ -265,4 +266,5 @@ def _without(damage: BadBatches, log: PartitionLog, first: int, end: int) -> lis
 
 def _gone(replica: ScrubbedReplica, key: PairKey) -> bool:
     """Whether the pair's files may have been unlinked meanwhile: then what was read of them says nothing."""
-    return replica.closed() or key.position < replica.log.start.position
+    # A follower that is too far behind closes its log and begins another one, in the same folder.
+    return replica.closed() or replica.log.closed or key.position < replica.log.start.position

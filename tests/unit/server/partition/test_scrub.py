@@ -281,6 +281,23 @@ def test_a_topic_that_is_deleted_meanwhile_is_no_damage(before: bool) -> None:
         assert rig.scrubber.bytes_read >= other.log.end.position
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["before a piece", "between pieces"])
+def test_a_log_that_is_begun_anew_meanwhile_is_no_damage(before: bool) -> None:
+    """A follower goes on; its old log is closed, and the folder is another one's."""
+    for seed in range(10):
+        rig = ScrubberRig(rate=BATCH_BYTES_MIN, seed=seed)
+        partition = rig.partition
+        partition.fill(18)
+
+        def begun_anew(rig: ScrubberRig = rig, partition: ScrubbedLog = partition) -> None:
+            partition.log.close()
+            rig.storage.remove_tree("data/t/0")
+
+        _meanwhile(rig, before, begun_anew)
+        rig.round()
+        assert (rig.found, rig.told) == ([], [])
+
+
 def test_batches_and_files_that_come_meanwhile_are_for_the_next_round() -> None:
     rig = ScrubberRig(rate=BATCH_BYTES_MIN)
     rig.partition.fill(18)
