@@ -250,6 +250,25 @@ def test_dead_letters_that_are_requeued_begin_anew() -> None:
     assert story.problems() == {}
 
 
+@pytest.mark.parametrize(("cut_seconds", "problems"), [(3.0, {}), (0.0, {"attempts": 2})])
+def test_what_waited_behind_a_cut_may_be_older_than_a_move(cut_seconds: float, problems: dict[str, int]) -> None:
+    story = Story(cluster=True)
+    story.add(ChannelMade(0.0, 0.0, 0, 0, "t", "ch", "ok"))
+    story.sample()
+    story.sub(1)
+    a, b, c = story.pub(3)
+    story.take(1, c)
+    story.pass_time(cut_seconds)
+    story.seek("start")
+    if not cut_seconds:
+        story.take(1, c)
+    story.recv(1, a)
+    story.recv(1, b)  # of the same backlog, in another read
+    story.take(1, a, b)
+    story.sample()
+    assert story.problems() == problems
+
+
 # ---- ordered channels
 
 

@@ -2,8 +2,9 @@
 
     attempts  zero, more than 65,535, or not growing although the same leader delivered both times
 
-A crash and a change of leader may begin anew at 1. In a cluster samples say whether there was one. An older delivery
-may have waited in the socket of another consumer: it is no fault if nothing had been read there since the newer one.
+A crash, a change of leader and a move of the channel may begin anew at 1. In a cluster samples say whether there was a
+change of leader. An older delivery may have waited in the socket of another consumer: it is no fault if nothing had
+been read there since the newer one; nor is one that waited behind a cut while the channel was moved.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Attempts(Checker):
                 self.findings.add("attempts", text)
         elif (
             not by.channel.moving
-            and last.t > by.channel.moved_at
+            and last.sent_after > by.channel.moved_at
             and last.connection is not None
             and last.connection.node == by.node
         ):

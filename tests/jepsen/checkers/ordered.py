@@ -59,7 +59,8 @@ class Ordered(Checker):
 
     def _binding(self, by: Connection, latest: Latest) -> bool:
         channel = by.channel
-        return not channel.moving and latest.t > channel.moved_at and latest.t > self._undone_at
+        sent = latest.delivery.sent_after
+        return not channel.moving and sent > channel.moved_at and latest.t > self._undone_at
 
     def end(self) -> None:
         if self._delivered:

@@ -46,6 +46,8 @@ from tests.jepsen.history import (
     Stored,
 )
 
+SILENT_SECONDS = 0.5  # without a read: there may have been a cut
+BACKLOG_SECONDS = 1.0  # in which all is read that waited for its end
 MOVE_UNKNOWN_SECONDS = 35.0  # within which a seek of unknown outcome happens, if it does
 MOVES = ("empty", "requeue")  # what an operator asks for beside seeks after which messages come again; see Move
 PARTITION_SHIFT = 50
@@ -150,11 +152,12 @@ class Req:
 class Delivery:
     """What one channel did with one message."""
 
-    __slots__ = ("attempts", "connection", "count", "fins", "gen", "req", "t")
+    __slots__ = ("attempts", "connection", "count", "fins", "gen", "req", "sent_after", "t")
 
     def __init__(self) -> None:
         self.count = 0
-        self.t = 0.0  # of the last one
+        self.t = 0.0  # when the last one was read
+        self.sent_after = 0.0  # and sent
         self.connection: Connection | None = None
         self.gen = 0
         self.attempts = 0
@@ -205,9 +208,18 @@ class Connection:
         self.channel = channel
         self.since = event.t0  # SUB was sent
         self.read_at = 0.0  # everything sent before was read then
+        self.sent_after = event.t0  # what is being read was not sent earlier
+        self._backlog_until = 0.0
         self.held: dict[str, Delivery] = {}
         self.answers: list[tuple[str, str, Delivery, Fin | Req | None]] = []  # (command, id, ..) in order
         self.confirmed = 0  # how many of them are known to have been carried out or refused
+
+    def reads(self, t: float) -> None:
+        """Messages come. Behind a cut all come that waited for its end, and not in one read."""
+        if t - self.read_at > SILENT_SECONDS:
+            self.sent_after, self._backlog_until = max(self.read_at, self.since), t + BACKLOG_SECONDS
+        elif t > self._backlog_until:
+            self.sent_after = self.read_at
 
 
 @dataclass
@@ -506,6 +518,7 @@ class View:
 
     def _received(self, event: Received) -> None:
         connection = self.connections[event.conn]
+        connection.reads(event.t)
         self.figures.delivered += len(event.messages)
         hooks = self._hooks["delivered"]
         for message in event.messages:
@@ -535,6 +548,7 @@ class View:
             delivery.attempts = max(message.attempts, delivery.attempts) if same else message.attempts
             delivery.gen = connection.gen
             delivery.t = event.t
+            delivery.sent_after = connection.sent_after
             delivery.connection = connection
             connection.held[message.id] = delivery
         connection.read_at = event.t
