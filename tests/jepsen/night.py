@@ -1,6 +1,6 @@
 """The fault suite for hours, by itself: runs with drawn seeds, sync modes and schedules, one after the other.
 
-    python -m tests.jepsen.night [--hours 8] [--keep DIR] [--seed N]
+    python -m tests.jepsen.night [--hours 8] [--keep DIR] [--seed N] [--rate 500]
 
 A run that failed, or was invalid, keeps its folder in DIR: its data, logs, histories and reports; and the night goes
 on. Each run is a line of DIR/night.jsonl, with the words that repeat it, and its figures are in DIR/reports. At
@@ -45,20 +45,22 @@ class NightRun:
     sync: str
     minutes: float
     faults: tuple[str, ...]  # of a script; empty: a swarm of all
+    rate: float = 500.0  # messages a second, about
 
     def words(self, keep: Path) -> list[str]:
         words = [f"--seed={self.seed}", f"--sync={self.sync}", f"--minutes={self.minutes:g}", f"--keep={keep}"]
+        words += [f"--rate={self.rate:g}"]
         return words + ([f"--fault={','.join(self.faults)}"] if self.faults else [])
 
 
-def drawn(rng: random.Random, here: frozenset[str]) -> Iterator[NightRun]:
+def drawn(rng: random.Random, here: frozenset[str], rate: float = 500.0) -> Iterator[NightRun]:
     """Without an end. In every sync mode, with what promises something under it; `always` as often as the others."""
     while True:
         sync = rng.choice(("always", *sorted(SYNCS)))
         able, _ = possible(FAULTS.values(), here, sync)
         some = rng.sample([kind.id for kind in able], min(KINDS_AT_A_TIME, len(able)))
         faults = tuple(some) if rng.random() < SCRIPTED else ()
-        yield NightRun(rng.randrange(1 << 31), sync, MINUTES, faults)
+        yield NightRun(rng.randrange(1 << 31), sync, MINUTES, faults, rate)
 
 
 class Night:
@@ -127,6 +129,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--keep", type=Path, default=Path("jepsen-night"), help="folder for what failed")
     parser.add_argument("--seed", type=int, default=None, help="of what is drawn for the runs")
+    parser.add_argument("--rate", type=float, default=500.0, help="messages a second, about")
     args = parser.parse_args()
     if missing := lacking({"namespaces", "disks"}):
         print(f"hosts can not be made here: {missing}")
@@ -138,7 +141,7 @@ def main() -> int:
     print(f"seed {seed}, {args.hours:g} hours; what fails is kept in {args.keep}", flush=True)
     night, until = Night(args.keep), time.monotonic() + 3600 * args.hours
     try:
-        for each in drawn(random.Random(seed), capabilities()):
+        for each in drawn(random.Random(seed), capabilities(), args.rate):
             if time.monotonic() >= until:
                 break
             night.run(each)
