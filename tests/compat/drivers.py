@@ -118,7 +118,7 @@ class Client:
         tls: bool = False,
         compression: str = "",
         max_in_flight: int = 10,
-        msg_timeout_ms: int = 1000,
+        msg_timeout_ms: int = 60_000,
         gives_up: bool = False,
     ) -> None:
         """`gives_up`: after as many attempts as the library's default says; else never."""

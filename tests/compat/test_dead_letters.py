@@ -38,7 +38,7 @@ def test_what_always_fails_is_a_dead_letter_and_not_given_up(node: DevNode, libr
     try:
         client.produce(node.tcp)
         client.publish(topic, *BODIES, how="MPUB")
-        client.consume(topic, "ch", nsqd=node.tcp, msg_timeout_ms=60_000, gives_up=True)
+        client.consume(topic, "ch", nsqd=node.tcp, gives_up=True)
         seen: Counter[tuple[bytes, int]] = Counter()
         for _ in range(len(BODIES) * ATTEMPTS):
             message = client.must_get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from typing import Any
 
@@ -9,6 +10,15 @@ import gevent
 import gevent.threadpool
 import gnsq
 from lines import commands, tell
+
+
+class Reader(gnsq.Consumer):
+    """gnsq 1.0.2 shares RDY out every five seconds, also to a connection that is only being made, which fails; the
+    greenlet ends then, and no connection gets RDY any more."""
+
+    def _redistribute_ready_state(self) -> None:
+        with contextlib.suppress(AttributeError):
+            super()._redistribute_ready_state()
 
 
 class Client:
@@ -45,7 +55,7 @@ class Client:
             tell("failed", n=command["n"], why=repr(error))
 
     def consumer(self, command: dict[str, Any]) -> None:
-        self.reader = gnsq.Consumer(
+        self.reader = Reader(
             command["topic"],
             command["channel"],
             nsqd_tcp_addresses=[command["nsqd"]] if command["nsqd"] else [],
