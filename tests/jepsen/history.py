@@ -257,6 +257,7 @@ class Sample(Event, frozen=True):
     led: list[Led] = []
     figures: dict[str, float] = {}  # whatever else is worth a line in the report
     pid: int = 0  # another one: it was started again
+    deleted: list[str] = []  # topics that the metadata do not name any more
 
 
 class Stored(Event, frozen=True):

@@ -43,6 +43,7 @@ class Sampler:
         self._now = now
         self._pid_of = pid_of or pid
         self._figures = figures
+        self._topics: set[str] = set()  # that were there
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -63,12 +64,20 @@ class Sampler:
     def look(self) -> None:
         """One sample of each node."""
         led = self._led()
+        deleted = self._deleted()
         for member in self._cluster.nodes:
             process = self._pid_of(member)
             rss, fds = usage(process)
+            figures = self._figures(member)
             self._record(
-                Sample(self._now(), member.name, rss, fds, led[member.name], self._figures(member), process or 0)
+                Sample(self._now(), member.name, rss, fds, led[member.name], figures, process or 0, deleted)
             )
+
+    def _deleted(self) -> list[str]:
+        """Topics that were there, and are not."""
+        there = self._cluster.store.watch.view().topics.keys()
+        self._topics |= there
+        return sorted(self._topics - there)
 
     def _led(self) -> defaultdict[str, list[Led]]:
         """By name of the node; what nobody leads is missing."""

@@ -112,11 +112,13 @@ class Story:
         rss: int = 1,
         fds: int = 9,
         pid: int = 1,
+        topic: str = "t",
+        deleted: tuple[str, ...] = (),
     ) -> None:
-        """That node leads partition 0 of t, with so many in sync of three."""
+        """That node leads partition 0 of the topic, with so many in sync of three."""
         self.pass_time(0.01)
         names = [f"n{n}" for n in range(1, isr + 1)]
-        self.add(Sample(self.t, node, rss, fds, [Led("t", 0, epoch, names, 3, floor)], {}, pid))
+        self.add(Sample(self.t, node, rss, fds, [Led(topic, 0, epoch, names, 3, floor)], {}, pid, [*deleted]))
 
     def fault(self, kind: str, seconds: float, *, bit: bool = True) -> None:
         self.ops += 1

@@ -186,6 +186,18 @@ def test_a_sample_from_before_the_healing_proves_nothing() -> None:
     assert story.problems() == {"not healed": 1}
 
 
+def test_a_topic_that_was_deleted_need_not_be_in_sync_and_one_that_nobody_leads_must() -> None:
+    for deleted, expected in ((("doomed",), {}), ((), {"not healed": 1})):
+        story = Story(cluster=True)
+        story.sample()
+        story.sample(topic="doomed")
+        story.pass_time(1.0)
+        story.heal(10.0)
+        story.sample(deleted=deleted)
+        story.sample(deleted=deleted)
+        assert story.problems() == expected, deleted
+
+
 def test_an_isr_below_its_floor_is_found_where_something_was_acknowledged() -> None:
     for isr, floor, expected in ((2, 2, {}), (1, 2, {"below floor": 1}), (1, 0, {})):
         story = Story(cluster=True)

@@ -63,7 +63,7 @@ ONE_OF_EACH: list[AnyEvent] = [
     FaultBegun(1.4, 4, "N1", "n2 isolated", ["n2"]),
     FaultEnded(1.5, 4, "ok", "413 packets dropped"),
     Healed(1.6, 10.0),
-    Sample(1.7, "n1", 5_000_000, 60, [Led("orders", 0, 3, ["n1", "n2"], 3)], {"depth": 4.0}, 4711),
+    Sample(1.7, "n1", 5_000_000, 60, [Led("orders", 0, 3, ["n1", "n2"], 3)], {"depth": 4.0}, 4711, ["gone"]),
     Stored(1.8, "n1", "orders", 0, [MESSAGE]),
 ]
 

@@ -72,6 +72,8 @@ class Liveness(Checker):
             self._full_at = None
         elif isinstance(event, Sample):
             self._samples[event.node].append(event)
+            for name in [each for each in self._last if each[0] in event.deleted]:
+                del self._last[name]
             for led in event.led:
                 if len(led.isr) < led.floor:
                     text = f"{led.topic}/{led.partition}, epoch {led.epoch}: ISR {led.isr}, min_isr {led.floor}"
