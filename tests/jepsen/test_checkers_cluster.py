@@ -79,6 +79,21 @@ def test_what_should_have_been_repeated_by_the_end_is_asked_for() -> None:
     assert story.problems() == {"not again": 1}
 
 
+def test_an_undo_repeats_what_had_not_been_finished_above_the_floor() -> None:
+    for taken, expected in ((slice(3, 6), {}), (slice(3, 5), {"not again": 1})):
+        story = Story(cluster=True)
+        story.add(ChannelMade(0.0, 0.0, 0, 0, "t", "ch", "ok"))
+        story.sub(1)
+        messages = story.pub(10)
+        story.recv(1, *messages)
+        story.fin(1, *messages[:3], *messages[6:])
+        story.seek("start", Place(0, 3, 0))
+        story.take(1, *map(again, messages))
+        story.seek("undo", Place(0, 10, 3))
+        story.take(1, *map(again, messages[taken]))
+        assert story.problems() == expected
+
+
 # ---- replay from a time
 
 

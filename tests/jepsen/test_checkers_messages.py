@@ -237,6 +237,25 @@ def test_attempts_grow_as_long_as_one_node_leads() -> None:
     assert attempts_in_cluster(node="n2").problems() == {}
 
 
+@pytest.mark.parametrize(("cut_seconds", "problems"), [(5.0, {}), (0.0, {"attempts": 1})])
+def test_what_waited_behind_a_cut_may_be_older_than_what_another_client_read(
+    cut_seconds: float, problems: dict[str, int]
+) -> None:
+    story = Story(cluster=True)
+    story.add(ChannelMade(0.0, 0.0, 0, 0, "t", "ch", "ok"))
+    story.sample()
+    story.sub(1)
+    story.sub(2)
+    a, b, c = story.pub(3)
+    story.take(1, c)
+    story.pass_time(cut_seconds)
+    story.take(2, again(a, 2))
+    story.take(1, b)
+    story.take(1, a)  # of the same backlog, in another read
+    story.sample()
+    assert story.problems() == problems
+
+
 def test_dead_letters_that_are_requeued_begin_anew() -> None:
     story = Story(cluster=True)
     story.add(ChannelMade(0.0, 0.0, 0, 0, "t", "ch", "ok"))

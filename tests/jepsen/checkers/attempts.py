@@ -50,6 +50,6 @@ class Attempts(Checker):
 
 
 def overtaken(by: Connection, message: Message, last: Delivery) -> bool:
-    """Whether it may be older than the last one that was read: the program was not given a core for longer than the
-    message time-out, and nothing had been read on its connection since."""
-    return last.connection is not by and by.read_at <= last.t and message.attempts < last.attempts
+    """Whether it may be older than the last one that was read: it waited for longer than the message time-out, as the
+    program was not given a core or was cut off, and nothing that was sent later had been read on its connection."""
+    return last.connection is not by and by.sent_after <= last.t and message.attempts < last.attempts

@@ -33,6 +33,7 @@ class Register:
 
     placed: int | None = None  # where the last move put it
     undo: int | None = None  # where an undo goes
+    moved_at: float = -1.0  # when the last move was answered
     again: dict[int, tuple[Key, float]] = field(default_factory=dict)  # offset -> what has to come, and since when
     delivered: dict[int, tuple[Key, Delivery, Sent]] = field(default_factory=dict)  # by offset
 
@@ -84,9 +85,9 @@ class Cursors(Checker):
             else:
                 self._moves += 1
                 where = f"{asked.topic}/{place.partition} {asked.channel} at {event.t:.3f}"
-                self._moved(where, register, asked, place)
+                self._moved(where, register, asked, place, event.t)
 
-    def _moved(self, where: str, register: Register, asked: SeekSent | AdminSent, place: Place) -> None:
+    def _moved(self, where: str, register: Register, asked: SeekSent | AdminSent, place: Place, t: float) -> None:
         to = asked.to if isinstance(asked, SeekSent) else ""
         if register.placed is not None and place.from_offset < register.placed:
             self.findings.add("floor", f"{where}: was put to {register.placed}, is at {place.from_offset}")
@@ -94,9 +95,12 @@ class Cursors(Checker):
             self.findings.add("undo", f"{where}: went to {place.to_offset}, not back to {register.undo}")
         self._check_again(where, register, place.from_offset, asked.t)
         register.placed, register.undo = place.to_offset, place.from_offset
+        back_to = register.moved_at if to == "undo" else -1.0
         for offset in range(place.to_offset, place.from_offset):
-            if (found := register.delivered.get(offset)) is not None and simple(found[2]):
+            found = register.delivered.get(offset)
+            if found is not None and simple(found[2]) and not finished_before(found[1], back_to):
                 register.again[offset] = found[0], asked.t
+        register.moved_at = t
 
     def _check_again(self, where: str, register: Register, end: int, since: float) -> None:
         """What had to come again, below `end`, has; what is behind is not asked for any more."""
@@ -129,6 +133,11 @@ class Cursors(Checker):
             wrong = self.findings.problems.total()
             text = "a seek repeats what it says, an undo goes back"
             self.findings.promise(text, "0 exceptions", f"{wrong} in {self._moves} moves of partitions", kept=not wrong)
+
+
+def finished_before(delivery: Delivery, t: float) -> bool:
+    """What had been finished above the floor when the last move came is finished again after its undo."""
+    return any(fin.t <= t for fin in delivery.fins)
 
 
 def simple(sent: Sent) -> bool:

@@ -50,7 +50,7 @@ class Ordered(Checker):
         if latest is not None and message.id != latest.id and self._binding(by, latest):
             text = f"{where(t, by, key)}, id {message.id}"
             if message.id < latest.id:
-                if latest.by is not by and by.read_at <= latest.t:
+                if latest.by is not by and by.sent_after <= latest.t:
                     return  # it may be older
                 self.findings.add("order", f"{text}: came after {latest.id} at {latest.t:.3f}")
             elif not latest.delivery.fins:
