@@ -17,6 +17,7 @@ import time
 
 from tests.integration.servers import wait_until
 from tests.jepsen.deployment import Broker, Deployment, one_of
+from tests.jepsen.faults.disks import all_well
 from tests.jepsen.faults.fault import FaultKind, Injected, bitten
 from tests.jepsen.hosts.groups import Group, descriptors
 
@@ -86,6 +87,7 @@ def told(quotas: list[Quota]) -> str:
 
 def out_of_memory(deployment: Deployment, rng: random.Random) -> Injected:
     """It may have what it has, less what the kernel can take back; so its next page is one too many."""
+    all_well(deployment)  # it is started again first, and has to get in sync
     victim = one_of(rng, deployment.whole_nodes)
     group = deployment.group(victim.name)
     before = group.oom_kills()
