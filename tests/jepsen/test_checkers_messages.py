@@ -189,6 +189,21 @@ def test_a_share_of_unneeded_duplicates_is_borne_in_a_cluster() -> None:
     assert figures(report)["again after a settled FIN"] == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "seconds", "problems"),
+    [("P2", 0.5, {}), ("P2", 3.0, {"unneeded": 1}), ("N1", 0.5, {"unneeded": 1})],
+)
+def test_a_leader_that_stood_still_delivers_until_it_knows_of_the_next(
+    kind: str, seconds: float, problems: dict[str, int]
+) -> None:
+    story = repeated_in_cluster()
+    story.events[-2:] = []  # it comes later
+    story.fault(kind, 5.0)
+    story.pass_time(seconds)
+    story.take(2, Message(7, 0, 1000, f"{0x1A73C0000000:016x}", 2, 10**18))
+    assert {name: number for name, number in story.problems().items() if name == "unneeded"} == problems
+
+
 def test_a_seek_excuses_what_comes_again_after_it() -> None:
     story = repeated_in_cluster()
     story.events[-2:] = []

@@ -37,8 +37,10 @@ class Register:
     again: dict[int, tuple[Key, float]] = field(default_factory=dict)  # offset -> what has to come, and since when
     delivered: dict[int, tuple[Key, Delivery, Sent]] = field(default_factory=dict)  # by offset
 
-    def forget(self) -> None:
+    def forget(self, t: float) -> None:
+        """`t`: whatever it was has happened by then."""
         self.placed = self.undo = None
+        self.moved_at = t
         self.again.clear()
 
 
@@ -77,11 +79,11 @@ class Cursors(Checker):
         places = event.places if isinstance(event, SeekEnded) else []
         if event.result == "info" or not places:
             for register in registers.values():
-                register.forget()
+                register.forget(event.t if event.result == "ok" else float("inf"))
         for place in places:
             register = registers.setdefault(place.partition, Register())
             if place.error:
-                register.forget()
+                register.forget(float("inf"))
             else:
                 self._moves += 1
                 where = f"{asked.topic}/{place.partition} {asked.channel} at {event.t:.3f}"

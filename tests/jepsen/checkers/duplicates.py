@@ -8,7 +8,9 @@ one. It may not (`backwards`) when the FIN is *settled*:
                  a publish to the partition that was sent COMMIT_SECONDS later: progress rides with batches
 
 Samples say who led, so without them nothing of a cluster is settled. Of a cluster's unneeded duplicates 0.1 % are
-borne, of an ordered channel's none. A seek that may have taken place after the FIN excuses everything.
+borne, of an ordered channel's none. A seek that may have taken place after the FIN excuses everything. A leader that
+stood still for longer than it takes to replace it delivers what timed out meanwhile until it hears of that: a figure of
+its own.
 """
 
 from __future__ import annotations
@@ -28,10 +30,23 @@ from tests.jepsen.checkers.view import (
     Sent,
     where,
 )
-from tests.jepsen.history import AdminSent, AnyEvent, FaultBegun, Message, Sample, SeekSent, Started
+from tests.jepsen.history import (
+    AdminEnded,
+    AdminSent,
+    AnyEvent,
+    FaultBegun,
+    FaultEnded,
+    Message,
+    Sample,
+    SeekEnded,
+    SeekSent,
+    Started,
+)
 
 COMMIT_SECONDS = {"": 1.6, "always": 1.6, "interval": 3.6}  # by sync: progress may take a second, its disk round more
 UNNEEDED_SHARE = 0.001
+STILL = ("P2", "P7", "P8", "L1")  # kinds of faults under which a process stands still
+WOKEN_SECONDS = 1.0  # until it knows that others lead
 FORGOTTEN_SECONDS = 1.0
 
 
@@ -43,7 +58,9 @@ class Duplicates(Checker):
         self._unsettled: deque[tuple[float, Fin]] = deque()  # of one broker: confirmed in this life
         self._waiting: defaultdict[PartitionName, deque[tuple[float, str, Fin]]] = defaultdict(deque)
         self._served: dict[PartitionName, float] = {}  # when the last publish was sent that was OK'd
-        self._unneeded = 0
+        self._unneeded = self._by_woken = 0
+        self._still: dict[int, FaultBegun] = {}
+        self._woken: dict[str, float] = {}  # node -> when it went on
         self._fault: FaultBegun | None = None  # the last one
         self._forgotten: defaultdict[str, list[float]] = defaultdict(list)  # by its kind: age of a FIN when it began
 
@@ -59,6 +76,16 @@ class Duplicates(Checker):
     def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
         if isinstance(event, FaultBegun):
             self._fault = event
+            if event.fault in STILL:
+                self._still[event.op] = event
+
+    def over(self, event: FaultEnded | SeekEnded | AdminEnded) -> None:
+        if event.op in self._still:
+            self._woken.update(dict.fromkeys(self._still.pop(event.op).victims, event.t))
+
+    def _just_woken(self, by: Connection, t: float) -> bool:
+        still = any(by.node in fault.victims for fault in self._still.values())
+        return still or t <= self._woken.get(by.node, -WOKEN_SECONDS) + WOKEN_SECONDS
 
     def confirmed(self, act: Fin | Req, t: float, by: Connection) -> None:
         if not isinstance(act, Fin):
@@ -112,6 +139,9 @@ class Duplicates(Checker):
             if fin.t <= channel.moved_at:
                 continue
             if fin.settled or (fin.confirmed and fin.gen == by.gen and not self.view.cluster):
+                if self.view.cluster and not channel.ordered and self._just_woken(by, t):
+                    self._by_woken += 1
+                    return
                 self._unneeded += 1
                 text = where(t, by, key)
                 if not self.view.cluster or channel.ordered:
@@ -140,6 +170,7 @@ class Duplicates(Checker):
         figures["again, unfinished"] = view.figures.redelivered
         figures["again after a FIN"] = view.figures.repeated
         figures["again after a settled FIN"] = self._unneeded
+        figures["again by a leader that had stood still"] = self._by_woken
         if view.figures.settled:
             bound = UNNEEDED_SHARE if view.cluster else 0.0
             share = self._unneeded / view.figures.settled

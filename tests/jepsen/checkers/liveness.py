@@ -1,9 +1,10 @@
 """Checker 10: once everything is healed, everything is well within the time that was given, and nothing has leaked.
 
-    below floor  a partition's ISR had fewer members than `min_isr`: what it acknowledged was on too few disks
+    below floor  a partition's ISR had fewer members than `min_isr`, and had had as many: what it acknowledges is on
+                 too few disks
     not healed   a partition's ISR was not full within `settle` seconds after the healing
     memory       a node has much more resident memory at the end than at the beginning
-    descriptors  a node has many more descriptors open
+    descriptors  a node has many more descriptors open than the files of its logs need
     did not bite a fault could not prove that it had any effect: the run says nothing of it
 
 How long the ISR takes to be full after each single fault is a figure.
@@ -38,8 +39,8 @@ STARTING_DESCRIPTORS = 8  # a process with so few serves nobody yet; on a busy m
 CHANGES_A_MINUTE = 3
 MEMORY_GROWTH_MAX = 1.5
 MEMORY_FREE_BYTES = 96 << 20  # that a run may add: caches of messages and indexes have bounds of that size
-# Four old pairs of files of each log stay open once there are so many, and clients come from nodes that are away.
-DESCRIPTORS_FREE = 80 + 2 * 4 * 20
+DESCRIPTORS_FREE = 80  # clients come from nodes that are away
+LOG_DESCRIPTORS = 10  # of a log that was not there at the beginning, and has five pairs of files open
 
 
 class Liveness(Checker):
@@ -52,6 +53,7 @@ class Liveness(Checker):
         self._rejoins: defaultdict[str, list[float]] = defaultdict(list)
         self._last: dict[PartitionName, tuple[float, Led]] = {}
         self._samples: defaultdict[str, list[Sample]] = defaultdict(list)
+        self._began: set[PartitionName] = set()  # as many were in sync as it takes to acknowledge
         self._full_at: float | None = None
         self._elections = 0
         self._changes: defaultdict[PartitionName, list[float]] = defaultdict(list)  # when a leader was another one
@@ -75,7 +77,9 @@ class Liveness(Checker):
             for name in [each for each in self._last if each[0] in event.deleted]:
                 del self._last[name]
             for led in event.led:
-                if len(led.isr) < led.floor:
+                if len(led.isr) >= led.floor:
+                    self._began.add((led.topic, led.partition))
+                elif (led.topic, led.partition) in self._began:
                     text = f"{led.topic}/{led.partition}, epoch {led.epoch}: ISR {led.isr}, min_isr {led.floor}"
                     self.findings.add("below floor", f"{text} at {event.t:.3f}")
                 before = self._last.get((led.topic, led.partition))
@@ -137,7 +141,7 @@ class Liveness(Checker):
         if end > begin * MEMORY_GROWTH_MAX + MEMORY_FREE_BYTES:
             self.findings.add("memory", f"{node}: {begin >> 20} MiB at the beginning, {end >> 20} MiB at the end")
         few, many = middle(each.fds for each in first), min(each.fds for each in last)
-        if many > few + DESCRIPTORS_FREE:
+        if many > few + DESCRIPTORS_FREE + LOG_DESCRIPTORS * len(self._last):
             self.findings.add("descriptors", f"{node}: {few} at the beginning, {many} at the end")
         self.findings.figures[f"{node} MiB, begin"] = begin >> 20
         self.findings.figures[f"{node} MiB, end"] = end >> 20

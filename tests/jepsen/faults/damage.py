@@ -146,7 +146,12 @@ def damaged(
         choose(broker, rng)  # NotNow, before it is killed
         if not running:
             kill(broker)
-        made = change(choose(broker, rng), rng)
+        try:
+            made = change(choose(broker, rng), rng)
+        except NotNow:  # the file is too short, as it turned out
+            if not running:
+                started(broker)
+            raise
         if running:
             forget_cached(made.path)
         else:
