@@ -5,8 +5,8 @@
     first PUB    to a topic that does not exist, at a broker that is alone on an empty folder
     failover     kill -9 of the node that leads most: from there until each partition that it led takes a publish, sent
                  through another node
-    start        of that node with all its logs, and of a broker that is alone on an empty folder: until V2 clients are
-                 served ("tcp"), and until HTTP is as well
+    start        of that node with all its logs, and of a broker that is alone on an empty folder: until both ports take
+                 connections ("listen"), until V2 clients are served ("tcp"), and until HTTP is as well
     memory       resident, of the broker that has most, with every partition led and followed
 
 A failover ends for a partition with the OK to a publish that was sent after the kill, through a node that lives. All
@@ -26,7 +26,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def run(count: int, workspace: Path) -> dict[str, float]:
 
 def _alone(folder: Path) -> dict[str, float]:
     """Start of a broker on an empty folder, and the first publishes to new topics there."""
-    served, starts, pubs = [], [], []
+    listened, served, starts, pubs = [], [], [], []
     arguments = servers.our_broker("compiled").arguments(
         data=folder, tcp="127.0.0.1:0", http="127.0.0.1:0", sync="interval", flags=()
     )
@@ -86,7 +86,9 @@ def _alone(folder: Path) -> dict[str, float]:
             if turn == STARTS - 1:
                 time.sleep(1.0)
                 pubs = _first_pubs(tcp)
+        listened.append(_until_listening(words, folder / f"{turn}.log"))
     return {
+        "start_empty_listen_s": Spread.of(listened).median,
         "start_empty_tcp_s": Spread.of(served).median,
         "start_empty_s": Spread.of(starts).median,
         "first_pub_p50_ms": Spread.of(pubs).median,
@@ -129,6 +131,30 @@ def _process(arguments: Sequence[str], log: Path) -> Iterator[tuple[tuple[float,
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _until_listening(arguments: Sequence[str], log: Path) -> float:
+    """Seconds until a broker takes connections at both ports."""
+    with socket.socket() as tcp, socket.socket() as http:
+        for sock in (tcp, http):
+            sock.bind(("127.0.0.1", 0))
+        ports = {"tcp": tcp.getsockname(), "http": http.getsockname()}
+    words = [*arguments, *(f"--{name}-address={host}:{port}" for name, (host, port) in ports.items())]
+    begun = time.perf_counter()
+    with log.open("ab") as out:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        for address in ports.values():
+            while True:
+                with suppress(OSError), socket.create_connection(address, timeout=1.0):
+                    break
+                if process.poll() is not None or time.perf_counter() - begun > servers.START_TIMEOUT_S:
+                    raise servers.CannotStart(log.read_text(errors="replace")[-2000:])
+                time.sleep(servers.POLL_S)
+        return time.perf_counter() - begun
+    finally:
+        process.terminate()
+        process.wait(servers.STOP_TIMEOUT_S)
 
 
 def _started_again(node: dict[str, Any], log: Path) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nsqha.cli.terminal import exits
 from nsqha.cluster_secret import read_secret
-from nsqha.errors import NsqhaError
+from nsqha.errors import ConfigError, NsqhaError
 from nsqha.options import Options, nsqd_command_line
 
 if TYPE_CHECKING:
@@ -36,13 +36,19 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
         logger.info("flag_without_meaning", "%s", notice)
     gc.disable()  # to import makes a hundred thousand objects that stay, and no garbage
     try:
+        from nsqha.server.runtime.listen import listen_all
+
+        sockets = listen_all(options)  # clients that connect during the rest of the start wait, and are not refused
         from nsqha.server.node.start import advice, serve_until_signal
+    except ConfigError as error:
+        logger.fatal("start_failed", "%s", error)
+        return exits.FAILED
     finally:
         gc.freeze()
         gc.enable()
 
     try:
-        return serve_until_signal(options, open_grpc)
+        return serve_until_signal(options, open_grpc, sockets)
     except (NsqhaError, OSError) as error:
         if _of_a_full_disk(error):
             # A node cannot start without writing its journal and its promises.

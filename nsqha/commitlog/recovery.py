@@ -3,9 +3,13 @@
 What is kept, cut and reported is the table in `nsqha.commitlog.corruption.verdict`; here it is carried out.
 
 The order of work: refuse what a later version wrote; unlink leftovers; sync the last two pairs and drop them from the
-page cache, so that what is read is what the disk has; finish a cut that the journal knows of; scan; judge; restore;
-cut; sync. An interrupted recovery is repeated from the start and finds the same. Every cut that removes an entry is
-journalled before and cleared after (`Cuts`); bytes that follow the last entry and contain none go without.
+page cache, so that what is read is what the disk has (`settle`); finish a cut that the journal knows of; scan; judge;
+restore; cut; sync what was changed. An interrupted recovery is repeated from the start and finds the same. Every cut
+that removes an entry is journalled before and cleared after (`Cuts`); bytes that follow the last entry and contain none
+go without.
+
+`settle` waits for the disk and touches the folder only, so a start settles several logs at once before it recovers
+them one after the other.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
 
 
-__all__ = ["Cuts", "JournalCuts", "Recovery", "RecoveryReport", "recover"]
+__all__ = ["Cuts", "JournalCuts", "Recovery", "RecoveryReport", "SettledFiles", "recover", "settle"]
 
 REBUILD_MAX = 1 << 20  # lost entries in a row that are still written again
 
@@ -71,6 +75,43 @@ class Recovery:
     report: RecoveryReport
 
 
+@dataclass(frozen=True, slots=True)
+class SettledFiles:
+    """What a partition's folder has, on the disk with its names, and to be read from there."""
+
+    found: LogFiles
+    pairs: list[Pair]  # the last two, or the only one
+
+
+def settle(storage: Storage, directory: str, identity: LogIdentity) -> SettledFiles:
+    """The first part of `recover`, for files that nobody else uses meanwhile."""
+    storage.make_dirs(directory)
+    found = find(storage, directory, identity)
+    check_versions(storage, directory, found.pairs[-2:])
+    if found.dropping:
+        drop_files(storage, directory, found.dropping)
+    unlink(storage, directory, found.leftovers, COMMITLOG, SEGMENT)
+    settled = SettledFiles(found, found.pairs[-2:])
+    if settled.pairs:
+        _settle(storage, settled.pairs, found)
+    return settled
+
+
+def _settle(storage: Storage, pairs: list[Pair], found: LogFiles) -> None:
+    """What is in the page cache goes to the disk, and is read from there; anchors are put right."""
+    for pair in {*pairs, *found.restored}:
+        pair.create_missing()
+    for pair in found.restored:
+        pair.commitlog.pwrite(pair.anchor.encode(), 0)
+        pair.commitlog.sync()
+    for pair in pairs:
+        for file in (pair.segment, pair.commitlog):
+            file.sync()
+            file.drop_cache()
+    # A process that was killed may have left names that are not on the disk.
+    storage.sync_dir(pairs[0].directory)
+
+
 def recover(
     storage: Storage,
     directory: str,
@@ -84,19 +125,17 @@ def recover(
     cache: BatchCache,
     limits: LogLimits | None = None,
     alone: bool = False,
+    settled: SettledFiles | None = None,
 ) -> Recovery:
     """Open the log of a partition. Everything in it is durable when this returns. `alone`: no other replica counts at
-    the moment, so what an earlier recovery marked as lost is not waited for."""
+    the moment, so what an earlier recovery marked as lost is not waited for. `settled`: what `settle` has just returned
+    for this folder."""
     known = record is not None and record.log_uid != 0 and (record.log_uid_trusted or replicas == 1)
     local_durable = record.local_durable if record is not None else 0
     circumstances = Circumstances(sync_always, replicas, page_cache_lost, known, local_durable)
     limits = limits or LogLimits()
-    storage.make_dirs(directory)
-    found = find(storage, directory, identity)
-    check_versions(storage, directory, found.pairs[-2:])
-    if found.dropping:
-        drop_files(storage, directory, found.dropping)
-    unlink(storage, directory, found.leftovers, COMMITLOG, SEGMENT)
+    settled = settled or settle(storage, directory, identity)
+    found = settled.found
     if not found.pairs:
         if found.unreadable and replicas == 1:
             raise LogCorrupt(
@@ -106,11 +145,10 @@ def recover(
         # Others have it: what is here is kept aside, and it begins as a new replica does.
         set_aside(storage, directory, found.unreadable)
         return _begin(storage, directory, identity, circumstances, cache, limits, lost=bool(found.unreadable))
-    work = _Work(storage, found.pairs[-2:], found, cuts, circumstances, alone=alone or replicas == 1)
-    work.settle_files()
+    work = _Work(storage, settled.pairs, found, cuts, circumstances, alone=alone or replicas == 1)
     if record is not None and record.cut is not None:
         work.finish_cut(record.cut)
-        work.settle_files()
+        _settle(storage, work.pairs, found)
     last = work.examine()
     set_aside(storage, directory, found.unreadable)
     log = PartitionLog(
@@ -170,6 +208,7 @@ class _Work:
         self.damage: list[CorruptRange] = []
         self.trimmed_bytes = 0
         self.serve_end: int | None = None
+        self._unsynced = False  # something was written since the files were settled
 
     def report(self) -> RecoveryReport:
         return RecoveryReport(
@@ -185,20 +224,6 @@ class _Work:
         )
 
     # ---- before looking
-
-    def settle_files(self) -> None:
-        """What is in the page cache goes to the disk, and is read from there; anchors are put right."""
-        for pair in {*self.pairs, *self.found.restored}:
-            pair.create_missing()
-        for pair in self.found.restored:
-            pair.commitlog.pwrite(pair.anchor.encode(), 0)
-            pair.commitlog.sync()
-        for pair in self.pairs:
-            for file in (pair.segment, pair.commitlog):
-                file.sync()
-                file.drop_cache()
-        # A process that was killed may have left names that are not on the disk.
-        self.storage.sync_dir(self.pairs[0].directory)
 
     def finish_cut(self, intent: CutIntent) -> None:
         """A cut was begun and perhaps not finished. Another entry in its place means that it was."""
@@ -326,10 +351,11 @@ class _Work:
         """Put consecutive entries of one pair into their slots."""
         pair = self._pair_at(entries[0].log_id)
         assert pair is not None
+        self._unsynced = True
         pair.commitlog.pwrite(b"".join([entry.encode() for entry in entries]), pair.slot(entries[0].log_id))
 
     def _end_log(self, end: int) -> Entry:
-        """Let the log end before `end`; sync everything."""
+        """Let the log end before `end`; what was changed is synced."""
         last = self._entry(end - 1)
         assert last is not None, f"no entry {end - 1} to end the log with"
         at = _end_place(last)
@@ -343,9 +369,10 @@ class _Work:
             self.cuts.done()
         else:
             self.trimmed_bytes = pair.cut(at)
-        for pair in self.pairs:
-            pair.segment.sync()
-            pair.commitlog.sync()
+        if self._unsynced or self.trimmed_bytes or self.cuts_made:  # a cut may let an older pair be the last
+            for pair in self.pairs:
+                pair.segment.sync()
+                pair.commitlog.sync()
         return last
 
 

@@ -130,6 +130,12 @@ class FakeDisk:
     def run(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
         return self._submit(self.jobs, job)
 
+    def apart(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Done at once: nobody else uses those files."""
+        future = self._loop.create_future()
+        self.finish_first([(job, future)])
+        return future  # type: ignore[no-any-return]
+
     def read(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
         return self._submit(self.reads, job)
 
@@ -178,7 +184,7 @@ class FakeDisk:
             result = job()
         except Exception as error:
             future.set_exception(error)
-            changes = lane is self.jobs or lane is self.removals
+            changes = lane is not self.reads and lane is not self.journal_writes
             if isinstance(error, Poisoned) and changes and not self._failed:
                 self._failed = True
                 self._loop.call_soon(self._on_failure, error)

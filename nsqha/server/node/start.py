@@ -170,13 +170,21 @@ class GivenUp(Exception):
 class Node:
     """One broker in this process."""
 
-    def __init__(self, options: Options, open_grpc: OpenGrpc, stop: asyncio.Event | None = None) -> None:
-        """`stop` is set when the process is to end, which may be before the node could start."""
+    def __init__(
+        self,
+        options: Options,
+        open_grpc: OpenGrpc,
+        stop: asyncio.Event | None = None,
+        sockets: dict[str, socket.socket] | None = None,
+    ) -> None:
+        """`stop` is set when the process is to end, which may be before the node could start. `sockets`: those of
+        `listen.listen_all`, if it was called already."""
         self.options = replace(options, data_path=os.path.abspath(options.data_path or "."))
         self.failed: asyncio.Future[str] | None = None  # the disk failed: why
         self.begins_again = asyncio.Event()  # this life ends, and another one of the same process begins
         self._open_grpc = open_grpc
         self._stop = stop or asyncio.Event()
+        self._sockets = sockets
         self._doubt: StaleMetadataMonitor | None = None
         self._broker: Broker | None = None
         self._server: asyncio.AbstractServer | None = None
@@ -205,7 +213,7 @@ class Node:
             self._certificates = certificates.CertificateFiles.of(options)
             self._tasks.spawn(certificates.watch([self._certificates]))
         # Sockets first: a port that is taken should not cost a recovery.
-        sockets = self._listen()
+        sockets, self._sockets = self._sockets or listen.listen_all(options), None
         clock = BoundedClock(SystemClock(), options.max_clock_skew_ns)
         rng = random.Random()
         self._make_data_path()
@@ -296,7 +304,7 @@ class Node:
                     journal.close()
                     disk.close()
                     raise GivenUp from None
-                sockets = self._listen()
+                sockets = listen.listen_all(self.options)
 
     async def _register(self, broker: Broker, cluster: Membership) -> None:
         """Everything is served: now the others may know."""
@@ -365,36 +373,6 @@ class Node:
         )
         journal.node.join(store.records.cluster().record.cluster_id)
         return store
-
-    def _listen(self) -> dict[str, socket.socket]:
-        options = self.options
-        wanted = {"tcp": options.tcp_address, "http": options.http_address, "segments": options.segments_address}
-        if options.segments_address and not listen.is_tcp(options.segments_address):
-            raise ConfigError(f"--segments-address={options.segments_address}: it is not host:port")
-        if options.tls_cert and options.https_address:
-            wanted["https"] = options.https_address
-        if options.metrics_address:
-            wanted["metrics"] = options.metrics_address
-        if options.etcd_endpoints:
-            wanted["peer"] = self._peer_address()
-            if not listen.is_tcp(wanted["peer"]):
-                raise ConfigError(f"--peer-address={wanted['peer']}: it is not host:port")
-        sockets: dict[str, socket.socket] = {}
-        try:
-            for name, address in wanted.items():
-                if address:
-                    sockets[name] = listen.listen(address, flag=f"{name}-address")
-            # Bound later; where gRPC itself does that it complains on stderr in words of its own.
-            listen.check_free(options.grpc_address, flag="grpc-address")
-        except ConfigError:
-            for sock in sockets.values():
-                sock.close()
-            raise
-        return sockets
-
-    def _peer_address(self) -> str:
-        options = self.options
-        return options.peer_address or listen.next_port(options.grpc_address, flag="peer-address")
 
     def _tls_context(self) -> ssl.SSLContext | None:
         if not self.options.tls_cert:
@@ -526,7 +504,7 @@ class Node:
         listener = PeerListener(peers, sock, self._certificates)
         listener.start()
         self._closers.append(listener.close)
-        return f"{self._peer_address().rpartition(':')[0]}:{listen.bound_port(sock)}"
+        return f"{listen.peer_address(self.options).rpartition(':')[0]}:{listen.bound_port(sock)}"
 
     async def _serve_segments(self, broker: Broker, sock: socket.socket, renewals: HoldRenewals) -> None:
         byte_server = await asyncio.to_thread(importlib.import_module, "nsqha.server.segments.byte_server")
@@ -561,8 +539,8 @@ class Node:
         logger.info("stopped", "bye")
 
 
-def serve_until_signal(options: Options, open_grpc: OpenGrpc) -> int:
-    """Run one node until SIGINT or SIGTERM (0), or until its disk fails (1)."""
+def serve_until_signal(options: Options, open_grpc: OpenGrpc, sockets: dict[str, socket.socket]) -> int:
+    """Run one node until SIGINT or SIGTERM (0), or until its disk fails (1). `sockets` are those of its first life."""
     import uvloop
 
     async def main() -> int:
@@ -572,8 +550,9 @@ def serve_until_signal(options: Options, open_grpc: OpenGrpc) -> int:
             loop.add_signal_handler(number, stop.set)
         manager = ServiceManager.of(os.environ)
         manager.starting(loop, "reads its log")
+        bound: dict[str, socket.socket] | None = sockets
         while True:
-            node = Node(options, open_grpc, stop)
+            node, bound = Node(options, open_grpc, stop, bound), None
             try:
                 await node.start()
             except GivenUp:

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from nsqha import ids
 from nsqha.clock import Clock
@@ -21,7 +22,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
-from nsqha.commitlog.recovery import JournalCuts, RecoveryReport, recover
+from nsqha.commitlog.recovery import JournalCuts, RecoveryReport, SettledFiles, recover, settle
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
 from nsqha.cursor.cache.lmdb_cache import LmdbCache
@@ -43,6 +44,8 @@ from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds, bound_progress
 from nsqha.server.runtime.measures import Measures
+
+RECOVERED_AT_ONCE = 32  # topics of a start, each with up to four files open before their log is one of `OpenLogs`
 
 logger = Logger("opening")
 
@@ -164,8 +167,22 @@ class PartitionOpener:
             opened[number] = OpenedLog(log, log_uid, state, None)
         return opened
 
-    def recover(self, record: TopicRecord, numbers: Iterable[int] | None = None) -> dict[int, OpenedLog]:
-        """The logs of a topic that was here before; only of these partitions if given."""
+    def settle(self, record: TopicRecord, numbers: Iterable[int] | None = None) -> dict[int, SettledFiles]:
+        """Bring the files of logs that are about to be recovered to the disk. Topics may be settled at once."""
+        storage = self.folders.storage
+        return {
+            number: settle(storage, self.folders.partition(record, number), LogIdentity(record.uid, number))
+            for number in (record.partitions if numbers is None else numbers)
+        }
+
+    def recover(
+        self,
+        record: TopicRecord,
+        numbers: Iterable[int] | None = None,
+        settled: Mapping[int, SettledFiles] = MappingProxyType({}),
+    ) -> dict[int, OpenedLog]:
+        """The logs of a topic that was here before; only of these partitions if given. `settled`: what `settle` has
+        just returned."""
         opened = {}
         for number in record.partitions if numbers is None else numbers:
             key = (record.uid, number)
@@ -185,6 +202,7 @@ class PartitionOpener:
                 cache=self._cache,
                 limits=self._limits,
                 alone=alone,
+                settled=settled.get(number),
             )
             self._news.recovered(f"{record.name}/{number}", recovery.report)
             new_uid = recovery.report.new_log_uid or before is None or not before.log_uid

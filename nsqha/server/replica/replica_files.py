@@ -118,7 +118,8 @@ class ReplicaLogs:
                 self._opener.stage_promise(key, promise, logs[number].log, drawn, sync)
             return logs[number], promise
         name = good_name(self._journal, key, sync)
-        logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
+        settled = await self._disk.apart(lambda: self._opener.settle(record, [number]))
+        logs = await self._disk.run(lambda: self._opener.recover(record, [number], settled))
         opened = logs[number]
         known = self._journal.record(key)
         promise = known.promise if known is not None else 0

@@ -288,6 +288,10 @@ class DiskRounds:
         """Run one blocking job after all jobs submitted before it."""
         return self._loop.run_in_executor(self._threads.jobs, partial(self._watched, job))
 
+    def apart(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a blocking job on files that nobody else uses, beside other such jobs: they wait for the disk."""
+        return self._loop.run_in_executor(self._threads.syncs, partial(self._watched, job))
+
     def _watched(self, job: Callable[[], T]) -> T:
         """On a thread; its caller may be gone."""
         try:

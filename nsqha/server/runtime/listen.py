@@ -12,7 +12,6 @@ log could be neither read nor appended to. Half of them HTTP may have, where nod
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -20,8 +19,14 @@ import resource
 import socket
 import stat
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nsqha.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from nsqha.options import Options
 
 BACKLOG = 1 << 15
 """Connections that the kernel completes before they are accepted; it takes no more than net.core.somaxconn (4,096).
@@ -46,6 +51,42 @@ def listen(address: str, *, flag: str) -> socket.socket:
     except (OSError, ValueError) as error:
         advice = _ADVICE.get(error.errno or 0, "") if isinstance(error, OSError) else ""
         raise ConfigError(f"--{flag}={address}: cannot listen: {reason(error)}{advice}") from error
+
+
+def listen_all(options: Options) -> dict[str, socket.socket]:
+    """The listening sockets of a node, by name: all but gRPC's, whose library listens itself. ConfigError: none is left
+    open.
+
+    The kernel completes connections from here on, and keeps what clients send until somebody reads it. So this comes
+    first in a start: who connects meanwhile waits and is not refused."""
+    wanted = {"tcp": options.tcp_address, "http": options.http_address, "segments": options.segments_address}
+    if options.segments_address and not is_tcp(options.segments_address):
+        raise ConfigError(f"--segments-address={options.segments_address}: it is not host:port")
+    if options.tls_cert and options.https_address:
+        wanted["https"] = options.https_address
+    if options.metrics_address:
+        wanted["metrics"] = options.metrics_address
+    if options.etcd_endpoints:
+        wanted["peer"] = peer_address(options)
+        if not is_tcp(wanted["peer"]):
+            raise ConfigError(f"--peer-address={wanted['peer']}: it is not host:port")
+    sockets: dict[str, socket.socket] = {}
+    try:
+        for name, address in wanted.items():
+            if address:
+                sockets[name] = listen(address, flag=f"{name}-address")
+        # Bound later; where gRPC itself does that it complains on stderr in words of its own.
+        check_free(options.grpc_address, flag="grpc-address")
+    except ConfigError:
+        for sock in sockets.values():
+            sock.close()
+        raise
+    return sockets
+
+
+def peer_address(options: Options) -> str:
+    """Where other nodes open streams: as the flag says, or the port after gRPC's."""
+    return options.peer_address or next_port(options.grpc_address, flag="peer-address")
 
 
 def check_free(address: str, *, flag: str) -> None:

@@ -5,6 +5,7 @@
     awaited     one task whose outcome is for those who wait for it
     beside      runs work beside a block, and ends it with the block
     first_done  waits for the first of several things
+    some_at_once  runs many pieces of work, so many of them at a time
     whole       runs one piece of work to its end; a cancellation of its caller is passed on when it has ended
     Unfinished  runs work that may take for ever: at most one piece per key, and callers wait for a bounded time
     Changes     runs changes of topics: one at a time per topic, each to its end
@@ -29,7 +30,8 @@ again waits for the change that is under way (`Changes.once`), so that they do n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
@@ -74,6 +76,18 @@ async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def some_at_once(works: Iterable[Coroutine[Any, Any, None]], at_once: int) -> None:
+    """Run all `works`, `at_once` of them at a time, begun in their order. If some fail, those that have begun end, no
+    other begins, and the error of the first is raised."""
+    left = iter(works)
+    while some := list(itertools.islice(left, at_once)):
+        for outcome in await asyncio.gather(*some, return_exceptions=True):
+            if outcome is not None:
+                for work in left:
+                    work.close()
+                raise outcome
 
 
 async def first_done(*works: Awaitable[Any]) -> None:

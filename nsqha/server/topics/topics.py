@@ -21,7 +21,9 @@ from typing import Any
 from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import AppendFailed, Conflict, NotFound, Unavailable
 from nsqha.nsqlog import Logger
+from nsqha.server.opening.opener import RECOVERED_AT_ONCE, OpenedLog
 from nsqha.server.partition.topic import Topic
+from nsqha.server.runtime.tasks import some_at_once
 from nsqha.server.topics.deleted_elsewhere import DeletedElsewhere
 from nsqha.server.topics.placement import Announcer, NoLookupd, Placement, TopicContext
 from nsqha.server.topics.settings import TopicChanges, vanished_topic
@@ -68,9 +70,14 @@ class Topics(Mapping[str, Topic]):
                 self._records.forget_tombstone(tombstone.uid)
             except (AppendFailed, OSError) as error:
                 files_remain(tombstone.name, error)
-        recovered = {}
-        for name, versioned in self._records.topics().items():
-            recovered[name] = await self._context.disk.run(lambda r=versioned.record: self._context.opener.recover(r))  # type: ignore[misc]
+        recovered: dict[str, Mapping[int, OpenedLog]] = {}
+
+        async def recover(name: str, record: TopicRecord) -> None:
+            settled = await self._context.disk.apart(lambda: self._context.opener.settle(record))
+            recovered[name] = await self._context.disk.run(lambda: self._context.opener.recover(record, None, settled))
+
+        found = self._records.topics().items()
+        await some_at_once((recover(name, versioned.record) for name, versioned in found), RECOVERED_AT_ONCE)
         raised = await self._context.metadata.write(lambda: self._records.raise_epochs(leader=self._context.node_uid))
         for name, versioned in raised.items():
             if name not in recovered:

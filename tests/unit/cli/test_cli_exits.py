@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +33,9 @@ class Call:
 
 call = Call()
 """
+ANY_PORT = Options(
+    tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", grpc_address="127.0.0.1:0", segments_address="127.0.0.1:0"
+)
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -95,14 +100,16 @@ def test_without_grpc_it_is_the_interpreter_that_ends() -> None:
 def test_a_node_that_can_not_start_on_a_full_disk_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: OSError | None
 ) -> None:
-    def start(options: Options, open_grpc: OpenGrpc) -> int:
+    def start(options: Options, open_grpc: OpenGrpc, sockets: dict[str, socket.socket]) -> int:
+        for sock in sockets.values():
+            sock.close()
         full = OSError(errno.ENOSPC, "No space left on device")
         if raised is not None:
             raise raised
         raise AppendFailed(f"/d/journal.new: {full}") from full
 
     monkeypatch.setattr("nsqha.server.node.start.serve_until_signal", start)
-    assert nsqd.run(Options(data_path="/d"), ()) == exits.FAILED
+    assert nsqd.run(replace(ANY_PORT, data_path="/d"), ()) == exits.FAILED
     (line,) = capsys.readouterr().err.splitlines()
     assert "--data-path=/d: the disk is full" in line and "free space and start again" in line
     assert "/d/journal.new" in line

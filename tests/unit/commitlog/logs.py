@@ -10,7 +10,7 @@ from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.reading.reader import BatchCache
-from nsqha.commitlog.recovery import Recovery, recover
+from nsqha.commitlog.recovery import Recovery, SettledFiles, recover
 from nsqha.commitlog.storage import Storage
 from nsqha.frames import HAS_EVENTS, PROGRESS, control_frame
 
@@ -103,6 +103,7 @@ def reopen(
     known: bool = True,
     limits: LogLimits = SMALL,
     alone: bool = False,
+    settled: SettledFiles | None = None,
 ) -> Recovery:
     """Recover the log as a restarted process would."""
     if cuts is None:
@@ -119,6 +120,7 @@ def reopen(
         cache=BatchCache(64 << 10),
         limits=limits,
         alone=alone,
+        settled=settled,
     )
 
 

@@ -11,6 +11,7 @@ from nsqha.commitlog.entry import ENTRY_BYTES, VERSION_AT
 from nsqha.commitlog.files.pairs import unlink_some
 from nsqha.commitlog.log import LogLimits, Place
 from nsqha.commitlog.reading.lookup import LogReader
+from nsqha.commitlog.recovery import settle
 from nsqha.errors import ConfigError, LogCorrupt, Poisoned
 from nsqha.frames import EPOCH_START, PROGRESS
 from tests.sim.storage import Crashed, SimStorage
@@ -207,6 +208,38 @@ def test_a_failed_sync_during_recovery_does_not_report_an_end() -> None:
     built.storage.fail("sync")
     with pytest.raises(Poisoned):
         reopen(built.storage, local_durable=11, limits=ONE_PAIR)
+
+
+# ---- what it costs
+
+
+def test_a_log_that_is_whole_is_synced_once_and_one_that_was_changed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    acting = SimStorage.acting
+
+    def noted(storage: SimStorage, operation: str, path: str) -> None:
+        if operation == "sync":
+            synced.append(path.rpartition(".")[2])
+        acting(storage, operation, path)
+
+    built = Built()
+    monkeypatch.setattr(SimStorage, "acting", noted)
+    log = reopen(built.storage, local_durable=11, limits=ONE_PAIR).log
+    assert synced == ["segment", "commitlog"], "a start with a thousand logs waits for each of them"
+    pair = log.files.pair_of(10)
+    pair.segment.pwrite(b"torn", log.end.position - pair.position)
+    synced.clear()
+    assert reopen(built.storage, local_durable=11, limits=ONE_PAIR).report.trimmed_bytes == 4
+    assert synced == ["segment", "commitlog"] * 2
+
+
+def test_several_logs_are_settled_before_the_first_is_recovered() -> None:
+    built = Built()
+    was = built.contents
+    settled = settle(built.storage, DIRECTORY, IDENTITY)
+    built.storage.fail("sync", times=99)  # so recovery does not wait for the disk
+    log = reopen(built.storage, local_durable=11, limits=ONE_PAIR, settled=settled).log
+    assert contents(log) == was and log.local_durable == log.end.log_id
 
 
 # ---- what a later version wrote

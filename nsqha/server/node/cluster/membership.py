@@ -19,8 +19,9 @@ from nsqha.server.node.cluster.leaders import ClusterLeaders
 from nsqha.server.node.cluster.records import EVERYTHING, RecordNews
 from nsqha.server.node.cluster.registration import NodeRegistration
 from nsqha.server.node.cluster.suspects import Suspects
+from nsqha.server.opening.opener import RECOVERED_AT_ONCE
 from nsqha.server.replica.leading.sender import FollowerStreams
-from nsqha.server.runtime.tasks import TaskGroup, log_failure
+from nsqha.server.runtime.tasks import TaskGroup, log_failure, some_at_once
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
@@ -110,7 +111,7 @@ class Membership:
             await self.news.drop(tombstone)
         for topic in view.topics.values():
             self.topics.adopt(topic)
-            await self.replicas.recover(topic)
+        await some_at_once(map(self.replicas.recover, view.topics.values()), RECOVERED_AT_ONCE)
 
     async def join(self, info: NodeInfo) -> None:
         """Announce this node and take the roles that the records give it. ConfigError: another process is this node."""

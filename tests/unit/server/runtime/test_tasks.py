@@ -12,7 +12,7 @@ import pytest
 
 from nsqha.errors import NotFound, OutcomeUnknown
 from nsqha.server.partition.partition import Partition
-from nsqha.server.runtime.tasks import Changes, StillUnderWay, TaskGroup, Unfinished, beside, first_done
+from nsqha.server.runtime.tasks import Changes, StillUnderWay, TaskGroup, Unfinished, beside, first_done, some_at_once
 from tests.unit.server.broker_rig import running, until
 
 LONG, SHORT = 10.0, 0.02
@@ -53,6 +53,30 @@ def test_what_does_not_end_in_time_goes_on_and_the_next_has_not_begun() -> None:
         works.ends["third"].set()
         assert await third == "third"
         assert (works.begun, works.unfinished.keys()) == (["first", "third"], [])
+
+    asyncio.run(story())
+
+
+def test_so_many_at_a_time_and_none_begins_after_one_that_failed() -> None:
+    async def story() -> None:
+        under_way, most, ended = 0, 0, list[int]()
+
+        async def work(number: int, wrong: int) -> None:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            under_way -= 1
+            if number == wrong:
+                raise NotFound(f"{number}")
+            ended.append(number)
+
+        await some_at_once((work(number, -1) for number in range(10)), 4)
+        assert (ended, most) == (list(range(10)), 4)
+        ended.clear()
+        with pytest.raises(NotFound, match="5"):
+            await some_at_once((work(number, 5) for number in range(10)), 4)
+        assert ended == [0, 1, 2, 3, 4, 6, 7]
 
     asyncio.run(story())
 
