@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from nsqha.election import elect
@@ -26,6 +28,7 @@ from nsqha.election.controller.events import (
     Suspect,
     Tick,
 )
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.elect import Ballot, Elected, ReplicaReport, Wait
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 
@@ -39,25 +42,33 @@ NODES = {
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    judged = 0
-    choose = elect.choose
-
-    def counted(ballot: Ballot) -> Elected | Wait:
-        nonlocal judged
-        judged += 1
-        return choose(ballot)
-
-    vars(elections)["choose"] = counted
-    first, last = min((_elect_all(count) for _ in range(ROUNDS)), key=lambda times: times[1])
-    times = judged / count / ROUNDS
+    with judged() as ballots:
+        first, last = min((elect_all(count) for _ in range(ROUNDS)), key=lambda times: times[1])
+    times = len(ballots) / count / ROUNDS
     print(f"{count} partitions: first {1000 * first:.0f} ms, last {1000 * last:.0f} ms, judged {times:.1f} times each")
 
 
-def _elect_all(count: int) -> tuple[float, float]:
+@contextmanager
+def judged() -> Iterator[list[Ballot]]:
+    """What is judged meanwhile."""
+    ballots: list[Ballot] = []
+
+    def counted(ballot: Ballot) -> Elected | Wait:
+        ballots.append(ballot)
+        return elect.choose(ballot)
+
+    vars(elections)["choose"] = counted
+    try:
+        yield ballots
+    finally:
+        vars(elections)["choose"] = elect.choose
+
+
+def elect_all(count: int, limits: ControllerLimits | None = None) -> tuple[float, float]:
     """Seconds of CPU until the first partition has another leader, and until all have."""
     now = 100.0
-    machine = ControllerMachine(now)
-    machine.step(Metadata(_topics(count), NODES, {}), now)
+    machine = ControllerMachine(now, limits)
+    machine.step(Metadata(topics(count), NODES, {}), now)
     machine.step(Tick(), now)
     events: deque[Event] = deque([Suspect(1, "its stream ended")])
     begun, first, elected = time.thread_time(), 0.0, 0
@@ -83,7 +94,8 @@ def _answer(probe: Probe) -> Answered | NotAnswered:
     return Answered(probe.number, probe.node, registration, dict.fromkeys(probe.keys, report))
 
 
-def _topics(count: int) -> dict[str, Versioned[TopicRecord]]:
+def topics(count: int) -> dict[str, Versioned[TopicRecord]]:
+    """Records of so many topics with a partition each, all led by node 1."""
     meta = PartitionMeta(
         leader=1, epoch=1, replicas=(1, 2, 3), isr={1: 1, 2: 2, 3: 3}, min_isr=2, registration=11, version=5
     )

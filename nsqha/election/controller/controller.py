@@ -74,6 +74,7 @@ class ControllerMachine:
         self._isolation = Isolation(state)
         self._next_audit = now + state.limits.audit_s
         self._next_scan = now
+        self._unscanned: list[PartitionName] = []
         self._next_plan = now  # at the latest; earlier while no leader is sought
 
     def next_tick(self) -> float:
@@ -214,9 +215,9 @@ class ControllerMachine:
         state.wake = now + state.limits.scan_s
         scan = now >= self._next_scan
         # Of a thousand rounds few are due at a time; what is not known to be due is looked at with the scan.
-        dirty = {name for name, round_ in state.rounds.items() if scan or round_.due <= now}
+        dirty = {name for name, round_ in state.rounds.items() if round_.due <= now}
         dirty.update(*(state.led[node] for node in state.standing.leaving))
-        if not scan:
+        if state.rounds:
             state.wake_at(min((round_.due for round_ in state.rounds.values() if round_.due > now), default=math.inf))
         if now >= self._next_audit:
             self._next_audit = now + state.limits.audit_s
@@ -225,15 +226,31 @@ class ControllerMachine:
             self._next_scan = now + state.limits.scan_s
             self._probing.ask_silent(now)
             self._leave_unlinked(now)
-            dirty.update(
-                n
-                for n, part in state.parts.items()
-                if not part.meta.replicas or self._elections.reason(part, now) or self._elections.watched(part, now)
-            )
+            dirty.update(self._scan(now))
             self._plan(now)
             if why := self._isolation.why_resign(now):
                 state.actions.append(Resign(why))
         return dirty
+
+    def _scan(self, now: float) -> Iterable[PartitionName]:
+        """Those of the next partitions in turn that are to be looked at. Not of all: what a second costs would grow
+        with their number, and the work for each of many that are elected with it."""
+        state = self.state
+        if not self._unscanned:
+            self._unscanned = list(state.parts)[::-1]
+        some = self._unscanned[-state.limits.scan_parts :][::-1]
+        del self._unscanned[-state.limits.scan_parts :]
+        for name in some:
+            part, round_ = state.parts.get(name), state.rounds.get(name)
+            if part is None or (round_ is not None and round_.due < math.inf):
+                continue  # it is looked at when it is due
+            if (
+                round_ is not None
+                or not part.meta.replicas
+                or self._elections.reason(part, now)
+                or self._elections.watched(part, now)
+            ):
+                yield name
 
     def _leave_unlinked(self, now: float) -> None:
         """Leaders at whose peer port the controller is refused hand over to a member of the ISR where it is not."""

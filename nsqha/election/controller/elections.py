@@ -135,7 +135,7 @@ class Elections:
 
     def _wait(self, part: TopicPartition, round_: Round, wait: Wait, now: float) -> None:
         state = self._state
-        due = now + state.limits.ask_again_s if wait.until is None else wait.until
+        due = now + state.ask_again_s if wait.until is None else wait.until
         round_.due_at(due)
         state.wake_at(due)
         if wait.why != round_.waiting and (wait.operator or now - round_.since > 1.0):

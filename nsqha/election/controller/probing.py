@@ -109,8 +109,10 @@ class Probing:
             self._probe(node, [], now)
 
     def ask(self, names: Iterable[PartitionName], now: float) -> None:
-        """Probe the nodes that the rounds have not heard from for a while."""
+        """Probe the nodes that the rounds have not heard from for a while. What waits for the answer to an earlier
+        probe is looked at when that is there, and not before; should it be lost, long after it was due."""
         state = self._state
+        pauses: dict[PartitionName, float] = {}
         wanted: dict[tuple[int, bool], list[PartitionName]] = defaultdict(list)
         waited, self._next = self._next, []
         for name in dict.fromkeys([*waited, *names]):
@@ -123,7 +125,7 @@ class Probing:
                 state.wake_at(due)
                 continue
             again = {"transfer": state.limits.transfer_ask_s, "watch": state.limits.watch_ask_s}.get(
-                round_.kind, state.limits.ask_again_s
+                round_.kind, state.ask_again_s
             )
             if not part.meta.isr and now - round_.since < 1.0:
                 again = state.limits.begin_ask_s
@@ -133,15 +135,24 @@ class Probing:
                     continue
                 if not self._probes.asked(uid, part.key, round_.since, now):
                     wanted[uid, round_.kind == "doubt"].append(name)
-            round_.due_at(now + again)
-            state.wake_at(now + again)
+                    pauses[name] = again
+            if name not in pauses:
+                self._again_after(round_, again, now)
         for (uid, urgent), waiting in wanted.items():
             room = state.limits.round_keys
             suspected = state.standing.suspected_since(uid) is not None
             keys = [state.parts[name].key for name in waiting[:room]]
             if not self._probe(uid, keys, now, urgent=urgent, suspected=suspected):
                 room = 0
+            for name in waiting[:room]:
+                self._again_after(state.rounds[name], pauses[name], now)
+            for name in waiting[room:]:
+                self._again_after(state.rounds[name], pauses[name] + 3 * state.limits.probe_s, now)
             self._probes.wait(uid, urgent, waiting[room:])
+
+    def _again_after(self, round_: Round, seconds: float, now: float) -> None:
+        round_.due_at(now + seconds)
+        self._state.wake_at(now + seconds)
 
     @staticmethod
     def _members(meta: PartitionMeta, round_: Round) -> Iterable[int]:

@@ -33,7 +33,8 @@ class ControllerLimits:
     unlinked_s: float = 5.0  # a leader at whose peer port the controller is refused for this long hands over
     blamed_s: float = 2.0  # a leader that lost so many members that it cannot commit is replaced after this
     resign_s: float = 4.0  # a controller that can not help a partition for this long resigns; leases end before
-    scan_s: float = 0.5  # between scans of all partitions and steps of slow work
+    scan_s: float = 0.5  # between scans of partitions and steps of slow work
+    scan_parts: int = 2000  # per scan, in turn
     plan_wait_s: float = 3.0  # slow work waits so long for leaders that are sought: they need the processors first
     audit_s: float = 2.0  # between requests to leaders whether they lead
     idle_audits: int = 5  # a leader that does not lead in this many audits is replaced (2 if it gave the epoch up)

@@ -71,6 +71,12 @@ class ControllerState:
         """Those that are registered."""
         return self.standing.nodes
 
+    @property
+    def ask_again_s(self) -> float:
+        """Between requests for one partition: longer while many leaders are sought, as all are asked for. The work for
+        each would grow with their number else."""
+        return self.limits.ask_again_s + self.limits.key_s * max(0, len(self.rounds) - 1)
+
     def free(self, name: PartitionName) -> bool:
         return name in self.parts and name not in self.puts and name.topic not in self.reading
 
