@@ -389,6 +389,11 @@ class Forwarder:
 
     # ---- for publishers
 
+    @property
+    def asking(self) -> bool:
+        """Whether other nodes are asked who leads: no news tells what they say."""
+        return self._leaders.cut_off
+
     def target(self, topic: str, number: int) -> Target | None:
         found = self._topics.get(topic)
         if found is not None and not found.deleting:

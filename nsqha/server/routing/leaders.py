@@ -46,6 +46,10 @@ class Leaders(Protocol):
     @property
     def cluster_id(self) -> int: ...
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether this node can not know what the records are: it asks other nodes who leads."""
+
     def name_of(self, node: int) -> str:
         """What the node's certificate may call it, see `PeerIdentity.may_be`; empty: unknown."""
 

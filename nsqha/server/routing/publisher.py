@@ -32,8 +32,9 @@ from nsqha.server.runtime.budget import PublishBudget
 
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 0.2
-UNREACHABLE_SECONDS = 0.5
-"""After the leader's node could not be dialled: thousands may wait for one that died, and its successor is news."""
+NEWS_SECONDS = 0.5
+"""While no node leads, or the leader's node could not be dialled: thousands may wait for the successors of one that
+died, and `leaders_changed` tells them."""
 
 
 class Target(Protocol):
@@ -53,6 +54,10 @@ class Target(Protocol):
 
 class Router(Protocol):
     """Finds targets; and calls `PartitionPublisher.leaders_changed` when others may be right."""
+
+    @property
+    def asking(self) -> bool:
+        """Whether other nodes are asked who leads: no news tells what they say."""
 
     def target(self, topic: str, number: int) -> Target | None:
         """Where to publish to this partition now; None: no node leads it at the moment. NotFound: there is no topic."""
@@ -102,13 +107,13 @@ class LeaderRetry:
         self._loop = loop
         self._look_again = look_again
         self.backoff: Backoff | None = None  # None: the next pause is the first one
-        self.unreachable = False  # the next pause is UNREACHABLE_SECONDS
+        self.unreachable = False  # the next pause is NEWS_SECONDS
 
     def wait(self) -> None:
         if self.timer is None:
             if self.backoff is None:
                 self.backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
-            pause = UNREACHABLE_SECONDS if self.unreachable else self.backoff.next_pause()
+            pause = NEWS_SECONDS if self.unreachable else self.backoff.next_pause()
             self.timer = self._loop.call_later(pause, self._due)
 
     def stop(self) -> None:
@@ -227,6 +232,7 @@ class PartitionPublisher:
             self._break(f"{NOT_STORED}{error}")
             return False
         if self._target is None or self._target.gone:
+            self._retry.unreachable = self._retry.unreachable or (self._target is None and not self._router.asking)
             self._target = None
             self._retry.wait()
         return self._target is not None

@@ -35,6 +35,7 @@ class ClusterLeaders:
         self.cluster_id = cluster_id
         self.members = Members(lambda: watch.view())
         self._watch = watch
+        self._cut_off = cut_off
         self._watchers: list[Callable[[str], None]] = []
         self.hints = Hints(
             self,
@@ -44,6 +45,11 @@ class ClusterLeaders:
             cut_off=cut_off,
             spawn=spawn,
         )
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether this node can not know what the records are."""
+        return self._cut_off()
 
     def name_of(self, node: int) -> str:
         """What the node's certificate may call it; empty: unknown."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqha.errors import NotFound
-from nsqha.server.routing.publisher import RETRY_SECONDS, UNREACHABLE_SECONDS, PartitionPublisher, Publish
+from nsqha.server.routing.publisher import NEWS_SECONDS, RETRY_SECONDS, PartitionPublisher, Publish
 from nsqha.server.runtime.budget import PublishBudget
 from tests.fakes.loop import VirtualLoop
 from tests.unit.server.shell_rig import Outcome
@@ -51,6 +51,7 @@ class World:
         self.leader: HeldTarget | None = HeldTarget(self.log)
         self.old: list[HeldTarget] = []
         self.deleted = False
+        self.asking = False
         self.outcomes: list[Outcome] = []
         self.publisher = PartitionPublisher("t", 0, self, loop=self.loop, budget=self.budget, wait_seconds=WAIT)  # type: ignore[arg-type]
 
@@ -188,7 +189,7 @@ def test_a_leader_that_can_not_be_dialled_is_asked_rarely_its_successor_at_once(
     leader = world.leader
     assert leader is not None
     leader.held.pop().refused("no connection", unreachable=True)
-    world.loop.pass_time(UNREACHABLE_SECONDS - 0.01)
+    world.loop.pass_time(NEWS_SECONDS - 0.01)
     assert not leader.held, "thousands may wait for it"
     world.loop.pass_time(0.02)
     assert len(leader.held) == 1
@@ -197,10 +198,22 @@ def test_a_leader_that_can_not_be_dialled_is_asked_rarely_its_successor_at_once(
     successor = world.leader
     assert successor is not None and len(successor.held) == 1, "it is news"
     successor.held.pop().refused("no connection", unreachable=True)
+    world.asking = True  # what others say is no news
     world.change_leader(there=False)
     world.change_leader(tell=False)
     world.loop.pass_time(2 * RETRY_SECONDS)
     assert world.leader is not None and len(world.leader.held) == 1, "what was true of one is not of the next"
+
+
+def test_while_no_node_leads_the_next_leader_is_news():
+    world = World()
+    world.change_leader(there=False)
+    world.publish()
+    world.change_leader(tell=False)
+    world.loop.pass_time(NEWS_SECONDS - 0.01)
+    assert world.leader is not None and not world.leader.held, "thousands may wait for it"
+    world.loop.pass_time(0.02)
+    assert len(world.leader.held) == 1, "news may be lost"
 
 
 def test_publishes_to_a_deleted_topic_fail_at_once():
