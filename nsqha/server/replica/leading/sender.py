@@ -102,7 +102,8 @@ class LeadingPartition(Protocol):
 class PushState(Enum):
     """How far a partition is with one follower."""
 
-    IDLE = "idle"  # no stream, or a refusal that will be tried again
+    IDLE = "idle"  # no stream yet, or a refusal that will be tried again
+    LOST = "lost"  # the stream ended, and its leader knows
     OPENING = "opening"
     BEHIND = "behind"  # it catches up by itself and says when it is near
     PUSHING = "pushing"
@@ -411,7 +412,7 @@ class FollowerStream:
 
     def _retry(self, progress: FollowerProgress) -> None:
         progress.retry = None
-        if progress in self._followers.values() and self._greeted:
+        if self._followers.get(progress.leader.key) is progress and self._greeted:
             self._open([progress])
 
     def _open(self, progress: list[FollowerProgress]) -> None:
@@ -482,8 +483,9 @@ class FollowerStream:
         self._greeted = False
         self.registration = 0
         for progress in list(self._followers.values()):
-            progress.state = PushState.IDLE
-            progress.leader.lost(self.node)
+            if progress.state is not PushState.LOST:  # once: a node that is gone is dialled again and again
+                progress.state = PushState.LOST
+                progress.leader.lost(self.node)
         if not self._closed and self._reconnect is None:
             self._reconnect = self._loop.call_later(self._backoff.next_pause(), self.connect)
 
