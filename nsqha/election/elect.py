@@ -118,10 +118,15 @@ def choose(ballot: Ballot) -> Elected | Wait:
         return _best_cut(ballot, heard, fit)
     missing = sorted(set(ballot.meta.isr) - set(heard))
     if missing:
-        return Wait(f"no member of the ISR that can lead has answered; waiting for {_names(missing)}")
+        return unanswered(missing)
     if named:
         return Wait("every member of the ISR that has its log is poisoned or corrupt; repair one", operator=True)
     return _lost(ballot, heard, "no member of the ISR has the log that the record names")
+
+
+def unanswered(missing: Iterable[int]) -> Wait:
+    """What is decided while these members of the ISR have not answered, and none that can lead has."""
+    return Wait(f"no member of the ISR that can lead has answered; waiting for {_names(missing)}")
 
 
 def _fit(meta: PartitionMeta, report: ReplicaReport) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from nsqha.election.controller.events import Say
 from nsqha.election.controller.rounds import Round, TopicPartition
 from nsqha.election.controller.state import ControllerState, text_of
-from nsqha.election.elect import GATHER_S, Ballot, Elected, Wait, choose
+from nsqha.election.elect import GATHER_S, Ballot, Elected, Wait, choose, unanswered
 from nsqha.election.placement import PartitionName
 
 SILENT, IDLE, DEAF = "leader does not answer", "leader does not lead", "leader commits nothing"
@@ -95,6 +95,9 @@ class Elections:
     def elect(self, part: TopicPartition, round_: Round, now: float) -> None:
         state = self._state
         meta = part.meta
+        if meta.isr and not round_.reports:  # as with most of a thousand, most of the times that they are looked at
+            self._wait(part, round_, unanswered(sorted(meta.isr)), now)
+            return
         reports = dict(round_.reports)
         dead = set()
         if round_.why != "leader restarted" and meta.leader:
