@@ -64,14 +64,20 @@ class Logger:
         fields: dict[str, object],
         error: BaseException | None = None,
     ) -> None:
-        if self._logger.isEnabledFor(level):
-            self._logger.log(level, text, *args, extra={"event": event, "fields": fields}, exc_info=error)
+        log = self._logger
+        if log.isEnabledFor(level):
+            trace = None if error is None else (type(error), error, error.__traceback__)
+            # Not by `log`, which looks for the caller's file and line: no format shows them, and a failover of
+            # thousands of partitions writes a few lines for each.
+            extra = {"event": event, "fields": fields}
+            log.handle(log.makeRecord(log.name, level, "", 0, text, args, trace, extra=extra))
 
 
 def configure(*, prefix: str, level: str, format: str = "text", stream: TextIO | None = None) -> None:
     """Send every event of this process to `stream` (standard error). Replaces an earlier configuration."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(prefix) if format == "json" else NsqFormatter(prefix))
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no format shows them
     logging.raiseExceptions = False  # a closed stderr must not become a traceback per line
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -90,12 +96,15 @@ class NsqFormatter(logging.Formatter):
     def __init__(self, prefix: str) -> None:
         super().__init__()
         self._prefix = prefix
+        self._second = -1
+        self._stamp = ""  # of that second
 
     def format(self, record: logging.LogRecord) -> str:
         seconds, micros = _whole_and_micros(record)
-        stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(seconds))
+        if seconds != self._second:
+            self._second, self._stamp = seconds, time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(seconds))
         level = _NSQ_NAME.get(record.levelno, record.levelname)
-        line = f"{self._prefix}{stamp}.{micros:06d} {level}: {one_line(record.getMessage())}"
+        line = f"{self._prefix}{self._stamp}.{micros:06d} {level}: {one_line(record.getMessage())}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
