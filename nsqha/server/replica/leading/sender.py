@@ -104,6 +104,7 @@ class PushState(Enum):
 
     IDLE = "idle"  # no stream yet, or a refusal that will be tried again
     LOST = "lost"  # the stream ended, and its leader knows
+    TO_OPEN = "to open"  # asked with the next message
     OPENING = "opening"
     BEHIND = "behind"  # it catches up by itself and says when it is near
     PUSHING = "pushing"
@@ -415,12 +416,13 @@ class FollowerStream:
         if self._followers.get(progress.leader.key) is progress and self._greeted:
             self._open([progress])
 
-    def _open(self, progress: list[FollowerProgress]) -> None:
+    def _open(self, progress: Iterable[FollowerProgress]) -> None:
+        """Ask where the follower is, when the stream asks: those of many new leaders go together."""
         assert self._stream is not None
-        message = pb.PushMessage()
         for one in progress:
-            self._guarded(one, one.open, message)
-        self._stream.send(message)
+            one.state = PushState.TO_OPEN
+            self._dirty[one] = None
+        self._stream.pull(self._next)
 
     def _guarded(self, progress: FollowerProgress, step: Callable[..., T], *args: Any) -> T | None:
         """One partition's trouble is not that of the others on the stream."""
@@ -512,7 +514,14 @@ class FollowerStream:
             return commits
         pieces: list[pb.PushMessage] = []
         room = MESSAGE_BYTES
+        opens: pb.PushMessage | None = None
         for progress in list(self._dirty):
+            if progress.state is PushState.TO_OPEN:
+                if opens is None:
+                    pieces.append(opens := pb.PushMessage())
+                del self._dirty[progress]
+                self._guarded(progress, progress.open, opens)
+                continue
             piece = self._guarded(progress, progress.take, room)
             if piece is None or piece.end == progress.leader.log.end.log_id:
                 self._dirty.pop(progress, None)

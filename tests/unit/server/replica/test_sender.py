@@ -570,8 +570,35 @@ def test_a_stream_is_there_before_a_partition_is_pushed() -> None:
     (stream,) = rig.peers.streams
     stream.handler.on_message(pb.PushReply(hello=pb.PushHello(node_uid=NODE, registration=5)))
     assert [message.hello.target_uid for message in stream.sent] == [NODE]
-    links.add(Leader(log_of(1)), NODE, "there")
-    assert len(rig.peers.streams) == 1 and len(stream.sent[-1].opens) == 1
+    for uid in (1, 2, 3):
+        links.add(Leader(log_of(1), uid=uid), NODE, "there")
+    stream.room()
+    assert len(rig.peers.streams) == 1 and len(stream.sent) == 2
+    assert [opened.key.topic_uid for opened in stream.sent[-1].opens] == [1, 2, 3], "those of one turn go together"
+
+
+def test_a_leader_that_ended_before_its_question_left_asks_nothing() -> None:
+    rig = FollowerStreamsRig()
+    links = FollowerStreams(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
+    links.prepare(NODE, "there")
+    (stream,) = rig.peers.streams
+    stream.handler.on_message(pb.PushReply(hello=pb.PushHello(node_uid=NODE, registration=5)))
+    links.add(Leader(log_of(1)), NODE, "there").stop()
+    stream.room()
+    assert len(stream.sent) == 1
+
+
+def test_a_leader_hears_once_that_a_node_is_gone_however_often_it_is_dialled() -> None:
+    rig = FollowerStreamsRig()
+    leader = Leader(log_of(1))
+    link = rig.links.add(leader, NODE, "there").link
+    for _ in range(3):
+        link.on_closed("nobody listens")
+        link.connect()
+    assert leader.said == ["lost"]
+    rig.peers.streams[-1].handler.on_message(pb.PushReply(hello=pb.PushHello(node_uid=NODE, registration=5)))
+    link.on_closed("gone again")
+    assert leader.said == ["lost", "lost"]
 
 
 def test_a_stream_that_nobody_uses_is_not_opened_again_before_it_is_asked_for() -> None:
