@@ -3,6 +3,9 @@
     watch (the store's thread) --name--> loop --> Topics.adopt / vanished / dropped, Replicas.settle, leaders changed
 
 A record that is missing removes nothing. Only a tombstone does.
+
+When a node that led thousands dies, as many records change at once. LOOKED_AT_ONCE are looked at in a turn of the loop,
+so the first partitions begin to serve, and clients are answered, while the last records are still to be looked at.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha import ids
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 logger = Logger("cluster")
 
 DROP_AGAIN_SECONDS = 10.0  # what is left of a deleted topic is tried again
+LOOKED_AT_ONCE = 64  # records in one turn of the loop
 EVERYTHING = ""  # instead of the name of a record
 
 
@@ -85,8 +90,11 @@ class RecordNews:
     async def follow(self) -> None:
         while True:
             await self._news.wait()
-            self._news.clear()
-            names, self._names = self._names, {}
+            names = dict.fromkeys(islice(self._names, LOOKED_AT_ONCE))
+            for name in names:
+                del self._names[name]
+            if not self._names:
+                self._news.clear()
             try:
                 self.look_at(names)
             except Exception as error:
@@ -96,7 +104,9 @@ class RecordNews:
                 else:
                     logger.error("records_failed", "trying again", error=error)
                 self._names |= names
+                self._news.clear()
                 self._loop.call_later(REJOIN_SECONDS, self._news.set)
+            await asyncio.sleep(0)
 
     def look_at(self, names: Collection[str]) -> None:
         """Have everything done that follows from these records; waits for none of it."""
