@@ -9,7 +9,8 @@ runs and most of the bytes.
 
 Publishers that do not come back cost that once: each time most was not there in the end, twice as many commits pass
 before it is tried again. So it is with the last ones: each time only they were missing, twice as many commits go with
-most. All this is counted in turns, not in time: a turn looks at every socket once and takes some microseconds.
+most. All this is counted in turns: a turn looks at every socket once and takes some microseconds. Where strangers keep
+the loop busy it takes milliseconds, and nobody is back sooner for that: after LINGER_SECONDS a flush waits no more.
 
 Invariants: bytes count in the node's budget from when they wait until they are committed or refused; a publisher that
 can not be answered keeps no other one from its answer.
@@ -28,6 +29,7 @@ from nsqha.server.partition.memory import EphemeralLog
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
 TURNS = 32
+LINGER_SECONDS = 0.005
 SKIPPED_MAX = 64
 ALL_BYTES = 31 / 32  # of what is expected: bodies differ
 MOST_BYTES = 3 / 4
@@ -48,7 +50,7 @@ class WaitingPublishes:
     ) -> None:
         """`schedule`: something waits. `memory`: what bounds an #ephemeral topic."""
         self.queue = hot.PublishQueue(runtime.budget, schedule)
-        self.linger = Linger()
+        self.linger = Linger(runtime.loop.time)
         self.flush_bytes = FLUSH_BYTES
         self.budget = runtime.budget
         self.message_count = 0  # of all that were answered with OK, or will be; dropped ones included, as in nsqd
@@ -149,12 +151,15 @@ class Linger:
     `committed` is called at each commit that leaves nothing outstanding, `waits` at each flush after it.
     """
 
-    __slots__ = ("_bytes", "_first", "_for_last", "_last", "_runs", "_turns", "lone")
+    __slots__ = ("_bytes", "_end", "_first", "_for_last", "_last", "_runs", "_time", "_turns", "lone")
 
-    def __init__(self) -> None:
+    def __init__(self, time: Callable[[], float]) -> None:
+        """`time`: of the loop, the same during a turn."""
         self._bytes = 0  # expected
         self._runs = 0
         self._turns = 0  # left
+        self._end = 0.0  # from then on no flush waits
+        self._time = time
         self._first = _Patience()
         self._last = _Patience()
         self._for_last = False  # waits for the last ones too
@@ -167,6 +172,7 @@ class Linger:
             self._runs = runs
             self._bytes = min(size, bytes_max)
             self._turns = TURNS
+            self._end = self._time() + LINGER_SECONDS
             self._for_last = self._last.tries()
 
     def stop(self) -> None:
@@ -181,7 +187,7 @@ class Linger:
         all_there = size >= ALL_BYTES * self._bytes or (most and runs >= self._runs)
         if not all_there and (self._for_last or not most):
             self._turns -= 1
-            if self._turns:
+            if self._turns and self._time() < self._end:
                 return True
         self._turns = 0
         if not most:

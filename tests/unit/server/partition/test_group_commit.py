@@ -10,9 +10,14 @@ import pytest
 
 from nsqha import hot
 from nsqha.commitlog.log import LogLimits
-from nsqha.server.partition.publishes import SKIPPED_MAX, TURNS, Linger
+from nsqha.server.partition.publishes import LINGER_SECONDS, SKIPPED_MAX, TURNS, Linger
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Outcome, PartitionRig
+
+
+def quick_turns() -> Linger:
+    """Where the loop's turns take no time."""
+    return Linger(lambda: 0.0)
 
 
 def turns_of(gathering: Linger, runs: int, size: int) -> int:
@@ -25,11 +30,11 @@ def turns_of(gathering: Linger, runs: int, size: int) -> int:
 
 
 def test_without_a_commit_nothing_waits():
-    assert turns_of(Linger(), 0, 0) == 0
+    assert turns_of(quick_turns(), 0, 0) == 0
 
 
 def test_a_flush_goes_as_soon_as_everybody_is_back():
-    gathering = Linger()
+    gathering = quick_turns()
     gathering.committed(16, 1600, 1 << 20)
     assert [gathering.waits(n, 100 * n) for n in (1, 11, 15)] == [True, True, True]
     assert not gathering.waits(16, 1600)
@@ -37,7 +42,7 @@ def test_a_flush_goes_as_soon_as_everybody_is_back():
 
 
 def test_what_can_not_wait_for_publishers_does_not():
-    gathering = Linger()
+    gathering = quick_turns()
     gathering.committed(16, 1600, 1 << 20)
     assert gathering.waits(1, 100)
     gathering.stop()
@@ -48,13 +53,13 @@ def test_what_can_not_wait_for_publishers_does_not():
 
 @pytest.mark.parametrize(("runs", "size", "waits"), [(3, 970, False), (3, 960, True), (4, 750, False), (9, 740, True)])
 def test_bodies_that_differ_and_runs_that_come_in_pieces(runs, size, waits):
-    gathering = Linger()
+    gathering = quick_turns()
     gathering.committed(4, 1000, 1 << 20)
     assert gathering.waits(runs, size) is waits
 
 
 def test_what_is_written_anyway_is_not_waited_beyond():
-    gathering = Linger()
+    gathering = quick_turns()
     gathering.committed(4, 2000, 500)
     assert turns_of(gathering, 1, 500) == 0
 
@@ -66,7 +71,7 @@ MISSING = pytest.mark.parametrize(
 
 @MISSING
 def test_those_who_do_not_come_back_are_waited_for_more_and_more_rarely(expected, there):
-    gathering = Linger()
+    gathering = quick_turns()
     waited = []
     for n in range(400):
         gathering.committed(*expected, 1 << 20)
@@ -78,7 +83,7 @@ def test_those_who_do_not_come_back_are_waited_for_more_and_more_rarely(expected
 
 @MISSING
 def test_one_success_and_they_are_waited_for_again(expected, there):
-    gathering = Linger()
+    gathering = quick_turns()
     for _ in range(SKIPPED_MAX * 3):
         gathering.committed(*expected, 1 << 20)
         turns_of(gathering, *there)
@@ -91,11 +96,27 @@ def test_one_success_and_they_are_waited_for_again(expected, there):
 
 
 def test_most_are_waited_for_also_where_the_last_ones_never_come():
-    gathering = Linger()
+    gathering = quick_turns()
     for _ in range(400):
         gathering.committed(16, 1600, 1 << 20)
         assert gathering.waits(11, 1100)
         turns_of(gathering, 12, 1200)
+
+
+def test_where_strangers_make_turns_long_nobody_is_waited_for_longer():
+    now = [0.0]
+    gathering = Linger(lambda: now[0])
+    gathering.committed(16, 1600, 1 << 20)
+    assert gathering.waits(1, 100)
+    now[0] += LINGER_SECONDS / 2
+    assert gathering.waits(2, 200)
+    now[0] += LINGER_SECONDS / 2
+    assert not gathering.waits(3, 300)
+    assert turns_of(gathering, 0, 0) == 0, "the next flush is another one's"
+    gathering.committed(16, 1600, 1 << 20)
+    assert turns_of(gathering, 1, 100) == 0, "as after any time in vain"
+    gathering.committed(16, 1600, 1 << 20)
+    assert turns_of(gathering, 1, 100) == TURNS - 1
 
 
 class Again:
