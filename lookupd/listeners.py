@@ -9,6 +9,7 @@ All are bound before one of them serves: a port that is taken or a certificate t
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 
@@ -19,6 +20,7 @@ from nsqha.options import LookupdOptions, host_name
 from nsqha.server.authorization.audit import Audit
 from nsqha.server.authorization.guard import Guard
 from nsqha.server.http.server import HttpDoors, HttpServer
+from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.listen import bound_address, bound_port, listen
 from nsqha.server.runtime.tasks import TaskGroup
 
@@ -36,8 +38,9 @@ class LookupdHttp:
         self._tasks = TaskGroup()
         routes = api.routes()
         names = (host_name(), options.broadcast_address)
+        turns = SharedTurns(asyncio.get_running_loop())
         self._servers = {
-            name: HttpServer(served, logger, names=names, doors=HttpDoors(f"lookupd {name}", guard, audit))
+            name: HttpServer(served, logger, turns=turns, names=names, doors=HttpDoors(f"lookupd {name}", guard, audit))
             for name, served in (("http", routes), ("https", routes), ("metrics", api.observed_routes()))
         }
         self._tls: ssl.SSLContext | None = None

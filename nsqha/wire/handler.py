@@ -17,6 +17,12 @@ class FlowHandler(Protocol):
     @property
     def blocked(self) -> bool: ...
 
+    def enter(self) -> bool:
+        """Whether commands may be run one by one now, until `leave`. If not, the handler is `blocked` until then."""
+
+    def leave(self) -> None:
+        """They were run."""
+
     def rest(self) -> None:
         """Many commands were run, and there may be many more: the handler may be `blocked` until others had a turn."""
 

@@ -4,7 +4,8 @@
 
 Commands run in order, one completely before the next. Runs are taken whole: consecutive PUBs to one topic, an MPUB's
 body and consecutive FINs are each one call, whatever their number; that is where the speed comes from. All others are
-run one by one (commands.py); after a number of them the handler may have others take their turn (`FlowHandler.rest`).
+run one by one (commands.py), if there is room for that in this turn (`FlowHandler.enter`); after a number of them the
+handler may have others take their turn (`FlowHandler.rest`).
 
 After a fatal error, by the session or by a handler (`kill`), nothing is consumed and nothing is called any more.
 """
@@ -35,6 +36,7 @@ LINE_BYTES_MAX = 16 << 10  # the newline included
 _FIN_BYTES = 21  # "FIN " + 16 + newline
 COMMANDS_AT_ONCE = 100  # one by one: a millisecond
 _M = ord("M")
+_PUBLISHES = b"PMD"  # PUB, MPUB, DPUB: what follows waits for no stranger
 
 
 class Session:
@@ -128,9 +130,12 @@ class Session:
         topics = publishing.topics
         pos, end = 0, len(data)
         left = COMMANDS_AT_ONCE
+        entered = False
         while pos < end:
             stop = data.find(b"\n", pos, pos + LINE_BYTES_MAX) + 1
             if not stop:
+                if entered:
+                    flow.leave()
                 return self._unfinished_line(data, pos)
             line = data[pos:stop]
             known = topics.get(line)
@@ -162,8 +167,14 @@ class Session:
                     if flow.blocked or unread.dead:
                         break
                     continue
+            if not entered and data[pos] not in _PUBLISHES:
+                entered = flow.enter()
+                if not entered:
+                    break
             after = self._command(line, data, pos, stop)
             if after == DETACHED:
+                if entered:
+                    flow.leave()
                 if self._detached and not flow.blocked:
                     flow.rest()  # each copies what is unread: many IDENTIFYs in one read would stop the loop
                 self._detached = True
@@ -177,6 +188,8 @@ class Session:
                 flow.rest()
             if flow.blocked or unread.dead:
                 break
+        if entered:
+            flow.leave()
         if pos < end and not unread.dead:
             unread.keep(data, pos)
         return False

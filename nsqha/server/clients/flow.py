@@ -147,6 +147,17 @@ class CommandFlow:
 
     # ---- the session's handler
 
+    def enter(self) -> bool:
+        if self._turns.enter():
+            return True
+        if not self._client.closed:
+            self.block()
+            self._turns.wait(self.unblock)
+        return False
+
+    def leave(self) -> None:
+        self._turns.leave()
+
     def rest(self) -> None:
         """Go on when it is this client's turn again: a read may hold as many commands as take a while, and a few
         compressed bytes far more."""

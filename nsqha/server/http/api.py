@@ -40,7 +40,7 @@ from nsqha.server.http.publishing import HttpPublishRoutes
 from nsqha.server.http.server import ApiError, HttpApi, HttpDoors, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
-from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.budget import PublishBudget, SharedTurns
 from nsqha.server.runtime.listen import is_tcp
 from nsqha.server.runtime.measures import memory_stats
 
@@ -232,8 +232,11 @@ class BrokerHttp:
         metrics: socket.socket | None = None,
         guard: Guard | None = None,
         audit: Audit | None = None,
+        turns: SharedTurns | None = None,
     ) -> None:
+        """`turns`: shared with other ports."""
         self._logger = Logger("http")
+        turns = turns or SharedTurns(asyncio.get_running_loop())
         api = routes(broker)
         room = PublishBudget(asyncio.get_running_loop(), broker.options.publish_queue_bytes)
         refuse = broker.options.tls_required == TlsRequired.YES
@@ -242,17 +245,19 @@ class BrokerHttp:
         if http is not None:
             served = _TlsOnly(broker.ports.https, api) if refuse else api
             doors = HttpDoors("http", guard, audit)
-            plain = http_envelope.HttpServer(served, self._logger, room=room, names=names, doors=doors)
+            plain = http_envelope.HttpServer(served, self._logger, room=room, turns=turns, names=names, doors=doors)
             self._listeners.append(("HTTP", plain, http, None))
         if https is not None:
             assert tls is not None, "an HTTPS listener needs a certificate"
             verifies = broker.options.tls_client_auth_policy == VERIFIED
             doors = HttpDoors("https", guard, audit, verifies=verifies)
-            secure = http_envelope.HttpServer(api, self._logger, room=room, names=names, doors=doors)
+            secure = http_envelope.HttpServer(api, self._logger, room=room, turns=turns, names=names, doors=doors)
             self._listeners.append(("HTTPS", secure, https, tls))
         if metrics is not None:
             doors = HttpDoors("metrics", guard, audit)
-            observed = http_envelope.HttpServer(observed_routes(broker, api), self._logger, names=names, doors=doors)
+            observed = http_envelope.HttpServer(
+                observed_routes(broker, api), self._logger, turns=turns, names=names, doors=doors
+            )
             self._listeners.append(("METRICS", observed, metrics, None))
 
     async def start(self) -> None:

@@ -3,7 +3,8 @@
 One read of the socket is up to 256 KB, and a body of tiny chunks takes a millisecond for each 16 KB of it, also where
 only the rest of a refused body is dropped. So a read is fed to the parser in pieces, until that has taken PART_SECONDS;
 what is left waits, and the socket is not read, until it is this connection's turn again (`runtime.budget`). One that
-sends faster than it is read rests after each read, too: else the loop would read on from it in the same turn. What is
+sends faster than it is read rests after each read, too: else the loop would read on from it in the same turn. So does
+who comes in a turn in which others have used what there is for those that do not rest. What is
 kept is one read, and one more for each time that the parser's owner asks for more although this connection rests.
 """
 
@@ -50,11 +51,18 @@ class ReadParts:
         if self.resting and data:
             self._kept += data
             self._source.pause_source()
-        elif len(data) <= PIECE_BYTES:
+        elif not data:
             self._source.feed(data)
-        else:
+        elif not self._turns.enter():
             self._kept = data
-            self._part(rest=len(data) > FAST_BYTES)
+            self._rest(self._turns.wait)
+        else:
+            if len(data) <= PIECE_BYTES:
+                self._source.feed(data)
+            else:
+                self._kept = data
+                self._part(rest=len(data) > FAST_BYTES)
+            self._turns.leave()
 
     def end(self) -> None:
         """The connection is gone."""
@@ -71,14 +79,14 @@ class ReadParts:
                 break
         self._kept = data[at:] + self._kept[len(data) :]
         if self._kept or rest:
-            self._rest()
+            self._rest(self._turns.later)
         else:
             self._source.resume_source()
 
-    def _rest(self) -> None:
+    def _rest(self, until: Callable[[Callable[[], None]], None]) -> None:
         self.resting = True
         self._source.pause_source()
-        self._turns.later(self._go_on)
+        until(self._go_on)
 
     def _go_on(self) -> None:
         self.resting = False

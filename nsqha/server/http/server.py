@@ -82,6 +82,8 @@ LINGER_S = 5.0
 DRAIN_S = 5.0
 """How long a request in progress may take when the server closes."""
 HANDSHAKE_S = 5.0
+REQUEST_SECONDS = 0.0004
+"""What a request takes of the loop, at most in one turn: its share of a turn, as there is no knowing before."""
 HEADER_BYTES_MAX = 16 * 1024
 """The bound of the request line, and of each header field."""
 
@@ -431,17 +433,19 @@ class HttpServer:
         *,
         gate: Gate | None = None,
         room: PublishBudget | None = None,
+        turns: SharedTurns | None = None,
         names: Iterable[str] = (),
         doors: HttpDoors | None = None,
     ) -> None:
-        """`names`: the host names of this node, beside localhost and addresses; empty ones are left out. `doors`: who
-        may do what, and where changes are recorded."""
+        """`turns`: shared with other ports. `names`: the host names of this node, beside localhost and addresses; empty
+        ones are left out. `doors`: who may do what, and where changes are recorded."""
         self._api = api
         self._doors = doors or HttpDoors()
         self._names = frozenset(name.lower() for name in names if name)
         self._logger = logger
         self._gate = gate
         self._room = room
+        self._turns = turns or SharedTurns(asyncio.get_running_loop())
         self._web: _WebServer | None = None
         self._listeners: list[asyncio.Server] = []
 
@@ -449,7 +453,7 @@ class HttpServer:
         """Serve on this listening socket, which now belongs to the server; returns its address for log lines."""
         loop = asyncio.get_running_loop()
         if self._web is None:
-            self._web = _WebServer(self._answer)
+            self._web = _WebServer(self._answer, self._turns)
         timeout = HANDSHAKE_S if ssl_context else None
         server = await loop.create_server(
             self._web, sock=sock, backlog=BACKLOG, ssl=ssl_context, ssl_handshake_timeout=timeout
@@ -468,6 +472,7 @@ class HttpServer:
 
     async def _answer(self, inner: web.BaseRequest) -> web.Response:
         started = time.perf_counter_ns()
+        await self._turns.enter_for(REQUEST_SECONDS)
         request = HttpRequest(inner, self._room)
         quiet, name = False, NO_ROUTE
         try:
@@ -651,9 +656,9 @@ class _HttpConnection(web.RequestHandler):
 
 
 class _WebServer(web.Server):
-    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], turns: SharedTurns) -> None:
         super().__init__(handler, request_factory=self._request)
-        self._turns = SharedTurns(self._loop)
+        self._turns = turns
 
     def __call__(self) -> web.RequestHandler:
         return _HttpConnection(

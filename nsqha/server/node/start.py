@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from nsqha.server.clients.context import ClientContext
     from nsqha.server.node.cluster.membership import Membership
     from nsqha.server.peers.calls import GrpcPeerServer
+    from nsqha.server.runtime.budget import SharedTurns
     from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.safe_mode.monitor import StaleMetadataMonitor
     from nsqha.server.segments.renewals import HoldRenewals
@@ -449,6 +450,7 @@ class Node:
             metrics=sockets.get("metrics"),
             guard=broker.endpoints.guard,
             audit=broker.endpoints.audit,
+            turns=context.turns,
         )
         await http.start()
         self._closers.append(http.close)
@@ -459,7 +461,7 @@ class Node:
             from nsqha.server.safe_mode.monitor import RunningNode, StaleMetadataMonitor
 
             cluster = broker.cluster
-            peers = peer_server(self.options)
+            peers = peer_server(self.options, context.turns)
             checked = MembersOnly(peers, cluster.leaders.members.view)
             cluster.serve(checked)
             self._doubt = StaleMetadataMonitor(
@@ -483,7 +485,7 @@ class Node:
         await admin.start()
         self._closers.append(admin.close)
         broker.endpoints.ports = replace(broker.ports, grpc_address=admin.address)
-        peer = "" if peers is None else self._serve_streams(peers, sockets["peer"])
+        peer = "" if peers is None else self._serve_streams(peers, sockets["peer"], context.turns)
         if "segments" in sockets:
             await self._serve_segments(broker, sockets["segments"], admin.renewals)
         bound = {name: listen.bound_address(sock) for name, sock in sockets.items()}
@@ -497,11 +499,11 @@ class Node:
             metrics=bound.get("metrics", ""),
         )
 
-    def _serve_streams(self, peers: GrpcPeerServer, sock: socket.socket) -> str:
+    def _serve_streams(self, peers: GrpcPeerServer, sock: socket.socket, turns: SharedTurns) -> str:
         """Open the peer port. When the node stops, it is closed before streams are ended. Returns where it listens."""
         from nsqha.server.peers.listener import PeerListener
 
-        listener = PeerListener(peers, sock, self._certificates)
+        listener = PeerListener(peers, sock, self._certificates, turns)
         listener.start()
         self._closers.append(listener.close)
         return f"{listen.peer_address(self.options).rpartition(':')[0]}:{listen.bound_port(sock)}"

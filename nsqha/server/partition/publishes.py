@@ -29,7 +29,7 @@ from nsqha.server.partition.memory import EphemeralLog
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
 TURNS = 32
-LINGER_SECONDS = 0.005
+LINGER_SECONDS = 0.01  # many times 32 turns, also where others have the core for a while
 SKIPPED_MAX = 64
 ALL_BYTES = 31 / 32  # of what is expected: bodies differ
 MOST_BYTES = 3 / 4

@@ -299,8 +299,10 @@ class GrpcPeerServer:
         *,
         tls: ClusterTls | None = None,
         secret: ClusterSecret | None = None,
+        turns: SharedTurns | None = None,
     ) -> None:
-        """With a secret streams are for clients that prove it; calls are checked by the server's `SecretGate`."""
+        """With a secret streams are for clients that prove it; calls are checked by the server's `SecretGate`. `turns`:
+        shared with other ports."""
         services = tuple(services)
         self._secret = secret
         self._services = {service.full_name: methods_of((service,)) for service in services}
@@ -312,7 +314,7 @@ class GrpcPeerServer:
         self._streams: set[Http2Stream] = set()
         self._unnamed: dict[Http2Stream, None] = {}  # those that have named no method yet; the first came first
         self._silent: dict[Http2Stream, str] = {}  # those that have, and have not greeted -> host; the first came first
-        self._strangers: SharedTurns | None = None  # turns of those that have not greeted
+        self._strangers = turns  # of those that have not greeted
         self._refused = RareWarnings(logger, "peer_refused")
         self._never_began = RareWarnings(logger, "peer_stream_silent")
         self._closed = False
@@ -449,10 +451,10 @@ class GrpcPeerServer:
             logger.error("peer_call_failed", "%s for %s failed", method.name, address, error=error)
 
 
-def peer_server(options: Options) -> GrpcPeerServer:
+def peer_server(options: Options, turns: SharedTurns | None = None) -> GrpcPeerServer:
     """Where other nodes call this one."""
     secret = read_secret(options.cluster_secret_file)
-    return GrpcPeerServer(SERVICES, tls=cluster_tls(options), secret=secret)
+    return GrpcPeerServer(SERVICES, tls=cluster_tls(options), secret=secret, turns=turns)
 
 
 class SecretGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from nsqha.server.peers.http2 import ENHANCE_YOUR_CALM, Http2Error
+from nsqha.server.runtime.budget import SharedTurns
 
 # What frames cost that carry no message: one connection of them must not keep the loop from all others.
 FRAME_COST = 50
@@ -46,7 +47,7 @@ class FrameBudget:
 class ReadTurns:
     """The turns that one connection has at being read."""
 
-    __slots__ = ("_read_on", "bytes", "charge", "frames", "later", "resting")
+    __slots__ = ("_loop", "_read_on", "bytes", "charge", "frames", "later", "resting", "strangers")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, read_on: Callable[[], None]) -> None:
         """`read_on`: another turn begins; it handles what the last one left."""
@@ -55,7 +56,14 @@ class ReadTurns:
         self.bytes = TURN_BYTES
         self.charge = FrameBudget(loop).charge
         self.later: Later = loop.call_soon  # what calls, when it is time for another turn
+        self.strangers: SharedTurns | None = None  # with whom it shares them
+        self._loop = loop
         self._read_on = read_on
+
+    def share(self, strangers: SharedTurns | None) -> None:
+        """Have turns when it is time among these; None: in each turn of the loop."""
+        self.strangers = strangers
+        self.later = self._loop.call_soon if strangers is None else strangers.later
 
     def begin(self) -> None:
         """A turn begins."""

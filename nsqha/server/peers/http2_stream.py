@@ -215,10 +215,15 @@ class Http2Stream(asyncio.Protocol):
         self.turns.bytes -= len(data)
         if self._rest:
             data = self._rest + data
+        strangers = self.turns.strangers
         if self.turns.resting:
             self._rest = data
-        else:
+        elif strangers is None:
             self._read(data)
+        else:
+            strangers.enter()  # whether there is room or not: it may be a node, which gives up after a second
+            self._read(data)
+            strangers.leave()
 
     def _read(self, data: bytes) -> None:
         """Handle the frames in `data`, as many as this turn may have."""

@@ -18,12 +18,14 @@ from nsqha.errors import Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.runtime import listen
+from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.certificates import CertificateFiles
 from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import cluster_stream_context
 
 ACCEPTED_MAX = 16  # connections in one turn of the loop
+CONNECTION_SECONDS = 0.0003  # what one takes of the loop until it is read
 ACCEPT_PAUSE_SECONDS = 1.0  # after connections could not be accepted
 HANDSHAKE_SECONDS = 10.0
 
@@ -39,13 +41,20 @@ class Streams(Protocol):
 class PeerListener:
     """The listening socket of the peer port, and connections whose handshake is under way."""
 
-    def __init__(self, streams: Streams, sock: socket.socket, files: CertificateFiles | None) -> None:
-        """`sock` is bound and listens already; clients wait until `start`."""
+    def __init__(
+        self,
+        streams: Streams,
+        sock: socket.socket,
+        files: CertificateFiles | None,
+        turns: SharedTurns | None = None,
+    ) -> None:
+        """`sock` is bound and listens already; clients wait until `start`. `turns`: shared with other ports."""
         self._streams = streams
         self._socket = sock
         self._files = files
         self._context: tuple[int, ssl.SSLContext] | None = None  # of a generation of the files
         self._loop = asyncio.get_running_loop()
+        self._turns = turns or SharedTurns(self._loop)
         self._pause: asyncio.TimerHandle | None = None  # after connections could not be accepted
         self._connecting = TaskGroup(self._loop)
         self._failed = RareWarnings(logger, "connection")
@@ -82,6 +91,8 @@ class PeerListener:
                 self._complain(listen.address_text(name), Unavailable("this node has no file descriptors to spare"))
                 continue
             sock.setblocking(False)
+            # Nodes that come back wait for nobody, as they give up after a second; others have less of this turn.
+            self._turns.charge(CONNECTION_SECONDS)
             task = self._connecting.spawn(self._connect(sock))
             task.add_done_callback(lambda task, sock=sock: self._connected(task, sock))  # type: ignore[misc]
 

@@ -86,7 +86,7 @@ class ServerStream:
         until then its turns are those of `strangers`."""
         self.stream = Http2Stream(address, self, tls=tls, preface=PREFACE)
         if strangers is not None:
-            self.stream.turns.later = strangers.later
+            self.stream.turns.share(strangers)
         self._serve = serve
         self._on_greeted = greeted
         self._greeting = ServerGreeting(secret)
@@ -146,7 +146,7 @@ class ServerStream:
     def _greeting_taken(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
-        self.stream.turns.later = asyncio.get_running_loop().call_soon
+        self.stream.turns.share(None)
         self._on_greeted()
 
     def connection_lost(self, why: str) -> None:

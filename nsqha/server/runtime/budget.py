@@ -14,6 +14,10 @@ and whoever has its part again and wants more is behind all others. So what is a
 answer costs everybody else TURN_SECONDS and one part in a turn, however many they are; and none of them waits for
 ever, as at least one goes on in every turn.
 
+Many who ask for less than a part each, and so never rest, would still make a turn as long as all of them take. So they
+share FRESH_SECONDS of a turn: who comes when these are used *waits* for the next turns, apart from those that rest. All
+ports of a node share both, and a turn takes no longer where there is a flood at each of them.
+
 What a part is says who makes a connection rest: it has to be small beside TURN_SECONDS.
 """
 
@@ -28,6 +32,7 @@ from typing import Protocol
 from nsqha.errors import Unavailable
 
 TURN_SECONDS = 0.001
+FRESH_SECONDS = 0.002
 WAITING_MAX = 256
 """The most callers that may wait to enter: each of them has already sent something, which takes memory."""
 NO_ROOM = "too many publishes are waiting for the disk"
@@ -137,35 +142,92 @@ class TurningLoop(Protocol):
 
 
 class SharedTurns:
-    """The connections of one port that rest."""
+    """The connections of a node that rest or wait, and what of this turn is left for those that do not."""
 
-    __slots__ = ("_clock", "_due", "_loop", "_resting")
+    __slots__ = ("_began", "_clock", "_due", "_loop", "_resting", "_serving", "_used", "_waiting")
 
     def __init__(self, loop: TurningLoop, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` goes on within a turn: the loop's own does not."""
         self._loop = loop
         self._clock = clock
         self._resting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
         self._due = False  # the loop calls `_turn`, or it runs
+        self._serving = False  # it runs: what is done now is of those that rest or wait
+        self._used = 0.0  # seconds of this turn, by those that do not
+        self._began = 0.0
 
     def later(self, go_on: Callable[[], None]) -> None:
         """Call this in a later turn of the loop, when all that rest already have had theirs."""
         self._resting.append(go_on)
+        self._see_to_turn()
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Call this when there is room, in the order of these calls."""
+        self._waiting.append(go_on)
+        self._see_to_turn()
+
+    @property
+    def room(self) -> bool:
+        """Whether a connection that does not rest may have its part now; else it should `wait`."""
+        return self._serving or self._used < FRESH_SECONDS
+
+    def enter(self) -> bool:
+        """As `room`, and what is done until `leave` counts. Who may not wait does it in any case."""
+        self._began = self._clock()
+        return self._serving or self._used < FRESH_SECONDS
+
+    def leave(self) -> None:
+        if not self._serving:
+            self.charge(self._clock() - self._began)
+
+    def charge(self, seconds: float) -> None:
+        """Something was begun that takes so long in this turn or the next one."""
+        self._used += seconds
+        self._see_to_turn()
+
+    async def enter_for(self, seconds: float) -> None:
+        """Return when something may be done that takes about so long."""
+        if self.room:
+            self.charge(seconds)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go_on() -> None:
+            if not turn.done():
+                self.charge(seconds)
+                turn.set_result(None)
+
+        self.wait(go_on)
+        await turn
+
+    def _see_to_turn(self) -> None:
         if not self._due:
             self._due = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         """A turn of the loop."""
-        resting = self._resting
-        end, left = self._clock() + TURN_SECONDS, len(resting)
+        used = 0.0
+        self._serving = True
         try:
-            while left:
-                left -= 1
-                resting.popleft()()
-                if self._clock() >= end:
-                    break
+            if self._waiting:
+                used = self._serve(self._waiting, FRESH_SECONDS)
+            if self._resting:
+                self._serve(self._resting, TURN_SECONDS)
         finally:
-            self._due = bool(resting)
-            if resting:
+            self._serving = False
+            self._used = used
+            self._due = bool(self._waiting or self._resting)
+            if self._due:
                 self._loop.call_soon(self._turn)
+
+    def _serve(self, queue: deque[Callable[[], None]], seconds: float) -> float:
+        """Each at most once, and no more of them after so long; returns how long they took."""
+        began, left, used = self._clock(), len(queue), 0.0
+        self._used = 0.0  # by charges
+        while left and used < seconds:
+            left -= 1
+            queue.popleft()()
+            used = self._clock() - began + self._used
+        return used

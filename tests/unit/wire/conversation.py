@@ -43,6 +43,7 @@ class Recorder:
         self.calls: list[Call] = []
         self.session: Session | None = None
         self.blocked = False
+        self.entered = 0  # commands are run one by one
         self.block_on: set[str] = set()  # names of calls after which the handler is blocked
         self.refuse_publish = False
         self.partitions = 10  # of the topic `several`
@@ -55,6 +56,15 @@ class Recorder:
         self.calls += run
         if name in self.block_on:
             self.blocked = True
+
+    def enter(self) -> bool:
+        assert not self.blocked, "called while blocked"
+        self.entered += 1
+        return True
+
+    def leave(self) -> None:
+        self.entered -= 1
+        assert self.entered >= 0
 
     def rest(self) -> None:
         """When depends on the cuts."""

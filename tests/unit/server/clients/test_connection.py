@@ -17,7 +17,7 @@ from nsqha.server.clients.connection import UNREAD_REPLIES_BYTES_MAX, Connection
 from nsqha.server.clients.transport import CLOSE_SECONDS_MAX, WRITE_BUFFER_HIGH
 from nsqha.server.clients.unfinished import ReadingBudget
 from nsqha.server.partition.consumer_acks import ConsumerAcks
-from nsqha.server.runtime.budget import PublishBudget, SharedTurns
+from nsqha.server.runtime.budget import FRESH_SECONDS, TURN_SECONDS, PublishBudget, SharedTurns
 from nsqha.wire import session as session_module
 from nsqha.wire.compression import new_codec
 from nsqha.wire.limits import ProtocolLimits
@@ -292,6 +292,43 @@ def test_a_client_that_sends_endless_commands_leaves_others_their_turn(codec: st
         most = max(most, ran - before)
     times = 5 if codec else 1
     assert most < 2_000 and ran == 60_000 * times and len(bench.partition.waiting) == times
+
+
+def test_clients_that_send_a_few_commands_each_share_a_turn(monkeypatch: pytest.MonkeyPatch):
+    """None of them has as much as a part of a turn; all together would take a hundred times that."""
+    now, ran = 0.0, 0
+
+    def nop(group: Any, words: list[bytes], data: bytes, start: int, pos: int) -> int:
+        nonlocal now, ran
+        now += 1e-5
+        ran += 1
+        return pos
+
+    monkeypatch.setitem(session_module._COMMANDS, b"NOP", (0, nop))
+    loop = VirtualLoop(ManualClock())
+    turns = SharedTurns(loop, lambda: now)
+    benches = [Bench(turns=turns, loop=loop) for _ in range(100)]
+    few = COMMANDS_AT_ONCE - 1
+    steps, done = [], 0
+    for bench in benches:
+        bench.connection.data_received(b"NOP\n" * few + pub("t"))
+    while done < len(benches) * few:
+        steps.append(ran - done)
+        done = ran
+        loop.run_ready()
+    most = (FRESH_SECONDS + TURN_SECONDS) / 1e-5 + 2 * few
+    assert max(steps) <= most, steps
+    assert all(bench.transport.reading and len(bench.partition.waiting) == 1 for bench in benches)
+
+
+def test_publishes_wait_for_no_stranger(monkeypatch: pytest.MonkeyPatch):
+    loop = VirtualLoop(ManualClock())
+    turns = SharedTurns(loop, lambda: 0.0)
+    bench = Bench(turns=turns, loop=loop)
+    turns.charge(FRESH_SECONDS)
+    bench.send(pub("t"))
+    bench.send(pub("t") * 3)
+    assert len(bench.partition.waiting) == 2 and bench.transport.reading
 
 
 def test_fins_of_what_is_not_in_flight_leave_others_their_turn():

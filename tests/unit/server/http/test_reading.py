@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nsqha.server.http.reading import FAST_BYTES, PART_SECONDS, PIECE_BYTES, ReadParts
-from nsqha.server.runtime.budget import SharedTurns
+from nsqha.server.runtime.budget import FRESH_SECONDS, SharedTurns
 
 READ_BYTES = 256 << 10
 
@@ -66,13 +66,27 @@ def test_what_is_cheap_is_parsed_at_once_and_then_others_have_their_turn() -> No
 
 
 def test_an_ordinary_request_never_rests() -> None:
-    rig = Parsing(cost=10 * PART_SECONDS)
+    rig = Parsing(cost=2 * PART_SECONDS)
     for size in (1, 100, PIECE_BYTES):
         rig.parts.take(data_of(size))
-        assert rig.reading and not rig.soon
+        assert rig.reading and not rig.parts.resting
     rig.cost = 0.0
     rig.parts.take(data_of(FAST_BYTES))
-    assert rig.reading and not rig.soon
+    assert rig.reading and not rig.parts.resting
+    rig.turn()
+    assert not rig.soon
+
+
+def test_reads_that_are_small_but_many_rest_and_stay_in_order() -> None:
+    rig, sent = Parsing(cost=FRESH_SECONDS), data_of(1_000)
+    for part in (sent[:100], sent[100:200]):
+        assert rig.reading
+        rig.parts.take(part)
+    assert rig.fed == sent[:100] and not rig.reading
+    rig.parts.take(sent[200:])
+    while not rig.reading:
+        rig.turn()
+    assert rig.fed == sent
 
 
 def test_what_comes_meanwhile_is_behind_what_is_kept() -> None:

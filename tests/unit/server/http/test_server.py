@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -15,7 +16,7 @@ import uvloop
 from nsqha.nsqlog import Logger
 from nsqha.server.http import server as http_envelope
 from nsqha.server.http.server import ApiError, Gate, HttpApi, HttpReply, HttpRequest, HttpServer, Query
-from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.budget import FRESH_SECONDS, PublishBudget, SharedTurns
 from nsqha.server.runtime.listen import listen
 
 BODY_MAX = 10
@@ -379,6 +380,34 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await peer.closed()
 
     run(story)
+
+
+def test_requests_of_many_connections_share_the_turns_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One each is less than what a connection may ask for in a turn; of a thousand connections it took a second."""
+    in_a_turn = 3
+    monkeypatch.setattr(http_envelope, "REQUEST_SECONDS", FRESH_SECONDS / in_a_turn)
+    due: list[Callable[[], None]] = []
+
+    async def main() -> None:
+        turns = SharedTurns(SimpleNamespace(call_soon=due.append), lambda: 0.0)
+        server = HttpServer(api(), Logger("test"), turns=turns)
+        address = await server.listen(listen("127.0.0.1:0", flag="http-address"))
+        peers = [await Peer(int(address.rpartition(":")[2])).connect() for _ in range(3 * in_a_turn)]
+        answers = [asyncio.ensure_future(peer.ask("GET /ping")) for peer in peers]
+        for turn in range(1, 4):
+            while sum(answer.done() for answer in answers) < turn * in_a_turn:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
+            assert sum(answer.done() for answer in answers) == turn * in_a_turn
+            began, due[:] = list(due), []
+            for callback in began:
+                callback()
+        assert [answer.result()[0] for answer in answers] == [200] * len(peers)
+        for peer in peers:
+            peer.writer.close()
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 @pytest.mark.parametrize("size", [8 << 20, 32 << 10])  # held by the handler; by a closing socket

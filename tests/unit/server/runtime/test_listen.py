@@ -19,6 +19,7 @@ from nsqha.nsqlog import Logger
 from nsqha.options import TlsRequired
 from nsqha.server.clients.connection import Connection
 from nsqha.server.http.server import HttpApi, HttpServer
+from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.listen import (
     SPARE_FILES,
     address_text,
@@ -155,7 +156,7 @@ def test_clients_do_not_get_the_last_descriptors(
     """Files of the log could not be opened: what is stored could be neither read nor gone on with."""
     opened: list[Connection] = []
     context: Any = SimpleNamespace(
-        **dict.fromkeys(("auth", "budget", "reading", "tokens", "turns")),
+        **dict.fromkeys(("auth", "budget", "reading", "tokens")),
         clock=SystemClock(),
         limits=ProtocolLimits(),
         options=SimpleNamespace(tls_required=TlsRequired.NO),
@@ -171,6 +172,7 @@ def test_clients_do_not_get_the_last_descriptors(
         sock = listen("127.0.0.1:0", flag="tcp-address")
         port = bound_port(sock)
         context.loop = asyncio.get_running_loop()
+        context.turns = SharedTurns(context.loop)
         server: Any
         if http:
             server = HttpServer(HttpApi(), Logger("http"))

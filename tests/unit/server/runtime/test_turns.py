@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
-from nsqha.server.runtime.budget import TURN_SECONDS, SharedTurns
+from nsqha.server.runtime.budget import FRESH_SECONDS, TURN_SECONDS, SharedTurns
 
 PART_SECONDS = TURN_SECONDS / 4
 
@@ -107,3 +108,100 @@ def test_nothing_runs_while_nobody_rests() -> None:
     port.turns.later(lambda: port.served.append(1))
     port.loop.turn()
     assert port.served == [1] and not port.loop.soon
+
+
+class Crowd(Port):
+    """Beside those that rest: clients that have sent a little each, in every turn, and wait for no answer."""
+
+    def __init__(self, clients: int, strangers: int, part: float = PART_SECONDS) -> None:
+        super().__init__(strangers, part)
+        self.clients = range(clients)
+        self.runs = [0] * clients
+        self.waiting: set[int] = set()
+
+    def read_all(self) -> None:
+        """As the loop reads every socket once in a turn."""
+        for client in self.clients:
+            if client in self.waiting:
+                continue
+            if self.turns.enter():
+                self.run(client)
+                self.turns.leave()
+            else:
+                self.waiting.add(client)
+                self.turns.wait(lambda client=client: self.go_in(client))  # type: ignore[misc]
+
+    def go_in(self, client: int) -> None:
+        self.waiting.remove(client)
+        assert self.turns.enter(), "it is its turn"
+        self.run(client)
+        self.turns.leave()
+
+    def run(self, client: int) -> None:
+        self.runs[client] += 1
+        self.loop.now += self.part
+
+
+@pytest.mark.parametrize("clients", [4, 40, 4_000])
+@pytest.mark.parametrize("strangers", [0, 400])
+def test_a_turn_costs_the_same_however_many_ask_for_little(clients: int, strangers: int) -> None:
+    crowd = Crowd(clients, strangers)
+    for _ in range(100):
+        before = crowd.loop.now
+        crowd.loop.turn()
+        crowd.read_all()
+        assert crowd.loop.now - before < FRESH_SECONDS + TURN_SECONDS + 2 * PART_SECONDS
+
+
+def test_many_who_ask_for_little_wait_for_each_other_and_for_no_stranger_that_rests() -> None:
+    crowd = Crowd(clients=100, strangers=10_000)
+    for _ in range(100):
+        crowd.loop.turn()
+        crowd.read_all()
+    assert max(crowd.runs) - min(crowd.runs) <= 2
+    assert sum(crowd.runs) >= 100 * FRESH_SECONDS / PART_SECONDS
+
+
+def test_few_who_ask_for_little_never_rest_whatever_strangers_do() -> None:
+    crowd = Crowd(clients=4, strangers=1_000)
+    for n in range(100):
+        crowd.loop.turn()
+        crowd.read_all()
+        assert crowd.runs == [n + 1] * 4
+
+
+def test_what_is_begun_counts_before_it_is_done() -> None:
+    """A request that is handled by a task of its own takes its time after its turn was given."""
+
+    async def main() -> None:
+        port, begun = Port(0), 0
+
+        async def request() -> None:
+            nonlocal begun
+            await port.turns.enter_for(FRESH_SECONDS / 2)
+            begun += 1
+
+        requests = [asyncio.ensure_future(request()) for _ in range(10)]
+        steps = []
+        while begun < len(requests):
+            for _ in range(3):
+                await asyncio.sleep(0)
+            steps.append(begun)
+            port.loop.turn()
+        assert steps == [2, 4, 6, 8, 10]
+
+    asyncio.run(main())
+
+
+def test_a_request_whose_client_is_gone_takes_no_turn() -> None:
+    async def main() -> None:
+        port = Port(0)
+        port.turns.charge(FRESH_SECONDS)
+        gone = asyncio.ensure_future(port.turns.enter_for(TURN_SECONDS))
+        await asyncio.sleep(0)
+        gone.cancel()
+        port.turns.later(lambda: port.served.append(1))
+        port.loop.turn()
+        assert port.served == [1]
+
+    asyncio.run(main())
