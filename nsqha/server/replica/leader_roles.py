@@ -1,6 +1,6 @@
 """The role of a leader: what it takes to begin, how it ends.
 
-    record names us --read again, turn--> lead -> [promise] -> files free -> promise, journalled -> epoch-start batch
+    record names us --lead--> read it again -> [promise] -> files free -> promise, journalled -> epoch-start batch
     another epoch | the record is lost | a fault --step_down--> the log and its state go to a follower
 
 What makes a leader: the record, read linearizably, names this node, this process life and this log, in an epoch above
@@ -25,7 +25,6 @@ from nsqha.replication.pace import SharedRate
 from nsqha.server.opening.opener import OpenedLog
 from nsqha.server.replica.leading.leadership import Leadership, LeadershipRuntime
 from nsqha.server.replica.leading.records import PartitionRecords
-from nsqha.server.replica.leading.turns import EpochTurns
 
 if TYPE_CHECKING:
     from nsqha.replication.followers import IsrLimits
@@ -68,7 +67,6 @@ class LeaderRoles:
         self._files = files
         self._topic_of = topic_of
         self._leaders_changed = leaders_changed
-        self.turns = EpochTurns(runtime.loop)  # of those that are elected
         self._odd = False  # whose turn it is when many wait
         self._lent = LeadershipRuntime(
             runtime.node,
@@ -85,13 +83,9 @@ class LeaderRoles:
 
     # ---- begin
 
-    async def lead(
-        self, known: Versioned[TopicRecord], number: int, *, written: bool = False
-    ) -> asyncio.Future[None] | None:
-        """Become leader, if the record as it is now says so; the future ends when the first batch is committed.
-
-        `written`: `known` was written by this process a moment ago; to read it again would say no more, as a read may
-        be overtaken, too."""
+    async def lead(self, known: Versioned[TopicRecord], number: int, *, written: bool = False) -> None:
+        """Become leader, if the record as it is now says so. `written`: `known` was written by this process a moment
+        ago; to read it again would say no more, as a read may be overtaken, too."""
         record = known.record
         name, uid, key = record.name, record.uid, (record.uid, number)
         follower = self._table.followers[key]
@@ -100,11 +94,11 @@ class LeaderRoles:
             logger.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
         fresh = known if written else await self._runtime.metadata.topic(name)
         if fresh is None or fresh.record.uid != uid or self._table.stopping:
-            return None
+            return
         meta = fresh.record.partitions[number]
         topic = self._topic_of(name, uid)
         if meta.leader != self._runtime.node or meta.epoch <= follower.epoch or topic is None:
-            return None
+            return
         ours = meta.registration == self._table.registration and meta.isr.get(self._runtime.node) == follower.log_uid
         if meta.damage_accepted == meta.epoch and ours:
             await self._before_leading(follower, meta.epoch)
@@ -119,12 +113,13 @@ class LeaderRoles:
         if why:
             self._table.declined[key] = meta.epoch, why
             logger.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
-            return None
+            return
         times.append(self._runtime.clock.monotonic())
         try:
             opened = await self._promise_to_lead(fresh, number, follower)
             times.append(self._runtime.clock.monotonic())
-            return None if opened is None else self._begin_leading(fresh, number, topic, opened, times)
+            if opened is not None:
+                self._begin_leading(fresh, number, topic, opened, times)
         except Exception as error:
             self._table.declined[key] = meta.epoch, f"{type(error).__name__}: {error}"
             raise
@@ -170,8 +165,8 @@ class LeaderRoles:
 
     def _begin_leading(
         self, fresh: Versioned[TopicRecord], number: int, topic: Topic, opened: OpenedLog, times: list[float]
-    ) -> asyncio.Future[None]:
-        """Write the first batch of the epoch; the future ends when it is committed. `times`: when each step ended."""
+    ) -> None:
+        """Write the first batch of the epoch; `times`: when the steps up to here ended."""
         name, key, meta = fresh.record.name, (fresh.record.uid, number), fresh.record.partitions[number]
         partition = self._runtime.opener.partition(fresh.record, number, meta, opened)
         # What was changed through this node since that read: no other node knows that its logs have to follow.
@@ -193,7 +188,7 @@ class LeaderRoles:
         took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
         logger.info(
             "leading",
-            "%s/%d: leading in epoch %d from log id %d; took %s ms to be sure of the record, free the files, promise",
+            "%s/%d: leading in epoch %d from log id %d; took %s ms to read the record, free the files, promise",
             name,
             number,
             meta.epoch,
@@ -206,7 +201,6 @@ class LeaderRoles:
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
         leadership.start()
         self._leaders_changed(name)
-        return started
 
     def _begun(self, leadership: Leadership, since: float, done: asyncio.Future[None]) -> None:
         """The epoch-start batch is committed, or never will be."""

@@ -215,11 +215,8 @@ class Replicas:
         if (handle := self._again.pop(key, None)) is not None:
             handle.cancel()
         try:
-            if self._elected(topic, number):
-                await self._lead_in_turn(topic, number, written)
-            else:
-                async with self.table.changing(key):
-                    await self._settle(topic, number, written)
+            async with self.table.changing(key):
+                await self._settle(topic, number, written)
         except LogCorrupt as error:
             if key not in self.logs.unusable:
                 logger.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
@@ -237,52 +234,23 @@ class Replicas:
                 lambda: self._runtime.spawn(self._try_to_settle(self.table.records.get(key, topic), number)),
             )
 
-    def _elected(self, topic: Versioned[TopicRecord], number: int) -> bool:
-        """Whether a log that is followed here is to be led, by this record."""
-        meta, follower = topic.record.partitions[number], self.followers.get((topic.record.uid, number))
-        return follower is not None and meta.leader == self._runtime.node and meta.epoch > follower.epoch
-
-    def _outdated(self, topic: Versioned[TopicRecord], number: int) -> bool:
-        """Whether a newer record of the partition was seen."""
-        known = self.table.records.get((topic.record.uid, number))
-        return known is not None and known.record.partitions[number].version > topic.record.partitions[number].version
-
-    async def _lead_in_turn(self, topic: Versioned[TopicRecord], number: int, written: bool) -> None:
-        """Read the record again, with those of all others that were elected, and wait for a turn. No lock is held
-        meanwhile: leaders of other epochs are answered, and a later promise than this epoch is found afterwards."""
-        key = (topic.record.uid, number)
-        if self._outdated(topic, number):
-            return
-        self.table.saw(key, topic)
-        fresh = topic if written else await self._runtime.metadata.topic(topic.record.name)
-        if fresh is None or fresh.record.uid != key[0]:
-            return
-        await self._leader_roles.turns.begin()
-        begun = None
-        try:
-            async with self.table.changing(key):
-                begun = await self._settle(fresh, number, written=True)
-        finally:
-            self._leader_roles.turns.end(begun)
-
-    async def _settle(self, topic: Versioned[TopicRecord], number: int, written: bool) -> asyncio.Future[None] | None:
-        """The future, if this node leads now, ends when the first batch of the epoch is committed."""
+    async def _settle(self, topic: Versioned[TopicRecord], number: int, written: bool) -> None:
         key, meta = (topic.record.uid, number), topic.record.partitions[number]
         known = self.table.records.get(key)
-        if self.table.stopping or self._outdated(topic, number):
-            return None
+        if self.table.stopping or (known is not None and known.record.partitions[number].version > meta.version):
+            return
         leadership = self.leading.get(key)
         if leadership is None and key not in self.followers and self._topic_of(topic.record.name, key[0]) is None:
-            return None  # deleted while this waited for its turn: nothing is made that would stay for ever
+            return  # deleted while this waited for its turn: nothing is made that would stay for ever
         self.table.records[key] = topic
         if self._runtime.node not in meta.replicas and self._runtime.node not in meta.isr:
             if known is not None and key not in self.followers and leadership is None:
                 self.removal.strays.add(key)  # it was to be made, and what was made of it before that failed is there
             await self.removal.remove(topic.record, number)
-            return None
+            return
         if leadership is not None and meta.epoch <= leadership.epoch:
             leadership.refreshed(meta)
-            return None
+            return
         if leadership is not None:
             await self._leader_roles.step_down(leadership, f"epoch {meta.epoch} has begun")
         if key not in self.followers:
@@ -292,9 +260,9 @@ class Replicas:
             await self._runtime.journal_writer.promise()
         follower.set_sync(sync)
         if meta.leader == self._runtime.node:
-            return await self._leader_roles.lead(topic, number, written=written)
-        self._prepare(meta)
-        return None
+            await self._leader_roles.lead(topic, number, written=written)
+        else:
+            self._prepare(meta)
 
     def _prepare(self, meta: PartitionMeta) -> None:
         """A follower may have to lead at once: streams to the other replicas are open by then."""

@@ -18,7 +18,6 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.partition.partition import Partition
 from nsqha.server.replica.leader_roles import TICKS_MAX
 from nsqha.server.replica.leading.leadership import Leadership
-from nsqha.server.replica.leading.turns import EpochTurns
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import (
@@ -324,26 +323,6 @@ def test_an_election_while_the_metadata_can_not_be_read_is_looked_at_again() -> 
         rig.metadata.away = False
         await pause(3)
         assert rig.replicas.leading[KEY].epoch == 2
-
-    run(scenario)
-
-
-def test_what_waits_for_its_turn_to_lead_answers_the_leader_of_a_later_epoch() -> None:
-    async def scenario() -> None:
-        rig = ReplicaRig()
-        log_uid = await fit_to_lead(rig)
-        turns = rig.replicas._leader_roles.turns = EpochTurns(asyncio.get_running_loop(), at_once=1)
-        await turns.begin()
-        record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
-        settling = asyncio.create_task(rig.settle(record))
-        await pause()
-        assert not rig.replicas.leading, "the turns of others come first"
-        rig.record(leader=A, epoch=3, isr={A: 5})
-        opened = await rig.leader(A).open(3, log_of())
-        assert opened.DESCRIPTOR.name == "Opened" and promised(rig) == 3
-        turns.end(None)
-        await settling
-        assert not rig.replicas.leading and rig.follower.epoch == 3, "the promise that was made meanwhile counts"
 
     run(scenario)
 
