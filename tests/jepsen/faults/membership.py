@@ -141,7 +141,9 @@ def fewer_replicas(deployment: Deployment, rng: random.Random) -> Injected:
             wait_until(lambda: len(record_of(deployment).replicas) == 2, "one goes", 20)
         seen.append(len(record_of(deployment).replicas))
         told(deployment, "UpdateTopicSettings", topic=deployment.topic, replicas=3)
-        wait_until(lambda: len(record_of(deployment).replicas) == 3, "one comes", WAIT_SECONDS)
+        # Where somebody else is broken, a disk that hangs, say, it comes when that is healed.
+        with contextlib.suppress(AssertionError) if deployment.broken else contextlib.nullcontext():
+            wait_until(lambda: len(record_of(deployment).replicas) == 3, "one comes", WAIT_SECONDS)
 
     def proof() -> str:
         bitten(seen == [2], f"there were {seen} replicas, and {len(before.replicas)} before")
