@@ -20,6 +20,17 @@ def moved(count: int = 10) -> tuple[Story, list[Message]]:
     return story, messages
 
 
+def finished_above_the_floor() -> tuple[Story, list[Message]]:
+    """Of ten messages, 3 to 5 are in flight."""
+    story = Story(cluster=True)
+    story.add(ChannelMade(0.0, 0.0, 0, 0, "t", "ch", "ok"))
+    story.sub(1)
+    messages = story.pub(10)
+    story.recv(1, *messages)
+    story.fin(1, *messages[:3], *messages[6:])
+    return story, messages
+
+
 # ---- cursors
 
 
@@ -81,12 +92,7 @@ def test_what_should_have_been_repeated_by_the_end_is_asked_for() -> None:
 
 def test_an_undo_repeats_what_had_not_been_finished_above_the_floor() -> None:
     for taken, expected in ((slice(3, 6), {}), (slice(3, 5), {"not again": 1})):
-        story = Story(cluster=True)
-        story.add(ChannelMade(0.0, 0.0, 0, 0, "t", "ch", "ok"))
-        story.sub(1)
-        messages = story.pub(10)
-        story.recv(1, *messages)
-        story.fin(1, *messages[:3], *messages[6:])
+        story, messages = finished_above_the_floor()
         story.seek("start", Place(0, 3, 0))
         story.take(1, *map(again, messages))
         story.seek("undo", Place(0, 10, 3))
@@ -95,12 +101,7 @@ def test_an_undo_repeats_what_had_not_been_finished_above_the_floor() -> None:
 
 
 def test_an_undo_of_an_empty_repeats_what_had_not_been_finished() -> None:
-    story = Story(cluster=True)
-    story.add(ChannelMade(0.0, 0.0, 0, 0, "t", "ch", "ok"))
-    story.sub(1)
-    messages = story.pub(10)
-    story.recv(1, *messages)
-    story.fin(1, *messages[:3], *messages[6:])
+    story, messages = finished_above_the_floor()
     story.admin("empty")
     story.seek("undo", Place(0, 10, 3))
     story.take(1, *map(again, messages[3:6]))

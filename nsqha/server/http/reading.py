@@ -4,8 +4,8 @@ One read of the socket is up to 256 KB, and a body of tiny chunks takes a millis
 only the rest of a refused body is dropped. So a read is fed to the parser in pieces, until that has taken PART_SECONDS;
 what is left waits, and the socket is not read, until it is this connection's turn again (`runtime.budget`). One that
 sends faster than it is read rests after each read, too: else the loop would read on from it in the same turn. So does
-who comes in a turn in which others have used what there is for those that do not rest. What is
-kept is one read, and one more for each time that the parser's owner asks for more although this connection rests.
+who comes in a turn in which others have used what there is for those that do not rest. What is kept is one read, and
+one more for each time that the parser's owner asks for more although this connection rests.
 """
 
 from __future__ import annotations
