@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from nsqha.cli.brokers.v2client import RefusedByServer, Subscriber, V2Publisher
 from nsqha.cli.terminal import exits
@@ -27,13 +29,19 @@ def request(address: str, path: str, body: bytes | None = None) -> bytes:
 
 
 def producers(lookup: str, topic: str) -> list[str]:
-    found = json.loads(request(lookup, f"/lookup?topic={urllib.parse.quote(topic)}"))
+    """Where a topic is, as a lookup daemon has it; nowhere before a broker has registered it there."""
+    try:
+        found = json.loads(request(lookup, f"/lookup?topic={urllib.parse.quote(topic)}"))
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.NOT_FOUND:
+            return []
+        raise
     return [f"{producer['broadcast_address']}:{producer['tcp_port']}" for producer in found["producers"]]
 
 
 def received(lookup: str, topic: str, channel: str, wanted: set[bytes]) -> set[bytes]:
     """What comes out of a channel until all that is wanted has come."""
-    (address, *_) = producers(lookup, topic)
+    address = wait_until(lambda: producers(lookup, topic), "a lookup daemon knows who has it")[0]
     reader = Subscriber(address, 30, topic, channel, window=100)
     reader.wait_at_most(0.2)
     found: set[bytes] = set()
@@ -76,9 +84,10 @@ class AskingPublisher:
     def _run(self) -> None:
         number = 0
         while not self._ends.is_set():
-            # A lookup daemon that is gone, a broker that closes: the next one is asked, and the message sent again.
+            # A lookup daemon that is gone or knows nobody, a broker that closes: the next one is asked, and the
+            # message sent again.
             with contextlib.suppress(OSError, ValueError, exits.Exit):
-                address = producers(self._lookups[number % len(self._lookups)], self._topic)[0]
+                (address, *_) = producers(self._lookups[number % len(self._lookups)], self._topic)
                 with contextlib.closing(V2Publisher(address, 40)) as publisher:
                     while not self._ends.is_set():
                         body = b"%d" % number

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -134,7 +135,7 @@ def test_a_round_ends_with_everything_healed_and_well(monkeypatch: pytest.Monkey
     monkeypatch.setattr("tests.jepsen.injection.pause", lambda seconds: None)
     hands, things, _ = injector()
     clock = itertools.count(step=0.5)
-    monkeypatch.setattr("tests.jepsen.schedules.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tests.jepsen.schedules.time", SimpleNamespace(monotonic=lambda: next(clock)))
     for _ in range(20):
         Swarm([kind("n1"), kind("n2"), kind("n3")], 20.0).run(hands)
         assert not things.broken and not hands.active

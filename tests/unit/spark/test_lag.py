@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -259,7 +261,7 @@ class Watch:
         self.steps = list(steps)
         self.pauses: list[float] = []
         monkeypatch.setattr(spark_flags, "Admin", lambda *_: self)
-        monkeypatch.setattr(spark_lag.time, "sleep", self.pauses.append)
+        monkeypatch.setattr(spark_lag, "time", SimpleNamespace(sleep=self.pauses.append, monotonic=time.monotonic))
 
     def __enter__(self) -> Watch:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ async def test_the_next_one_waits_for_nine_times_what_the_last_took_and_a_second
             return BrokerStats(health="OK", start_time_ns=0)
 
     monkeypatch.setattr(scrapes, "REST", REST)
-    monkeypatch.setattr(scrapes.time, "monotonic", lambda: now)
+    monkeypatch.setattr(scrapes, "time", SimpleNamespace(monotonic=lambda: now))
     served = Scrapes(Timed(), {})  # type: ignore[arg-type]
     for _ in range(3):
         with monkeypatch.context() as patch:
