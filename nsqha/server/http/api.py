@@ -126,14 +126,14 @@ class NodeRoutes:
         query = request.query
         wanted = Selection(query.get("topic") or "", query.get("channel") or "", query.flag("include_clients", True))
         memory = memory_stats() if query.flag("include_mem", True) else None
-        stats = self._broker.snapshot(wanted.topic, wanted.clients)
+        stats = await self._broker.snapshot_in_turns(wanted.topic, wanted.clients)
         extra = query.flag("include_nsqha", False)
         make: Callable[[], object]
         if query.get("format") == "json":
             make = partial(stats_json, stats, wanted, memory, extra=extra)
         else:
             make = partial(stats_text, stats, wanted, memory, self._broker.clock.wall_ns(), extra=extra)
-        # The snapshot is of one moment; encoding it may take longer than a client should wait for its message.
+        # Encoding all of them may take longer than a client should wait for its message.
         return await asyncio.to_thread(make) if len(stats.topics) > TOPICS_AT_ONCE else make()
 
     async def healthz(self, _request: HttpRequest) -> object:

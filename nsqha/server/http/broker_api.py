@@ -182,5 +182,5 @@ class BrokerApi(Protocol):
     def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
         """All statistics at this moment. With `topic` other topics may be missing, without `clients` the clients."""
 
-    async def snapshot_in_turns(self, topic: str = "") -> BrokerStats:
-        """The same without clients, topic by topic, so that nobody waits for all of them."""
+    async def snapshot_in_turns(self, topic: str = "", clients: bool = False) -> BrokerStats:
+        """The same partition by partition, so that nobody waits for all of them."""

@@ -308,10 +308,10 @@ class Broker:
 
         return broker_stats(self, topic, clients)
 
-    async def snapshot_in_turns(self, topic: str = "") -> BrokerStats:
+    async def snapshot_in_turns(self, topic: str = "", clients: bool = False) -> BrokerStats:
         from nsqha.server.node.snapshot import broker_stats_in_turns
 
-        return await broker_stats_in_turns(self, topic)
+        return await broker_stats_in_turns(self, topic, clients)
 
     def health(self) -> str:
         return self.availability.health()

@@ -9,7 +9,7 @@ then: a sum must have it once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import nsqha
@@ -76,37 +76,38 @@ def broker_stats(node: NodeFigures, topic: str, clients: bool) -> BrokerStats:
     """All topics, or `topic` alone; connections only if `clients`."""
     now = node.now()
     topics = [t for t in node.topics.values() if topic in ("", t.name)]
+    return _broker_stats(node, [topic_stats(t, now, clients, node.side) for t in topics], clients)
+
+
+async def broker_stats_in_turns(node: NodeFigures, topic: str, clients: bool) -> BrokerStats:
+    """The same. Each partition is as it was at one moment, and clients are served between two."""
+    return _broker_stats(node, await in_turns(_topics_in_steps(node, topic, clients)), clients)
+
+
+def _broker_stats(node: NodeFigures, topics: Iterable[TopicStats], clients: bool) -> BrokerStats:
     producers = [client_stats(c, None) for c in node.connections if c.publisher.counts] if clients else []
     return BrokerStats(
         health=node.health(),
         start_time_ns=node.start_time_ns,
-        topics=tuple(topic_stats(t, now, clients, node.side) for t in topics),
+        topics=tuple(topics),
         producers=tuple(producers),
         node=node_stats(node),
     )
 
 
-async def broker_stats_in_turns(node: NodeFigures, topic: str) -> BrokerStats:
-    """The same without connections. Each partition is as it was at one moment, and clients are served between two."""
-    topics = await in_turns(_topics_in_steps(node, topic))
-    return BrokerStats(
-        health=node.health(), start_time_ns=node.start_time_ns, topics=tuple(topics), node=node_stats(node)
-    )
-
-
-def _topics_in_steps(node: NodeFigures, topic: str) -> Generator[None, None, list[TopicStats]]:
+def _topics_in_steps(node: NodeFigures, topic: str, clients: bool) -> Generator[None, None, list[TopicStats]]:
     found = []
     for each in [t for t in node.topics.values() if topic in ("", t.name)]:
         for _ in range(LOOKS_MAX):
             if node.topics.get(each.name) is not each:  # it is deleted
                 break
             led = each.led
-            stats = yield from _topic_in_steps(each, node.now(), False, node.side)
+            stats = yield from _topic_in_steps(each, node.now(), clients, node.side)
             if each.led is led and node.topics.get(each.name) is each:
                 found.append(stats)
                 break
         else:
-            found.append(topic_stats(each, node.now(), False, node.side))
+            found.append(topic_stats(each, node.now(), clients, node.side))
         yield
     return found
 

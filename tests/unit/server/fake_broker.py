@@ -167,8 +167,8 @@ class FakeBroker:
     def checks(self) -> Sequence[Check]:
         return self.check_list
 
-    async def snapshot_in_turns(self, topic: str = "") -> BrokerStats:
-        return self.snapshot(topic, clients=False)
+    async def snapshot_in_turns(self, topic: str = "", clients: bool = False) -> BrokerStats:
+        return self.snapshot(topic, clients)
 
     def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
         return BrokerStats(

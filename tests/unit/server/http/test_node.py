@@ -10,6 +10,7 @@ import pytest
 
 from nsqha.server.http.api import BrokerHttp
 from nsqha.server.http.broker_api import Check
+from nsqha.server.http.stats import BrokerStats
 from nsqha.server.runtime.tls import server_context
 from tests.unit.server.fake_broker import BrokerChannel, BrokerTopic, FakeBroker, client
 from tests.unit.server.http_rig import JSON, NSQ, TEXT, ask, refusals, talk
@@ -164,6 +165,23 @@ def test_statistics_of_many_topics() -> None:
     broker.topics.update({f"t{n:03}": BrokerTopic() for n in range(150)})
     assert len(ask(broker, "GET", "/stats?format=json").json["topics"]) == 150
     assert ask(broker, "GET", "/stats").body.count(b"be-depth") == 150
+
+
+def test_stats_are_looked_at_in_turns() -> None:
+    """Who has many topics has others who wait for none of them."""
+
+    class InTurns(FakeBroker):
+        def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
+            raise AssertionError("all of it in one turn")
+
+        async def snapshot_in_turns(self, topic: str = "", clients: bool = False) -> BrokerStats:
+            asked.append((topic, clients))
+            return BrokerStats(health="OK", start_time_ns=0)
+
+    asked: list[tuple[str, bool]] = []
+    ask(InTurns(), "GET", "/stats?format=json&topic=aa")
+    ask(InTurns(), "GET", "/stats?include_clients=false")
+    assert asked == [("aa", True), ("", False)]
 
 
 def test_any_other_format_is_text() -> None:

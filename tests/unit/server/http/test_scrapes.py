@@ -32,7 +32,7 @@ class Slow:
         self.asked: list[str] = []
         self.go_on = asyncio.Event()
 
-    async def snapshot_in_turns(self, topic: str = "") -> BrokerStats:
+    async def snapshot_in_turns(self, topic: str = "", clients: bool = False) -> BrokerStats:
         self.asked.append(topic)
         topics = tuple(TopicStats(topic_name=f"t{n}") for n in range(len(self.asked)))
         await self.go_on.wait()
@@ -97,7 +97,7 @@ async def test_the_next_one_waits_for_nine_times_what_the_last_took_and_a_second
         now += seconds
 
     class Timed(Slow):
-        async def snapshot_in_turns(self, topic: str = "") -> BrokerStats:
+        async def snapshot_in_turns(self, topic: str = "", clients: bool = False) -> BrokerStats:
             nonlocal now
             now += next(takes)
             return BrokerStats(health="OK", start_time_ns=0)

@@ -1,4 +1,4 @@
-"""Statistics for scrapes are taken in turns: others have theirs in between, whatever they do with it."""
+"""Statistics for scrapes and /stats are taken in turns: others have theirs in between, whatever they do with it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tests.unit.server.broker_rig import on_a_broker
 
 
 @on_a_broker
+@pytest.mark.parametrize("clients", [False, True])
 async def test_they_are_the_same_and_others_have_their_turn_between_partitions(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, clients: bool
 ) -> None:
     for topic in "abcd":
         await broker.topics.create_topic(topic, TopicSettings(partitions=4))
         await broker.channels.create(topic, "c")
-    whole, found = broker.snapshot(clients=False), 0
+    whole, found = broker.snapshot(clients=clients), 0
     monkeypatch.setattr(turns, "TURN_SECONDS", 0.0)
-    taken = asyncio.ensure_future(broker.snapshot_in_turns())
+    taken = asyncio.ensure_future(broker.snapshot_in_turns("", clients))
     while not taken.done():
         await asyncio.sleep(0)
         found += 1
