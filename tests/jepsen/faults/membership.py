@@ -159,7 +159,12 @@ def another_leads(deployment: Deployment, rng: random.Random) -> Injected:
     if not uid:
         raise NotNow(f"{target.name} is not registered: it has just started")
     names = ",".join(f"{each:016x}" for each in (uid, *(each for each in before.replicas if each != uid)))
-    asked(deployment, f"/cluster/move?topic={deployment.topic}&partition=0&replicas={names}")
+    try:
+        asked(deployment, f"/cluster/move?topic={deployment.topic}&partition=0&replicas={names}")
+    except AssertionError as error:
+        if deployment.broken:  # a move to a node that is not registered is refused
+            raise NotNow(str(error)) from None
+        raise
 
     def heal() -> None:
         with contextlib.suppress(AssertionError):  # somebody else is broken: a transfer is not urgent
