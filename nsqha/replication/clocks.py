@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from nsqha.clock import Clock
 
 FRESH_SECONDS = 20.0  # what was heard of a peer counts for so long
+EXACT = 0.05  # of the bound: an answer that took longer is worse than one of a while ago
 STEP_SECONDS = 600.0  # a step of the time that most agree on is believed when it has lasted for so long
 BEYOND_LOOKS = 5  # that find the own clock beyond the bound, about a second apart, until others are to lead
 CALM_LOOKS = 10  # that do not, until this node may lead again
@@ -44,14 +45,23 @@ class PeerClocks:
 
     def __init__(self, bound_ns: int) -> None:
         self._bound = bound_ns
-        self._heard: dict[int, tuple[float, int]] = {}  # node -> (when, ahead)
+        self._heard: dict[int, tuple[float, int, int]] = {}  # node -> (when, ahead, within what that is so, in ns)
 
     def heard(self, node: int, wall_ns: int, *, asked: float, answered: float) -> None:
         """A peer's wall clock, read somewhere between two moments of ours: half way, as NTP takes it.
 
-        An answer that took too long says less than the bound asks for, and is left out."""
-        if (answered - asked) * 1e9 <= self._bound:
-            self._heard[node] = answered, wall_ns - round((asked + answered) / 2 * 1e9)
+        It is so within half of what the answer took. One that took longer than the bound says nothing; one that took
+        longer than EXACT of it is left out while something more exact is known: the other node stood still, or we."""
+        error = round((answered - asked) / 2 * 1e9)
+        if 2 * error > self._bound:
+            return
+        when, _, exact = self._heard.get(node, (0.0, 0, error))
+        if 2 * error > EXACT * self._bound and exact < error and self._fresh(when, answered):
+            return
+        self._heard[node] = answered, wall_ns - round((asked + answered) / 2 * 1e9), error
+
+    def _fresh(self, at: float, now: float) -> bool:
+        return now - at <= FRESH_SECONDS
 
     def keep(self, nodes: Collection[int]) -> None:
         """The others are gone."""
@@ -59,7 +69,7 @@ class PeerClocks:
 
     def aheads(self, mono: float) -> dict[int, int]:
         """Those that are not too old."""
-        return {node: ahead for node, (at, ahead) in self._heard.items() if mono - at <= FRESH_SECONDS}
+        return {node: ahead for node, (at, ahead, _) in self._heard.items() if self._fresh(at, mono)}
 
 
 class BoundedClock:

@@ -303,7 +303,8 @@ def test_a_deferred_message_must_not_come_early() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "delay", "expected"), [("C2", 5, {}), ("C2", 20, {"early": 1}), ("P1", 5, {"early": 1})]
+    ("kind", "delay", "expected"),
+    [("C2", 5, {}), ("C2", 12, {"early": 1}), ("C3", 12, {}), ("C3", 22, {"early": 1}), ("P1", 5, {"early": 1})],
 )
 def test_a_deferred_message_may_come_early_by_what_a_wrong_clock_is_believed(
     kind: str, delay: float, expected: dict[str, int]

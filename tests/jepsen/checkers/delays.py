@@ -3,7 +3,8 @@
     early  a DPUB before its time, a REQ before its delay was over
 
 Due times follow the wall clock as far as it is believed. A message that was deferred before a fault of clocks (C1 ..)
-was over, and came after it had begun, may be early by `--max-clock-skew`.
+was over, and came after it had begun, may be early by `--max-clock-skew`, and by what brokers may be wrong about each
+other's clocks. By twice as much under C3: the clock was behind when it was deferred, and ahead when it came.
 
 A REQ has no reply: that it took effect is known when the broker has read what the connection sent after it, or not at
 all, when the broker dies or another leader takes over.
@@ -11,11 +12,23 @@ all, when the broker dies or another leader takes over.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tests.jepsen.checkers.view import Checker, Connection, Delivery, Fin, Key, Req, Sent, where
 from tests.jepsen.history import AdminEnded, AdminSent, FaultBegun, FaultEnded, Message, SeekEnded, SeekSent
 
 CLOCK_SLACK = 0.05  # between the broker's timers and a client's clock
 MAX_CLOCK_SKEW = 10.0  # a broker's default
+CLOCK_ERROR = 0.3  # of what a broker knows of another one's: half of the time that a good answer may take
+
+
+@dataclass
+class WrongClock:
+    """A fault of a wall clock."""
+
+    began: float
+    slack: float  # how much earlier a message may come meanwhile
+    end: float = float("inf")
 
 
 class Delays(Checker):
@@ -26,20 +39,21 @@ class Delays(Checker):
         self._earliest = float("inf")
         self._latest = 0.0
         self._seen = 0
-        self._clocks: dict[int, tuple[float, float]] = {}  # faults of clocks: when each began and ended
+        self._clocks: dict[int, WrongClock] = {}
 
     def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
         if isinstance(event, FaultBegun) and event.fault.startswith("C"):
-            self._clocks[event.op] = event.t, float("inf")
+            times = 2 if event.fault == "C3" else 1
+            self._clocks[event.op] = WrongClock(event.t, times * (MAX_CLOCK_SKEW + CLOCK_ERROR))
 
     def over(self, event: FaultEnded | SeekEnded | AdminEnded) -> None:
         if event.op in self._clocks:
-            self._clocks[event.op] = self._clocks[event.op][0], event.t
+            self._clocks[event.op].end = event.t
 
     def _slack(self, deferred: float, came: float) -> float:
         """How early a message may come."""
-        wrong = any(deferred <= end and began <= came for began, end in self._clocks.values())
-        return MAX_CLOCK_SKEW if wrong else CLOCK_SLACK
+        wrong = [clock.slack for clock in self._clocks.values() if deferred <= clock.end and clock.began <= came]
+        return max(wrong, default=CLOCK_SLACK)
 
     def delivered(self, t: float, by: Connection, key: Key, sent: Sent, message: Message, last: Delivery) -> None:
         event, req = sent.op.event, last.req

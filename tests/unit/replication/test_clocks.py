@@ -8,6 +8,7 @@ from nsqha.clock import ManualClock
 from nsqha.replication.clocks import (
     BEYOND_LOOKS,
     CALM_LOOKS,
+    EXACT,
     FRESH_SECONDS,
     STEP_SECONDS,
     BoundedClock,
@@ -67,6 +68,21 @@ def test_a_peer_is_read_half_way_between_question_and_answer() -> None:
     assert peers.aheads(14.1 + FRESH_SECONDS) == {}
     peers.keep({8})
     assert peers.aheads(14.0) == {}
+
+
+def test_an_answer_of_a_peer_that_stood_still_replaces_no_better_one() -> None:
+    """Else what most nodes agree on is off by half of that time, in the direction in which one clock is wrong."""
+    slow = 2.0 * EXACT * BOUND / S
+    peers = PeerClocks(BOUND)
+    peers.heard(7, 1000 * S, asked=10.0, answered=10.0)
+    peers.heard(7, 1001 * S, asked=11.0, answered=11.0 + slow)
+    assert peers.aheads(12.0 + slow) == {7: 990 * S}
+    assert peers.aheads(10.1 + FRESH_SECONDS) == {}, "it is as old as it was"
+    peers.heard(7, 1001 * S, asked=20.0, answered=20.0 + slow / 4)
+    assert peers.aheads(21.0) == {7: 981 * S - round(slow * S / 8)}, "answers within EXACT are all the same"
+    later = 20.1 + slow / 4 + FRESH_SECONDS
+    peers.heard(7, 3000 * S, asked=later, answered=later + slow)
+    assert peers.aheads(later + slow) == {7: 3000 * S - round((later + slow / 2) * S)}, "nothing better is known"
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR, YEARS])
