@@ -21,7 +21,7 @@ class IsrLimits:
     lost_seconds: float = 0.3  # ... or whose stream is lost and not back for so long
     join_lag: int = 16  # batches: a replica further from our end does not join (it would hold everybody up)
     settle_seconds: float = 1.0  # one that was removed keeps up for so long before it joins again; doubles each time
-    settle_seconds_max: float = 30.0
+    settle_seconds_max: float = 30.0  # and after so long as a member its earlier removals are forgotten
     retry_seconds: float = 0.1  # between attempts to learn an outcome
     refused_seconds: float = 1.0  # a join that the store refused is not tried again before
     successor_seconds: float = 10.0  # a successor has so long to take over; a controller gives it up before
@@ -32,7 +32,8 @@ class IsrLimits:
 class FollowerReport:
     """what one replica has reported in its present life, and since when it is good or bad."""
 
-    since: float  # it is a member, or known
+    since: float  # it is a member, or known; as watched
+    joined_at: float  # the same by the clock
     gone_at: float | None = None  # its stream is lost since then; None: it is there
     registration: int = 0  # 0: never heard of
     log_uid: int = 0
@@ -57,7 +58,7 @@ class FollowerReports:
         self._node = node
         self._limits = limits
         self._called_at = now
-        self._known = {n: FollowerReport(now) for n in members if n != node}
+        self._known = {n: FollowerReport(now, now) for n in members if n != node}
         self._ends = deque([(now, end)])  # (time, our end then), back to `replica_timeout` ago
 
     def heard(
@@ -97,7 +98,7 @@ class FollowerReports:
         assert node != self._node, "a leader does not follow itself"
         follower = self._known.get(node)
         if follower is None:
-            follower = self._known[node] = FollowerReport(self.time)
+            follower = self._known[node] = FollowerReport(self.time, self._called_at)
         return follower
 
     def end_of(self, node: int) -> int:
@@ -128,6 +129,20 @@ class FollowerReports:
     def refused(self, follower: FollowerReport) -> bool:
         """Whether the store refused it just now."""
         return follower.refused_at is not None and self.time - follower.refused_at < self._limits.refused_seconds
+
+    def joined(self, node: int) -> None:
+        """It is a member from now on."""
+        follower = self.of(node)
+        follower.since, follower.joined_at = self.time, self._called_at
+
+    def removed(self, node: int) -> None:
+        """It is no member any more."""
+        follower = self.of(node)
+        # Not by the watched time: nobody watches a partition that is quiet.
+        if self._called_at - follower.joined_at >= self._limits.settle_seconds_max:
+            follower.removals = 0
+        follower.removals += 1
+        follower.near_since = None
 
     def settle_seconds(self, follower: FollowerReport) -> float:
         """How long it must keep up before it joins."""

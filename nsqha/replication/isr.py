@@ -295,10 +295,9 @@ class IsrKeeper:
         if self.node not in meta.isr:
             return self._end_here(f"the ISR of version {meta.version} is without its leader")
         for node in set(self.meta.isr) - set(meta.isr):
-            self.followers.of(node).removals += 1
-            self.followers.of(node).near_since = None
+            self.followers.removed(node)
         for node in set(meta.isr) - set(self.meta.isr):
-            self.followers.of(node).since = self.followers.time
+            self.followers.joined(node)
         if meta.successor != self.meta.successor:
             self.handover.named()
         self.meta = meta
