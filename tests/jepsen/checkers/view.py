@@ -46,6 +46,7 @@ from tests.jepsen.history import (
     Stored,
 )
 
+PREDECESSOR_SECONDS = 3.0  # for which the leader before may still deliver
 SILENT_SECONDS = 0.5  # without a read: there may have been a cut
 BACKLOG_SECONDS = 1.0  # in which all is read that waited for its end
 MOVE_UNKNOWN_SECONDS = 35.0  # within which a seek of unknown outcome happens, if it does
@@ -598,12 +599,15 @@ class View:
                 continue
             pending, reign.pending = reign.pending, []
             for since, node, then in pending:
-                if since >= reign.since and node in ("", reign.node):
+                if since >= reign.since + PREDECESSOR_SECONDS and node in ("", reign.node):
                     then()
 
     def under_one_leader(self, partition: PartitionName, since: float, node: str, then: Callable[[], None]) -> None:
         """Have `then` called if a later sample shows that from `since` to now the partition had one leader, which was
-        `node`. Where there are no samples it is never called."""
+        `node`. Where there are no samples it is never called.
+
+        Nor for what was delivered when it had just begun to lead: it takes publishes at once, and delivers only when
+        its first batch is committed; until it hears of that, its predecessor does, through this node, too."""
         reign = self.reigns.get(partition)
         if reign is not None:
             reign.pending.append((since, node, then))
