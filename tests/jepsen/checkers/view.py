@@ -208,7 +208,7 @@ class Connection:
         self.topic = topic
         self.channel = channel
         self.since = event.t0  # SUB was sent
-        self.read_at = 0.0  # everything sent before was read then
+        self.read_at = event.t0  # everything sent before was read then
         self.sent_after = event.t0  # what is being read was not sent earlier
         self._backlog_until = 0.0
         self.held: dict[str, Delivery] = {}
