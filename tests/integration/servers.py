@@ -1,12 +1,17 @@
 """Daemons for tests: real processes on loopback, started, killed and started again on the same ports.
 
 Ports are drawn below the kernel's ephemeral range, so nobody's outgoing connection takes one while its daemon is down.
+None is drawn twice before all others were, nor by two workers of one test run: a daemon that is down, or does not
+listen yet, keeps its own.
 A daemon is ended by its pid, and the kernel ends it should the test process die: none is ever left behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import http.client
+import itertools
 import json
 import os
 import random
@@ -17,7 +22,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,27 +32,35 @@ from nsqha.errors import Unavailable
 BIN = Path(sys.executable).parent
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
-EPHEMERAL_FIRST = 32768
+PORT_FIRST, EPHEMERAL_FIRST = 12_000, 32_768
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None)
-_ports = random.Random(os.getpid() * 1_000_003 + time.time_ns())
 
 
 class CannotStart(Exception):
     """The daemon ended, or did not listen in time; the text has the end of what it said."""
 
 
+def ports_of(environment: Mapping[str, str], seed: int) -> Iterator[int]:
+    """The ports of one worker of a test run, in an order of its own, again and again."""
+    worker = int(environment.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(environment.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = list(range(PORT_FIRST, EPHEMERAL_FIRST))[worker % workers :: workers]
+    random.Random(seed).shuffle(ports)
+    return itertools.cycle(ports)
+
+
+_ports = ports_of(os.environ, os.getpid() * 1_000_003 + time.time_ns())
+
+
 def free_port() -> int:
     """A loopback port that nobody uses now and no outgoing connection will take."""
-    while True:
-        port = _ports.randrange(12_000, EPHEMERAL_FIRST - 1)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("unreachable: they never end")
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
@@ -197,10 +210,13 @@ class Daemon:
     # ---- HTTP
 
     def request(self, path: str, body: bytes | None = None, *, seconds: float = 10.0) -> bytes:
-        """GET `path`, or POST if there is a body."""
-        with urllib.request.urlopen(f"http://{self.http}{path}", data=body, timeout=seconds) as answer:
-            data: bytes = answer.read()
-            return data
+        """GET `path`, or POST if there is a body. OSError if no whole answer comes."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", data=body, timeout=seconds) as answer:
+                data: bytes = answer.read()
+                return data
+        except (http.client.IncompleteRead, http.client.BadStatusLine) as error:
+            raise ConnectionResetError(f"{self.command} ended in the middle of its answer") from error
 
     def json(self, path: str) -> Any:
         return json.loads(self.request(path))
