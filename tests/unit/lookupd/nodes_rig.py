@@ -174,11 +174,10 @@ class World:
             self.store.records.replace_partition(topic, found.record.uid, number, replace(meta, isr=isr))
 
     async def until(self, true: Any) -> None:
-        for _ in range(500):
-            if true():
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("it did not come to pass")
+        """Within a time that a starved process needs for hundreds of elections."""
+        async with asyncio.timeout(60):
+            while not true():
+                await asyncio.sleep(0.01)
 
     async def led(self, topic: str = "t") -> None:
         await self.until(lambda: self.meta(topic).leader != 0)

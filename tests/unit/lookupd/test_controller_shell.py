@@ -27,7 +27,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(story: Callable[[World, ControllerShell], Awaitable[None]], nodes: int = 3) -> None:
     async def main() -> None:
         async with controlled(nodes) as (world, shell):
-            await asyncio.wait_for(story(world, shell), 15)
+            await asyncio.wait_for(story(world, shell), 60)
 
     uvloop.run(main())
 

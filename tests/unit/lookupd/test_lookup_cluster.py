@@ -86,7 +86,7 @@ async def site(**flags: Any) -> AsyncIterator[Site]:
 def run(story: Callable[[Site], Awaitable[None]], **flags: Any) -> None:
     async def main() -> None:
         async with site(**flags) as found:
-            await asyncio.wait_for(story(found), 15)
+            await asyncio.wait_for(story(found), 60)
 
     uvloop.run(main())
 

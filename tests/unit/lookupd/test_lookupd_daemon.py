@@ -53,7 +53,7 @@ class Nsqd:
         return answer
 
     async def closed(self) -> bool:
-        return await asyncio.wait_for(self.reader.read(), 2) == b""
+        return await asyncio.wait_for(self.reader.read(), 20) == b""
 
 
 async def http(address: str, method: str, target: str) -> tuple[int, object]:
@@ -81,11 +81,9 @@ class World:
 
     async def until(self, target: str, wanted: object) -> None:
         """A disconnect is seen by the daemon a moment after we made it."""
-        for _ in range(200):
-            if await self.get(target) == wanted:
-                return
-            await asyncio.sleep(0.01)
-        assert await self.get(target) == wanted
+        async with asyncio.timeout(20):
+            while await self.get(target) != wanted:
+                await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -103,7 +101,7 @@ async def running(**changes: object) -> AsyncIterator[World]:
 def run(story: Callable[[World], Awaitable[None]], **changes: object) -> None:
     async def main() -> None:
         async with running(**changes) as world:
-            await asyncio.wait_for(story(world), 10)
+            await asyncio.wait_for(story(world), 60)
 
     uvloop.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class Daemon:
         self.remove = self.intents.remove
         self.intents.remove = lambda name, version, controller: self.remove(name, version)
         self.known: set[str] = set()
+        self.under_way = 0
         self.tasks = TaskGroup()
         self.changes = RecordedChanges(self.intents, self._run, self.audit)
 
@@ -49,8 +51,14 @@ class Daemon:
         return call()
 
     async def look(self) -> None:
+        """Returns when all that was begun is over, but for what waits for a command that is under way."""
         self.changes.heed(self.intents.all(), 1, self.tasks, self.known)
-        await asyncio.sleep(0.01)
+        await self.until(lambda: len(self.known) == self.under_way)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not true():
+                await asyncio.sleep(0.001)
 
     @property
     def outcomes(self) -> list[str]:
@@ -87,16 +95,22 @@ def test_a_finished_change_is_recorded_once_and_removed() -> None:
 
 
 def test_a_change_under_way_waits_for_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "UNFINISHED_S", 0.05)
-
     async def story(daemon: Daemon) -> None:
+        waited_long_enough = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            await (waited_long_enough.wait() if seconds == recorded.UNFINISHED_S else asyncio.sleep(seconds))
+
+        monkeypatch.setattr(recorded, "asyncio", SimpleNamespace(sleep=sleep))
         begun = daemon.intents.put(NAME, {**CHANGE.intent(), "outcome": ""})
+        daemon.under_way = 1
         await daemon.look()
         assert daemon.outcomes == []
         daemon.intents.put(NAME, CHANGE.intent(), expected_version=begun.version)
         await daemon.look()
         assert daemon.outcomes == ["done"]
-        await asyncio.sleep(0.1)
+        waited_long_enough.set()
+        await daemon.until(lambda: not daemon.known)
         assert daemon.outcomes == ["done"], "the one that waited for a dead command finds it gone"
 
     run(story)

@@ -84,7 +84,7 @@ def run(scenario: Scenario, make: Callable[[PeerStream], Recorder] = echo) -> No
         peers = GrpcPeerServer(SERVICES)
         peers.on_stream("Push", acceptor)
         server = await loop.create_server(lambda: peers.connection("somebody"), "127.0.0.1", 0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             caller = Caller(*await asyncio.open_connection(*server.sockets[0].getsockname()))
             await scenario(caller, acceptor)
             caller.writer.close()

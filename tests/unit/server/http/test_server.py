@@ -102,7 +102,7 @@ class Peer:
         return await self.answer(head=line.startswith("HEAD"))
 
     async def closed(self) -> bool:
-        return await asyncio.wait_for(self.reader.read(), 2) == b""
+        return await asyncio.wait_for(self.reader.read(), 20) == b""
 
 
 @asynccontextmanager
@@ -122,7 +122,7 @@ async def serving(gate: Gate | None = None, room_bytes: int = 1 << 30) -> AsyncI
 def run(story: Callable[[Peer], Awaitable[None]], gate: Gate | None = None, room_bytes: int = 1 << 30) -> None:
     async def main() -> None:
         async with serving(gate, room_bytes) as peer:
-            await asyncio.wait_for(story(peer), 10)
+            await asyncio.wait_for(story(peer), 60)
 
     uvloop.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from nsqha.server.peers.http2 import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    Http2Error,
     frame,
 )
 from nsqha.server.runtime.budget import SharedTurns
@@ -153,6 +155,24 @@ NOTHING = [
 ]
 
 
+@pytest.fixture
+def no_refill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may come at once is all: on a busy machine frames that are sent at once may take seconds to be read."""
+    monkeypatch.setattr(frame_budget, "COST_PER_SECOND", 0)
+
+
+def test_frames_that_carry_nothing_may_come_at_a_rate() -> None:
+    now = 100.0
+    budget = frame_budget.FrameBudget(SimpleNamespace(time=lambda: now))  # type: ignore[arg-type]
+    budget.charge(frame_budget.COST_MAX)
+    for _ in range(3):
+        now += 0.5
+        budget.charge(frame_budget.COST_PER_SECOND // 2)
+    with pytest.raises(Http2Error, match="carry nothing"):
+        budget.charge(1)
+
+
+@pytest.mark.usefixtures("no_refill")
 @pytest.mark.parametrize("nothing", NOTHING, ids=["ping", "settings", "empty", "padding", "unknown", "credit"])
 def test_frames_that_carry_nothing_end_the_connection(nothing: bytes) -> None:
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
@@ -166,6 +186,7 @@ def test_frames_that_carry_nothing_end_the_connection(nothing: bytes) -> None:
     run(scenario)
 
 
+@pytest.mark.usefixtures("no_refill")
 @pytest.mark.parametrize("fields", [1, 300])
 def test_refused_streams_end_the_connection(fields: int) -> None:
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
