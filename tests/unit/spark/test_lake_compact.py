@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ import pytest
 from pyspark_nsqha.lake import compact as compact_module
 from pyspark_nsqha.lake import names, plan
 from pyspark_nsqha.lake.archive import Subject, once
+from pyspark_nsqha.lake.commits import commit
 from pyspark_nsqha.lake.commits.commit import ManifestCommits
 from pyspark_nsqha.lake.commits.manifest import Addition, LakeFile, LakeState, Overlap
 from pyspark_nsqha.lake.compact import (
@@ -221,7 +223,7 @@ def test_two_that_merge_at_once_leave_each_message_in_a_file(lake: Lake, keep_ns
             came.append(True)
             with pytest.MonkeyPatch.context() as patched:
                 ahead = time.time_ns() + 9 * HOUR_NS
-                patched.setattr(time, "time_ns", lambda: ahead)
+                patched.setattr(commit, "time", SimpleNamespace(time_ns=lambda: ahead))
                 merge(lake, run="quick", keep_ns=keep_ns)
         return made
 

@@ -107,7 +107,7 @@ async def test_the_next_one_waits_for_nine_times_what_the_last_took_and_a_second
     served = Scrapes(Timed(), {})  # type: ignore[arg-type]
     for _ in range(3):
         with monkeypatch.context() as patch:
-            patch.setattr(scrapes.asyncio, "sleep", sleep)
+            patch.setattr(scrapes, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
             await served.scrape("", "")
     assert [seconds for seconds in slept if seconds] == pytest.approx([0.01 * REST, REST_SECONDS_MAX])
 

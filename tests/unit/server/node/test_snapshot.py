@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,12 +74,8 @@ async def test_what_a_partition_counted_is_in_the_sum_once_when_it_is_not_led_an
 def held_between_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """A snapshot in turns stops after its first step, until the function is called."""
     held = asyncio.Event()
-    sleep = asyncio.sleep
-
-    async def until_told(seconds: float) -> None:
-        await (held.wait() if not seconds else sleep(seconds))
 
     with monkeypatch.context() as patch:
         patch.setattr(turns, "TURN_SECONDS", 0.0)
-        patch.setattr(turns.asyncio, "sleep", until_told)
+        patch.setattr(turns, "asyncio", SimpleNamespace(sleep=lambda _: held.wait()))
         yield held.set
