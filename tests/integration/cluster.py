@@ -105,9 +105,6 @@ class Member(Node):
         """Whether this life of the process has been a member."""
         return re.search(rf"\({self.name}\), life \d+\s", self.log()) is not None
 
-    def listening(self) -> bool:
-        return super().listening() and "gRPC: listening on" in self.log()  # the last to do so
-
     def wipe(self) -> None:
         """Its disk is lost: the data directory is empty again."""
         assert not self.running, "it still runs"

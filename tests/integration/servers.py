@@ -241,6 +241,11 @@ class Node(Daemon):
         super().__init__(directory, [f"--data-path={data}", f"--sync={sync}", *flags], host=host)
         self.data = data
 
+    def listening(self) -> bool:
+        """Its gRPC port, if it is given one, comes after the others: commands are led there by way of HTTP."""
+        serves_grpc = any(flag.startswith("--grpc-address=") for flag in self.flags)
+        return super().listening() and (not serves_grpc or "gRPC: listening on" in self.log())
+
     def channel(self, topic: str, channel: str) -> dict[str, Any] | None:
         """The channel's part of /stats; None if there is no such channel."""
         stats = self.json(f"/stats?format=json&topic={topic}&channel={channel}")

@@ -20,7 +20,7 @@ from tests.integration.cluster import Cluster, Member, freeze, thaw
 from tests.integration.servers import BIN, Host, Node, wait_until
 
 OK, WARNING, CRITICAL, UNKNOWN = Severity
-CLUSTER = {"nodes": 3, "lookupds": 1, "flags": ["--lease-ttl=12s"]}
+CLUSTER = {"nodes": 3, "lookupds": 1, "flags": ["--lease-ttl=60s"]}  # longer than any test leaves a node silent
 DYING_DISK = """
 import os
 sync = os.fdatasync
@@ -112,10 +112,11 @@ def test_the_examples_of_the_help_of_check_cluster_run(cluster: Cluster, topic: 
 
 
 def test_a_node_that_is_behind_is_a_warning_and_alive(cluster: Cluster, topic: str) -> None:
-    """It comes back, and its leader says nothing; that one has not lost its lease yet."""
+    """It comes back, and its leader says nothing; nobody decides meanwhile that another one leads."""
     follower, leader = cluster.followers(topic)[0], cluster.leader(topic)
     wait_until(lambda: node_is(follower)[0] == OK, "it is ready")
-    follower.kill()
+    assert follower.stop() == 0  # its lease goes with it
+    freeze(cluster.lookupd)  # the controller, who would hear of the silence
     freeze(leader)
     try:
         follower.start()
@@ -127,12 +128,15 @@ def test_a_node_that_is_behind_is_a_warning_and_alive(cluster: Cluster, topic: s
             follower.request("/readyz")
     finally:
         thaw(leader)
+        thaw(cluster.lookupds[0])
     wait_until(lambda: node_is(follower)[0] == OK, "it has caught up", 60)
 
 
 def test_who_lost_etcd_is_a_warning_and_alive(cluster: Cluster, topic: str) -> None:
     node = cluster.nodes[0]
-    wait_until(lambda: cluster_is(cluster)[0] == OK, "the cluster is well", 60)
+    node.flags.append("--lease-ttl=2s")
+    node.restart()
+    wait_until(lambda: node_is(node)[0] == OK and cluster_is(cluster)[0] == OK, "the cluster is well", 60)
     cluster.etcd.kill()
     try:
         found = wait_until(lambda: (seen := node_is(node))[0] == WARNING and seen, "it has lost its lease", 60)
@@ -157,7 +161,11 @@ def test_a_node_that_cannot_register_yet_is_not_ready(cluster: Cluster, topic: s
         assert node_is(node, "--timeout", "1s")[0] == CRITICAL
     finally:
         cluster.etcd.thaw()
-    if node._process is not None and node._process.poll() is not None:  # it gave up, as it says: it is started again
-        node.wait()
-        node.start()
-    wait_until(lambda: node_is(node)[0] == OK, "it is ready", 60)
+
+    def ready() -> bool:
+        if node._process is not None and node._process.poll() is not None:
+            node.wait()  # it gave up, as it says: it is started again
+            node.start()
+        return node_is(node)[0] == OK
+
+    wait_until(ready, "it is ready", 60)
