@@ -7,6 +7,7 @@ Lookup daemons are `host:port` of their HTTP port, brokers are what they answer.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import threading
 import urllib.error
@@ -86,7 +87,7 @@ class AskingPublisher:
         while not self._ends.is_set():
             # A lookup daemon that is gone or knows nobody, a broker that closes: the next one is asked, and the
             # message sent again.
-            with contextlib.suppress(OSError, ValueError, exits.Exit):
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException, exits.Exit):
                 (address, *_) = producers(self._lookups[number % len(self._lookups)], self._topic)
                 with contextlib.closing(V2Publisher(address, 40)) as publisher:
                     while not self._ends.is_set():

@@ -217,7 +217,7 @@ def test_what_a_hold_is_called_that_the_broker_draws(node: Node) -> None:
     request = segments.SnapshotRequest(topics=["drawn"], hold_ms=1000).SerializeToString()
     with grpc.insecure_channel(flag(node, "grpc-address")) as channel:
         assert called(channel, "nsqha.v1.Segments/Snapshot", "reader", request) is grpc.StatusCode.OK
-    (line,) = log.fresh()
+    (line,) = log.fresh(1)
     assert re.search(r"AUDIT: reader .* topics=drawn hold_ms=1000 hold_id=[0-9a-f]{16}: done$", line)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -162,12 +161,12 @@ def test_who_does_not_agree_to_http2_is_told_nothing(
 
 @pytest.mark.parametrize("how", ["left alone", "closed"])
 def test_a_handshake_that_stalls(node: tls.ClusterTls, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(client_stream, "CONNECT_SECONDS", 0.3 if how == "left alone" else 5.0)
+    monkeypatch.setattr(client_stream, "CONNECT_SECONDS", 0.3 if how == "left alone" else 60.0)  # over in 20 s
 
     async def main() -> None:
         accepted: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
         server = await asyncio.start_server(lambda reader, _: accepted.put_nowait(reader), "127.0.0.1", 0)
-        handler, began = Recorder(), time.monotonic()
+        handler = Recorder()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         stream = ClientStream(address, METHOD, handler, tls.cluster_client_context(node)).stream
         reader = await accepted.get()
@@ -175,7 +174,6 @@ def test_a_handshake_that_stalls(node: tls.ClusterTls, monkeypatch: pytest.Monke
         if how == "closed":
             stream.close("enough")
         assert (await handler.end()) == ("enough" if how == "closed" else "no connection within 0.3 s")
-        assert time.monotonic() - began < 3
         with suppress(ConnectionError):
             await reader.read()
         server.close()
