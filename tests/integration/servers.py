@@ -256,6 +256,15 @@ class Node(Daemon):
         return None
 
 
+    def progress_is_committed(self, topic: str, floor: int) -> bool:
+        """Whether the only cursor of the topic's only channel has come so far, and the log has it: a kill takes
+        nothing of it back, nor does a change of leaders."""
+        stats = self.json(f"/stats?format=json&include_nsqha=true&topic={topic}")
+        (channel,) = stats["nsqha"]["topics"][0]["channels"]
+        (cursor,) = channel["cursors"]
+        return bool(cursor["floor"] >= floor and not cursor["uncommitted_progress"])
+
+
 class Lookupd(Daemon):
     """A lookup daemon."""
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import urllib.error
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -172,9 +173,8 @@ def test_a_disk_below_its_watermark_refuses_publishes_while_consumers_go_on(tmp_
         assert refused.value.code == 503
         client = Client(node)
         client.subscribe("t", "c", 10)
-        for _ in range(3):
-            _, message_id, _ = client.message()
-            client.send(b"FIN " + message_id + b"\n")
+        ids = [client.message()[1] for _ in range(3)]
+        client.send(b"".join(b"FIN " + message_id + b"\n" for message_id in ids))  # at once: their progress is one
         wait_until(lambda: (node.channel("t", "c") or {})["depth"] == 0, "FINs pass")
         client.close()
         node.kill()
@@ -221,8 +221,17 @@ def test_a_topic_with_partitions_is_served_whole_and_each_publisher_keeps_its_or
             client.close()
 
 
+@pytest.fixture
+def all_descriptors() -> Iterator[None]:
+    """As many as this process may have, and a daemon that it starts."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("all_descriptors")
 def test_two_thousand_idle_connections_do_not_keep_a_publisher_from_its_oks(tmp_path: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with Node(tmp_path, sync="interval") as node:
         idle = []
         for n in range(2000):
@@ -242,6 +251,7 @@ def test_two_thousand_idle_connections_do_not_keep_a_publisher_from_its_oks(tmp_
         wait_until(lambda: node.json("/stats?format=json&include_nsqha=true")["nsqha"]["connections"] == 0, "all gone")
 
 
+@pytest.mark.usefixtures("all_descriptors")
 @pytest.mark.parametrize("daemon", [Node, Lookupd])
 def test_a_thousand_connections_at_once_are_taken_by_the_kernel(tmp_path: Path, daemon: type[Daemon]) -> None:
     """With the backlog that event loops have of themselves, 100, the others are tried again after a second or more."""

@@ -213,7 +213,7 @@ def test_every_leader_follows_the_policy_and_so_does_the_next(cluster: Cluster) 
     answer = follower.request("/channel/policy?topic=lasting&channel=c", b'{"retry_ms": 1500, "retry_jitter": 0}')
     assert json.loads(answer)["policy"]["retry_ms"] == 1500
 
-    def fails_and_waits() -> None:
+    def fails_and_waits(published: int) -> None:
         leader = cluster.leader("lasting")
         leader.request("/pub?topic=lasting", b"hello")
         with OneByOne(leader.tcp, "lasting") as consumer:
@@ -223,13 +223,14 @@ def test_every_leader_follows_the_policy_and_so_does_the_next(cluster: Cluster) 
             assert consumer.next()[1] == attempts + 1
             assert time.monotonic() - failed >= 1.5
             consumer.fin(message_id)
-            time.sleep(0.2)  # the FIN arrives
+            # Else the next leader would deliver it again, beside the next one.
+            wait_until(lambda: leader.progress_is_committed("lasting", published), "the FIN is in the log")
 
-    fails_and_waits()
+    fails_and_waits(1)
     old = cluster.leader("lasting")
     old.kill()
     wait_until(lambda: (now := cluster.leader_now("lasting")) is not None and now is not old, "another node leads")
-    fails_and_waits()
+    fails_and_waits(2)
     old.start()
     cluster.wait_isr("lasting", 3)
 
