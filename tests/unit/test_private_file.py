@@ -10,6 +10,7 @@ import pytest
 
 from nsqha.errors import ConfigError
 from nsqha.private_file import read_private
+from tests.open_files import open_below
 
 SECRET = "s3cret"
 
@@ -38,13 +39,13 @@ def test_a_file_of_its_owner_and_its_group_is_read_whole(tmp_path: Path, mode: i
     ],
 )
 def test_what_is_no_private_file_is_refused(tmp_path: Path, made: Callable[[Path], object], why: str) -> None:
-    path, before = tmp_path / "file", len(os.listdir("/proc/self/fd"))
+    path = tmp_path / "file"
     made(path)
     with pytest.raises(ConfigError) as refused:
         read_private("--flag", str(path), len(SECRET))
     text = str(refused.value)
     assert text.startswith(f"--flag={path}: {why}") and SECRET not in text and "\n" not in text
-    assert len(os.listdir("/proc/self/fd")) == before, "no descriptor stays open"
+    assert not open_below(tmp_path), "no descriptor stays open"
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:

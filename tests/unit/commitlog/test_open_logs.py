@@ -14,6 +14,7 @@ from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import File, OsStorage
 from nsqha.errors import AppendFailed, Poisoned
+from tests.open_files import open_below
 from tests.unit.commitlog.logs import add, roll, sync
 
 
@@ -34,7 +35,6 @@ def open_count(log: PartitionLog) -> int:
 
 def test_a_log_opens_its_files_as_it_uses_them_and_few_have_them_open(tmp_path: Path) -> None:
     open_logs = OpenLogs(3)
-    before = len(os.listdir("/proc/self/fd"))
     logs = logs_on(tmp_path, 10, open_logs)
     assert not any(map(open_count, logs))
     for turn in range(5):
@@ -42,7 +42,7 @@ def test_a_log_opens_its_files_as_it_uses_them_and_few_have_them_open(tmp_path: 
             add(log, b"%d" % turn)
             sync(log)
             assert sum(map(open_count, logs)) <= 3
-    assert len(os.listdir("/proc/self/fd")) <= before + 6
+    assert len(open_below(tmp_path)) <= 6
     assert [log.end.offset for log in logs] == [5] * 10
     assert [bytes(log.message(4))[-1:] for log in logs] == [b"4"] * 10
 

@@ -38,7 +38,7 @@ def unsyncable(syncing: ModuleType) -> Any:
 
 
 def outcomes(threads: Any) -> list[int]:
-    assert select.select([threads.fileno()], [], [], 10)[0], "the round does not end"
+    assert select.select([threads.fileno()], [], [], 60)[0], "the round does not end"
     taken = threads.take()
     assert isinstance(taken, list)
     return taken

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -42,14 +42,19 @@ class ScriptedBroker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for sock in (self._listener, *self._socks):
+        self._end([self._listener], self._threads[:1])
+        self._end(self._socks, self._threads[1:])  # nobody is taken in any more
+
+    @staticmethod
+    def _end(socks: Sequence[socket.socket], threads: Sequence[threading.Thread]) -> None:
+        for sock in socks:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
             sock.close()
-        for thread in self._threads:
-            thread.join(10)
+        for thread in threads:
+            thread.join(20)
             assert not thread.is_alive()
 
     def _accept(self) -> None:

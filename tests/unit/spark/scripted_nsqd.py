@@ -51,14 +51,19 @@ class ScriptedNsqd:
 
     def close(self) -> None:
         self._stopped.set()
-        for each in (self._listener, *self._peers):
+        self._end([self._listener], self._threads[:1])
+        self._end(self._peers, self._threads[1:])  # nobody is taken in any more
+
+    @staticmethod
+    def _end(socks: Sequence[socket.socket], threads: Sequence[threading.Thread]) -> None:
+        for each in socks:
             try:
                 each.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
             each.close()
-        for thread in self._threads:
-            thread.join(5)
+        for thread in threads:
+            thread.join(20)
             assert not thread.is_alive()
 
     def __enter__(self) -> Self:

@@ -221,7 +221,7 @@ def test_an_answer_that_breaks_off_is_gone_on_with_elsewhere(log: Stored, monkey
 def test_one_that_is_silent_is_left_after_the_time(log: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     in_turn(monkeypatch)
     with ScriptedBroker(silence) as bad, ScriptedBroker(ok(log)) as good:
-        assert read(log.split(bad.address, good.address), timeout_seconds=0.2) == log.content()
+        assert read(log.split(bad.address, good.address), timeout_seconds=2) == log.content()
 
 
 def test_after_all_rounds_each_replica_and_its_reason_is_named(log: Stored, slept: list[float]) -> None:
@@ -248,7 +248,7 @@ def test_busy_replicas_are_waited_for_longer_than_failing_ones(log: Stored, slep
         assert read(log.split(broker.address), retries=1, timeout_seconds=60) == log.content()
         assert len(slept) == 10
     with ScriptedBroker(refuse(503, "too many readers")) as broker, pytest.raises(ReadFailed, match="503 too many"):
-        read(log.split(broker.address), retries=1, timeout_seconds=0.3)
+        read(log.split(broker.address), retries=1, timeout_seconds=2)
 
 
 def test_a_split_without_replicas_says_so(log: Stored) -> None:
@@ -461,7 +461,7 @@ def test_before_the_first_run_there_is_nothing_to_retry(log: Stored) -> None:
 def test_an_answer_whose_parts_do_not_fit_is_not_taken(log: Stored, headers: dict[str, Any], why: str) -> None:
     with ScriptedBroker(lying(log, **headers)) as broker:
         with pytest.raises(ReadFailed) as failed:
-            read(log.split(broker.address), retries=0, timeout_seconds=1)
+            read(log.split(broker.address), retries=0, timeout_seconds=20)
         assert re.search(why.replace("4611686018427387904", r"\d+"), str(failed.value)), failed.value
 
 

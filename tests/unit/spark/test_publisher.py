@@ -75,13 +75,13 @@ def test_several_commands_are_on_the_way_at_once():
 
 def test_how_much_is_on_the_way_is_bounded_in_bytes():
     with ScriptedNsqd(["ok"] * 20 + ["silent"] * 9) as nsqd:
-        publisher = TaskPublisher([nsqd.address], in_flight_bytes_max=3 * len(mpub(b"x").wire), timeout_s=0.3)
+        publisher = TaskPublisher([nsqd.address], in_flight_bytes_max=3 * len(mpub(b"x").wire), timeout_s=2)
         for _ in range(20):
             publisher.publish(mpub(b"x"))
         publisher.flush()
         publisher.publish(mpub(b"x"))
         publisher.publish(mpub(b"x"))
-        with pytest.raises(PublishFailed, match=r"nothing was stored for 0.3 s .*no answer within 0"):
+        with pytest.raises(PublishFailed, match=r"nothing was stored for 2 s .*no answer within [12]"):
             publisher.publish(mpub(b"x"))
         publisher.close()
 
@@ -286,12 +286,20 @@ def test_an_answer_that_came_long_ago_counts_although_nobody_listened():
 
 def test_something_else_than_nsqd_is_told_apart():
     listener = socket.create_server(("127.0.0.1", 0))
-    answered = threading.Thread(target=lambda: listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+
+    def answer() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            while peer.recv(4096):  # a close before all is read would be a reset, which may overtake the answer
+                pass
+
+    answered = threading.Thread(target=answer)
     answered.start()
     publisher = TaskPublisher([f"127.0.0.1:{listener.getsockname()[1]}"])
     with pytest.raises(PublishRefused, match="does not speak the NSQ protocol"):
         publisher.publish(mpub(b"1"))
-    answered.join(5)
+    answered.join(20)
     listener.close()
 
 

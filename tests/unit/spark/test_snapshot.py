@@ -174,8 +174,8 @@ def test_the_time_of_a_call_does_not_grow_with_the_brokers_that_are_silent() -> 
     with ExitStack() as stack:
         deaf = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
         brokers = [f"127.0.0.1:{one.getsockname()[1]}" for one in deaf]
-        said = refusal(lambda: segments(*brokers, retries=1, timeout_ms=200).snapshot(ASKED))
-    silent = "did not answer within 200 ms (timeoutMs)"
+        said = refusal(lambda: segments(*brokers, retries=1, timeout_ms=2000).snapshot(ASKED))
+    silent = "did not answer within 2000 ms (timeoutMs)"
     assert f"{brokers[0]} {silent}, {brokers[1]} {silent}, " in said
     assert said.count("was not tried") == 2
 
@@ -186,7 +186,7 @@ def test_a_broker_that_was_silent_is_asked_last() -> None:
         serving((grpc.StatusCode.UNAVAILABLE, "no leader"), answer(partition())) as (address, scripted),
     ):
         silent = f"127.0.0.1:{deaf.getsockname()[1]}"
-        assert len(segments(silent, address, retries=9, timeout_ms=1000).snapshot(ASKED).pins) == 1
+        assert len(segments(silent, address, retries=9, timeout_ms=4000).snapshot(ASKED).pins) == 1
         assert len(scripted.requests) == 2
         deaf.settimeout(0)
         deaf.accept()
@@ -267,7 +267,7 @@ def test_answers_may_be_larger_than_what_grpc_takes_by_default() -> None:
     said.end.offset, said.end.log_id, said.end.position = 250_000, 250_001, 250_000 << 20
     assert said.ByteSize() > 5 << 20
     with serving(answer(said)) as (address, _):
-        [pin] = segments(address).snapshot(ASKED).pins
+        [pin] = segments(address, timeout_ms=60_000).snapshot(ASKED).pins
     assert len(pin.cuts) == 250_000
 
 
