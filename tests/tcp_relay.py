@@ -5,7 +5,7 @@ client -> Relay.port -> target
              drop_replies    what the server sends is thrown away
              slow_down(n)    at most n bytes a second of each client's pass, until `release`
              cut             all connections end, new ones are refused until `release`
-             cut_after(n)    the same once n more bytes of replies have passed
+             release(cut_after=n)   nothing of that any more, but `cut` once n bytes of replies have passed
 """
 
 from __future__ import annotations
@@ -59,12 +59,10 @@ class Relay:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def cut_after(self, reply_bytes: int) -> None:
-        self._bytes_left = reply_bytes
-
-    def release(self) -> None:
+    def release(self, *, cut_after: int | None = None) -> None:
+        """`cut_after`: this applies from the first byte on, which may pass before a call that comes later."""
+        self._bytes_left, self._per_second = cut_after, None
         self._refusing = self.drop_replies = False
-        self._bytes_left = self._per_second = None
         self._open.set()
 
     def close(self) -> None:

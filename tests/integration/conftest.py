@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsqha.clock import SystemClock
-from nsqha.election.etcd.client import EtcdOptions
+from nsqha.election.etcd.client import CALL_S, EtcdOptions
 from nsqha.election.etcd.store import EtcdStore
 from tests.etcd_server import EtcdServer
 from tests.integration.cluster import Cluster
@@ -48,7 +48,7 @@ def open_store() -> Iterator[Open]:
     cluster = uuid.uuid4().hex
 
     def open_(*endpoints: str, name: str = cluster, **options: object) -> EtcdStore:
-        call_s = options.pop("call_s", 0.5)
+        call_s = options.pop("call_s", CALL_S)
         store = EtcdStore(
             EtcdOptions(endpoints, call_s=call_s),  # type: ignore[arg-type]
             name,

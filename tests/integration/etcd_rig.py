@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.election.etcd.store import EtcdStore
+from nsqha.election.model import TopicSettings
 from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
 from tests.etcd_server import eventually
 
@@ -30,8 +32,36 @@ class Seen:
         return lambda: {f"intents/n{n}" for n in names} <= set(self.names)
 
 
+class Ticking:
+    """A loop that runs, and renews leases, whatever the test waits for."""
+
+    def __init__(self, *ticked: Callable[[], None]) -> None:
+        self._ticked = ticked
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(0.05):
+            for ticked in self._ticked:
+                ticked()
+
+
 def answers(store: EtcdStore) -> bool:
     return not raises(Unavailable, store.records.topics)
+
+
+def created(store: EtcdStore, topic: str) -> bool:
+    """Whether it is there: made now, or by an earlier call whose answer came too late."""
+    return not raises(Unavailable, lambda: store.records.create_topic(topic, TopicSettings())) and (
+        store.records.topic(topic) is not None
+    )
 
 
 def raises(kind: type[Exception], call: Callable[[], object]) -> bool:

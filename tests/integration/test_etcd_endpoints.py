@@ -87,7 +87,7 @@ def test_who_notices_late_that_a_member_died_does_not_leave_the_next_one(relays:
     store = EtcdStore(to(relays), "endpoints", SystemClock(), random.Random(), trouble=trouble.append)
     used: list[int] = []
     store._client.on_rotate(lambda: used.append(store._client.endpoint))
-    session = store.sessions.open(ttl_s=3, lost=lambda: None)
+    session = store.sessions.open(ttl_s=6, lost=lambda: None)
 
     def renewed_after(number: int) -> bool:
         session.ticked()

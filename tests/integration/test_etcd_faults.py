@@ -38,6 +38,7 @@ def test_a_change_whose_answer_was_lost_is_in_doubt_until_it_is_fenced(
     relay.release()
     relay.cut()  # HTTP/2 does not go on behind lost bytes
     relay.release()
+    eventually(lambda: answers(store))  # gRPC waits up to a second before it connects again
     after = store.records.fence_partition("orders", uid, 0, meta.version)
     assert (after.leader, after.version > meta.version) == (7, True), "it had been carried out"
     assert store.records.replace_partition("orders", uid, 0, replace(after, leader=8)).leader == 8
