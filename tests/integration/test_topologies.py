@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
@@ -24,8 +25,16 @@ SLOW = pytest.mark.timeout(300)  # five daemons are started again, one after the
 
 
 def created(broker: Container, topic: str, channel: str) -> None:
-    for path in (f"/topic/create?topic={topic}", f"/channel/create?topic={topic}&channel={channel}"):
-        request(f"{broker.ip}:{HTTP}", path, b"")
+    request(f"{broker.ip}:{HTTP}", f"/topic/create?topic={topic}", b"")
+
+    def made() -> bool:
+        try:
+            request(f"{broker.ip}:{HTTP}", f"/channel/create?topic={topic}&channel={channel}", b"")
+        except HTTPError:
+            return False  # a topic of a cluster has no leader yet
+        return True
+
+    wait_until(made, f"{topic}/{channel} is made")
 
 
 def at(lookup: Container) -> str:

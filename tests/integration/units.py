@@ -32,7 +32,8 @@ class NotifySocket:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         self.said: list[str] = []
-        threading.Thread(target=self._hear, daemon=True).start()
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
 
     def _hear(self) -> None:
         while data := self._socket.recv(4096):
@@ -42,8 +43,10 @@ class NotifySocket:
         return any(said == word or said.startswith(f"{word}=") for said in self.said)
 
     def close(self) -> None:
+        """What has come is heard first: recv() gives it, and then nothing."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(20)
         self._socket.close()
 
 
