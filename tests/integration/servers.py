@@ -255,7 +255,6 @@ class Node(Daemon):
                     return dict(entry)
         return None
 
-
     def progress_is_committed(self, topic: str, floor: int) -> bool:
         """Whether the only cursor of the topic's only channel has come so far, and the log has it: a kill takes
         nothing of it back, nor does a change of leaders."""

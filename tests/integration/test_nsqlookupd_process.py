@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -15,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.integration.servers import wait_until
 
 
 @pytest.fixture
@@ -48,8 +51,12 @@ def daemon() -> Iterator[tuple[subprocess.Popen[str], str, str]]:
 
 def connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    sock = socket.create_connection((host, int(port)), timeout=5)
-    sock.sendall(b"  V1")
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    try:
+        sock.sendall(b"  V1")
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 
@@ -59,7 +66,7 @@ def reply(sock: socket.socket) -> bytes:
 
 
 def get(address: str, target: str) -> bytes:
-    with urllib.request.urlopen(f"http://{address}{target}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}{target}", timeout=30) as answer:
         body: bytes = answer.read()
         return body
 
@@ -75,7 +82,7 @@ def test_a_conversation_with_the_real_process(daemon: tuple[subprocess.Popen[str
         assert (reply(sock), reply(sock)) == (b"OK", b"OK")
         assert b'"channels":["billing"],"producers":[{' in get(http, "/lookup?topic=orders")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(5) == 0
+    assert process.wait(30) == 0
 
 
 def test_idle_connections_cost_little(daemon: tuple[subprocess.Popen[str], str, str]) -> None:
@@ -85,12 +92,18 @@ def test_idle_connections_cost_little(daemon: tuple[subprocess.Popen[str], str, 
         assert get(http, "/ping") == b"OK"
         resident = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096
         assert resident < 75 << 20
-        before = cpu_seconds(process.pid)
-        time.sleep(0.3)
-        assert cpu_seconds(process.pid) - before <= 0.03
+        # Not at once: it may still be taking them in.
+        wait_until(lambda: cpu_of(process.pid, 0.3) <= 0.03, "it does nothing for them")
     finally:
         for sock in idle:
             sock.close()
+
+
+def cpu_of(pid: int, seconds: float) -> float:
+    """What a process uses in so long."""
+    before = cpu_seconds(pid)
+    time.sleep(seconds)
+    return cpu_seconds(pid) - before
 
 
 def cpu_seconds(pid: int) -> float:
@@ -101,7 +114,7 @@ def cpu_seconds(pid: int) -> float:
 def test_a_port_in_use_ends_the_start_with_one_line(daemon: tuple[subprocess.Popen[str], str, str]) -> None:
     _, tcp, _ = daemon
     command = [sys.executable, "-m", "lookupd", f"--tcp-address={tcp}", "--http-address=127.0.0.1:0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert re.search(rf"FATAL: .*--tcp-address={tcp}: cannot listen: Address already in use; stop .*\n$", done.stderr)
     assert "Traceback" not in done.stderr
@@ -117,15 +130,17 @@ def test_with_all_descriptors_taken_http_answers(tmp_path: Path) -> None:
     taken: list[socket.socket] = []
     try:
         addresses: list[str] = []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(addresses) < 2 and time.monotonic() < deadline:
             addresses = re.findall(r"(?:TCP|HTTP): listening on (\S+)", log.read_text())
             time.sleep(0.05)
         tcp, http = addresses
-        taken += [connect(tcp) for _ in range(300)]
+        for _ in range(300):
+            with contextlib.suppress(ConnectionError):  # one that was refused before it said a word
+                taken.append(connect(tcp))
         while "refused" not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
-        with urllib.request.urlopen(f"http://{http}/ping", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{http}/ping", timeout=30) as answer:
             assert answer.read() == b"OK"
         assert log.read_text().count("refused") == 1, "one line for all of them"
         for each in taken:
@@ -141,10 +156,9 @@ def test_with_all_descriptors_taken_http_answers(tmp_path: Path) -> None:
 
 
 def pongs(address: str) -> bool:
-    with connect(address) as sock:
-        sock.settimeout(10)
-        try:
+    try:
+        with connect(address) as sock:
             sock.sendall(b"PING\n")
             return sock.recv(100).endswith(b"OK")
-        except OSError:
-            return False
+    except OSError:
+        return False
