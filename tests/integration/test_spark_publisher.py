@@ -74,7 +74,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 
 
 def publish(node: Node, topic: str, security: LinkSecurity) -> int:
-    publisher = TaskPublisher([node.tcp], timeout_s=5, security=security)
+    publisher = TaskPublisher([node.tcp], timeout_s=30, security=security)
     try:
         for _ in range(20):
             publisher.publish(mpub(topic, b"x" * 100_000, b"y"))

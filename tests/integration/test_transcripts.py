@@ -36,7 +36,7 @@ REQUEUED = """
 """
 
 TIMED_OUT = """
-> IDENTIFY {{"msg_timeout": 1000}}
+> IDENTIFY {{"msg_timeout": 3000}}
 < OK
 > SUB {topic} c
 < OK

@@ -86,7 +86,7 @@ def test_what_is_requeued_comes_behind_what_waits(node: DevNode, topic: str) -> 
 
 def test_what_times_out_comes_behind_what_waits(node: DevNode, topic: str) -> None:
     node.publish(topic, "m0", "m1", "m2")
-    with OneByOne(node.tcp, topic, msg_timeout=1000) as consumer:
+    with OneByOne(node.tcp, topic, msg_timeout=3000) as consumer:
         assert consumer.next()[0] == "m0"  # and it is not answered
         for wanted in (("m1", 1), ("m2", 1), ("m0", 2)):
             body, attempts, message_id = consumer.next()
