@@ -316,12 +316,13 @@ class CorruptRanges:
 
     async def _follow_leader(self, key: PartitionKey, first: int, end: int) -> None:
         """What no replica has, the leader may have given up: then it is given up here too, as this node may lead next.
-        Or retention has passed it: then a checkpoint behind it says where the channels are."""
+        Also in a log that catches up: it may not find its place at the leader's before. Or retention has passed it:
+        then a checkpoint behind it says where the channels are."""
         log, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
-        if log is None or follower is None or follower.port is None or follower.behind:
+        if log is None or follower is None or follower.port is None:
             return
         applier = follower.applier
-        if applier.damage is not None and applier.damage[1] <= applier.committed:
+        if not follower.behind and applier.damage is not None and applier.damage[1] <= applier.committed:
             await self._look_behind(key)
         try:
             if (await self._lost_of(log, first, end)).total() == end - first or (port := follower.port) is None:

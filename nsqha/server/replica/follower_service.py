@@ -20,6 +20,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import NotFound, NsqhaError, Poisoned, Unavailable
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
@@ -50,7 +51,9 @@ CATCH_UP_RETRY_SECONDS = 0.5
 class CatchUpRunner:
     """Runs the catching up of one node's followers, again and again until each is near its leader's end.
 
-    What recovery found damaged is mended first, or cut off: a leader's batches go behind what can be vouched for."""
+    What recovery found damaged is mended first, or cut off: a leader's batches go behind what can be vouched for. What
+    is found only then, at the end of an epoch, is told, and waited for: without it the place where two logs part is not
+    known."""
 
     def __init__(
         self, runtime: ReplicaRuntime, files: ReplicaFiles, integrity: LogIntegrity, bytes_per_second: int
@@ -90,6 +93,10 @@ class CatchUpRunner:
                 await CatchUp(follower, receiver, self._files, ask, self._runtime.cluster_id, self._pace).run()
             except Poisoned:
                 raise  # nothing is tried twice on such a disk
+            except BatchCorrupt as error:  # of our own log: what others say of theirs comes as another error
+                logger.info("catch_up_delayed", "%s: it waits for a repair: %s", follower.log.directory, error)
+                self._integrity.corrupt.found(follower.key, error.first.log_id, error.end.log_id)
+                await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
             except (NsqhaError, ValueError, OSError) as error:
                 logger.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
                 await asyncio.sleep(CATCH_UP_RETRY_SECONDS)

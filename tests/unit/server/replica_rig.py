@@ -315,7 +315,7 @@ def serving(log: PartitionLog, epoch: int, committed: int = 0) -> Callable[[str,
             return pb.FetchReply(anchor=anchor.encode(), **ends)
         if request.first >= log.end.log_id:
             return pb.FetchReply(**ends)
-        batch = copying.read_run(log, request.first, log.end.log_id, request.max_bytes)
+        batch = copying.read_run(log, request.first, request.end or log.end.log_id, request.max_bytes, lost=True)
         return pb.FetchReply(entries=batch.entries, data=batch.data, **ends)
 
     return answer

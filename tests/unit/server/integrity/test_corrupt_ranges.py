@@ -6,7 +6,10 @@ import errno
 import random
 from typing import Any
 
+import pytest
+
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Place
+from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import MemStorage
 from nsqha.cursor.committed.checkpoint import write
 from nsqha.cursor.committed.state import PartitionState
@@ -18,11 +21,13 @@ from tests.unit.commitlog.logs import add, drop_pairs, new_log, roll
 from tests.unit.server.replica_rig import (
     KEY,
     A,
+    B,
     ReplicaRig,
     followed,
     log_of,
     pause,
     run,
+    serving,
 )
 
 
@@ -89,6 +94,59 @@ def test_channels_that_nobody_can_mend_are_known_from_a_checkpoint_behind() -> N
         )
         await rig.replicas.integrity.corrupt._follow_leader(KEY, 2, 3)
         assert follower.applier.damage is None and follower.applier.state.applied.log_id == 4
+
+    run(scenario)
+
+
+async def parted(rig: ReplicaRig, leader_log: PartitionLog) -> PartitionLog:
+    """A replica whose last batch is another one than its new leader has. The entry before, which tells where they part,
+    does not verify here, and nobody has found that."""
+    await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+    stream = rig.leader(A)
+    await stream.open(2, log_of())
+    stream.push(2, log_of(1, 1, 2), 1, committed=3)
+    await pause()
+    log, flipped = rig.follower.log, 2 * ENTRY_BYTES + 50
+    commitlog = rig.storage.open(f"{log.directory}/{0:020}.commitlog")
+    commitlog.pwrite(bytes([commitlog.pread(1, flipped)[0] ^ 1]), flipped)
+    log.shelf.clear()
+    rig.peers.serves = serving(leader_log, 3, committed=4)
+    await rig.settle(rig.record(leader=B, epoch=3, isr={B: 5}))
+    assert (await rig.leader(B).open(3, leader_log)).behind
+    return log
+
+
+def test_damage_that_hides_where_two_logs_part_is_found_and_mended() -> None:
+    async def scenario() -> None:
+        rig, leader_log = ReplicaRig(), log_of(1, 1, 3)
+        log = await parted(rig, leader_log)
+        await pause(40)
+        assert not rig.follower.behind and log.last.chain == leader_log.last.chain
+        assert log.read(log.entry(2)) == leader_log.read(leader_log.entry(2))
+        assert rig.replicas.integrity.corrupt.known(KEY) == [] and not rig.failures and not rig.errors
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("frames", [True, False])
+def test_what_a_leader_gave_up_hides_no_more_where_two_logs_part(frames: bool) -> None:
+    """Whoever catches up can not wait for the end of that before it does as its leader did. Its own frames, if they are
+    what they were, are given up by nobody's word."""
+
+    async def scenario() -> None:
+        rig, leader_log = ReplicaRig(), log_of(1, 1, 3)
+        lost = leader_log.entry(2)
+        pair = leader_log.files.pair_of(2)
+        pair.commitlog.pwrite(lost._replace(flags=lost.flags | LOST).encode(), pair.slot(2))
+        leader_log.shelf.clear()
+        log = await parted(rig, leader_log)
+        if not frames:
+            segment = rig.storage.open(f"{log.directory}/{0:020}.segment")
+            segment.pwrite(b"?" * lost.size, lost.position)
+        await pause(40)
+        assert not rig.follower.behind and log.last.chain == leader_log.last.chain
+        assert log.entry(2) == (lost if frames else leader_log.entry(2)) and not rig.failures and not rig.errors
+        assert rig.replicas.integrity.corrupt.known(KEY) == ([] if frames else [(2, 3)])
 
     run(scenario)
 
