@@ -253,6 +253,37 @@ def test_a_stand_in_for_a_batch_is_not_kept_in_place_of_the_leaders_lost_one(fra
     assert list(unreadable(ours)) == ([] if frames else [6])
 
 
+@pytest.mark.parametrize("operations", range(1, 7))  # two writes and a sync of each file
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_while_it_does_as_its_leader_did_a_replica_can_do_so_again(operations: int, seed: int) -> None:
+    """Its frames of 6 are whole, those of 7 are not; of neither the entry verifies."""
+    rng = random.Random(seed)
+    storage = SimStorage(rng)
+    ours, leader, good = reopened(copy_of(replica(), storage), storage), replica(), replica()
+    for log_id in (6, 7):
+        damage(leader, log_id)
+    give_up(leader, 6, 8)
+    damage(ours, 7)
+    for log_id in (6, 7):
+        damage(ours, log_id, entry=True)
+    for pair in ours.files.pairs:
+        pair.segment.sync()
+        pair.commitlog.sync()
+    run = copying.read_run(leader, 6, 8, 1 << 20, lost=True)
+    batches = [(entry, data) for entry, data, _ in copying.batches(run.entries, run.data)]
+    storage.crash_after(operations)
+    with pytest.raises(Crashed):
+        ours.repair.mending(batches, lost=True)()
+    storage = storage.crash(rng)
+    after = reopened(ours, storage)
+    assert {7} <= set(unreadable(after)) <= {6, 7}
+    after.repair.mending(batches, lost=True)()
+    assert [after.entry(n) for n in range(5, 9)] == [good.entry(5), good.entry(6), leader.entry(7), good.entry(8)]
+    assert list(unreadable(after)) == [7]
+    after.repair.mending(taken(good, 6, 8))()
+    assert not list(unreadable(after))
+
+
 def test_a_reader_stops_in_front_of_a_range_that_is_mended_in_part() -> None:
     """The run that it has read ends there, and goes on behind empty entries: nothing stands for their messages until
     they are mended too. It is told of damage, which ends, and does not find a broken invariant."""
