@@ -30,7 +30,7 @@ from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, d
 from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.reading.lookup import LogReader, PairInfo, verifies
 from nsqha.commitlog.reading.reader import Batch, BatchCache
-from nsqha.commitlog.storage import passes
+from nsqha.commitlog.storage import passes, sync_dirs
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.frames import LOST
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["LogIdentity", "LogLimits", "PairInfo", "PartitionLog", "Place", "SyncTicket"]
 
 SEGMENT_BYTES = 128 << 20
+FOLDERS = 2  # that are made for a log: the partition's, and the topic's
 COMMITLOG_BYTES = 16 << 20  # 200,000 entries: bounds what recovery reads when batches are tiny
 UNLINK_AT_ONCE = 4  # pairs: a segment takes a tenth of a second on a busy disk, and others wait behind it
 
@@ -107,10 +108,18 @@ class PartitionLog(LogReader):
         cache: BatchCache,
         limits: LogLimits | None = None,
     ) -> PartitionLog:
-        """An empty log in a new or empty directory; durable when this returns."""
-        storage.make_dirs(directory)
+        """An empty log in a new or empty directory; durable when this returns, with the names of the folders above it.
+
+        Everything is made before anything is synced: the first sync is then one commit of the file system's journal for
+        all of it. Until the log is used, `recovery.settle` expects any part of it, and any name not to be durable."""
+        above = storage.begin_dirs(directory, FOLDERS)
         first = genesis(identity.topic_uid, identity.partition)
-        pair = Pair.create(storage, directory, first)
+        try:
+            pair = Pair.create(storage, directory, first)
+        except OSError:
+            sync_dirs(storage, above)  # the folders stay; who finds them looks no further up
+            raise
+        sync_dirs(storage, above)
         return cls(storage, directory, identity, [pair], first, cache, limits=limits or LogLimits(), local_durable=1)
 
     # ---- writing

@@ -24,9 +24,9 @@ from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
 from nsqha.commitlog.files.directory import LogFiles, check_versions, find
 from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, Pair, drop_files, set_aside, unlink
 from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
-from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
+from nsqha.commitlog.log import FOLDERS, LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.reading.reader import BatchCache
-from nsqha.commitlog.storage import read_around
+from nsqha.commitlog.storage import read_around, sync_dirs
 from nsqha.errors import LogCorrupt
 from nsqha.ranges import RangeSet
 
@@ -85,7 +85,7 @@ class SettledFiles:
 
 def settle(storage: Storage, directory: str, identity: LogIdentity) -> SettledFiles:
     """The first part of `recover`, for files that nobody else uses meanwhile."""
-    storage.make_dirs(directory)
+    above = storage.begin_dirs(directory, FOLDERS)
     found = find(storage, directory, identity)
     check_versions(storage, directory, found.pairs[-2:])
     if found.dropping:
@@ -94,7 +94,14 @@ def settle(storage: Storage, directory: str, identity: LogIdentity) -> SettledFi
     settled = SettledFiles(found, found.pairs[-2:])
     if settled.pairs:
         _settle(storage, settled.pairs, found)
+    # Who wrote an entry had made the names of all folders durable; the process that made this log may have been killed
+    # before that. That of the partition is synced in any case, as somebody may have put a copy there.
+    sync_dirs(storage, above[:1] if _has_entries(found) else above)
     return settled
+
+
+def _has_entries(found: LogFiles) -> bool:
+    return len(found.pairs) > 1 or any(pair.size(COMMITLOG) > ENTRY_BYTES for pair in found.pairs)
 
 
 def _settle(storage: Storage, pairs: list[Pair], found: LogFiles) -> None:

@@ -8,7 +8,8 @@
 What callers may rely on, and `tests/sim` takes away when it is not asked for:
 - Bytes written are durable after `File.sync` of that file. Writes are not ordered among each other, and any 512-byte
   sector of an unsynced write may survive a crash without the rest.
-- A created, renamed or removed name is durable after `sync_dir` of its directory. `make_dirs` is durable on return.
+- A created, renamed or removed name is durable after `sync_dir` of its directory. `make_dirs` is durable on return;
+  of `begin_dirs` the directories that it returns have to be synced.
 - A failed `sync` raises `Poisoned`, and so does every later one of that file: which pages were lost is unknowable, and
   the kernel reports the error only once. Every other failure is an `OSError`.
 - A File is closed when it is closed or when nothing refers to it any more, so a sync that runs in a worker thread may
@@ -95,6 +96,11 @@ class Storage(Protocol):
 
     def make_dirs(self, path: str) -> None:
         """Make a directory and its parents, durably; fine if it is there. FileExistsError: that is a file."""
+
+    def begin_dirs(self, path: str, levels: int) -> list[str]:
+        """`make_dirs`, but the last `levels` names need not be durable yet: they are after `sync_dir` of the
+        directories that are returned, the lowest first. These are always all of them: a process that made a directory
+        may have been killed before it synced the name."""
 
     def rename(self, old: str, new: str) -> None:
         """Atomically give `old` the name `new`, replacing a file of that name."""
@@ -238,6 +244,15 @@ class OsLock:
             os.close(fd)
 
 
+def _make_dir(path: str) -> None:
+    """Fine if it is there. FileExistsError: that is a file."""
+    try:
+        os.mkdir(path, 0o750)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
 class OsStorage:
     """The machine's file system."""
 
@@ -263,13 +278,19 @@ class OsStorage:
         if missing:
             self._named = there  # each new topic is made in the same folder
         for folder in reversed(missing):
-            try:
-                os.mkdir(folder, 0o750)
-            except FileExistsError:
-                if not os.path.isdir(folder):
-                    raise
+            _make_dir(folder)
             # Before anything is made in it: who finds it looks no further up.
             self.sync_dir(os.path.dirname(folder) or ".")
+
+    def begin_dirs(self, path: str, levels: int) -> list[str]:
+        folders = lowest(path, levels)
+        top = os.path.dirname(folders[-1]) or "."
+        if top != self._named or not os.path.isdir(top):
+            self.make_dirs(top)
+            self._named = top
+        for folder in reversed(folders):
+            _make_dir(folder)
+        return [os.path.dirname(folder) or "." for folder in folders]
 
     def _sync_name(self, path: str, above: str) -> None:
         """Sync the name of a directory that is there: the process that made it may have been killed before that."""
@@ -413,6 +434,10 @@ class MemStorage:
             self._dirs.add(path)
             path = parent(path)
 
+    def begin_dirs(self, path: str, levels: int) -> list[str]:
+        self.make_dirs(path)
+        return [above for folder in lowest(path, levels) if (above := parent(folder))]
+
     def rename(self, old: str, new: str) -> None:
         if old not in self._files:
             raise FileNotFoundError(errno.ENOENT, "no such file", old)
@@ -467,3 +492,17 @@ def read_around(file: File, n: int, position: int) -> bytes:
 def parent(path: str) -> str:
     """The directory of a path; "" at the top."""
     return path.rpartition("/")[0]
+
+
+def lowest(path: str, levels: int) -> list[str]:
+    """A path and those above it, `levels` of them, fewer at the top."""
+    found = [path]
+    while len(found) < levels and (above := parent(found[-1])):
+        found.append(above)
+    return found
+
+
+def sync_dirs(storage: Storage, paths: list[str]) -> None:
+    """Make the names in these directories durable."""
+    for path in paths:
+        storage.sync_dir(path)

@@ -149,6 +149,26 @@ def test_the_folder_of_all_topics_is_not_synced_again_for_each_of_them(
     assert synced == [".", "topics"]
 
 
+def test_folders_may_be_made_before_their_names_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, synced = OsStorage(), list[str]()
+    monkeypatch.setattr(storage, "sync_dir", lambda path: synced.append(os.path.relpath(path, tmp_path)))
+    for topic in ("a", "b", "b"):  # also where they are: who made them may not have come to sync them
+        above = storage.begin_dirs(f"{tmp_path}/topics/{topic}/0", 2)
+        assert above == [f"{tmp_path}/topics/{topic}", f"{tmp_path}/topics"]
+        assert storage.list_dir(above[0]) == ["0"]
+    assert synced == ["..", "."], "what is above, once"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        storage.begin_dirs(f"{tmp_path}/file", 1)
+
+
+def test_folders_are_made_alike_everywhere(place: Place) -> None:
+    storage, top = place
+    assert storage.begin_dirs(f"{top}/d/e", 2) == [f"{top}/d", *([top] if top else [])]
+    assert storage.begin_dirs(f"{top}/d/e", 1) == [f"{top}/d"]
+    assert storage.list_dir(f"{top}/d") == ["e"] and storage.list_dir(top) == ["d"]
+
+
 def test_a_removed_file_lives_on_for_those_who_hold_it(place: Place) -> None:
     storage, top = place
     file = storage.open(f"{top}/f", create=True)

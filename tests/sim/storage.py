@@ -7,7 +7,7 @@ is as unkind as a real disk may be:
   several times may come back in any of its versions. The file's size may be any that it had since the last sync, or
   lie between them.
 - A name that was created, renamed or removed may come back as before until its directory is synced; a rename is
-  atomic, and otherwise names survive independently of each other.
+  atomic, and otherwise names survive independently of each other. A folder whose name is lost is lost with all in it.
 - A failed sync loses what it should have written: the process still reads it until the cache is dropped, and no
   later sync brings it to the disk; where the file was cut, what is written afterwards is new.
 
@@ -26,7 +26,7 @@ import errno
 import random
 from dataclasses import dataclass, field
 
-from nsqha.commitlog.storage import Data, Directory, File, Lock, parent
+from nsqha.commitlog.storage import Data, Directory, File, Lock, lowest, parent
 from nsqha.errors import ConfigError, Poisoned
 
 SECTOR = 512
@@ -142,6 +142,7 @@ class SimStorage:
         self._disk_names: dict[str, Inode] = {}
         self._name_changes: list[dict[str, Inode | None]] = []  # not synced yet, in order; each is atomic
         self._dirs: set[str] = set()
+        self._new_dirs: set[str] = set()  # of these: whose names are not synced yet
         self._locks: set[str] = set()
         self._crash_at: int | None = None
         self._faults: list[Fault] = []
@@ -173,6 +174,17 @@ class SimStorage:
         while path and path not in self._dirs:
             self._dirs.add(path)
             path = parent(path)
+        self._new_dirs.discard(path)  # the lowest that was there
+
+    def begin_dirs(self, path: str, levels: int) -> list[str]:
+        folders = lowest(path, levels)
+        self.make_dirs(parent(folders[-1]))
+        for folder in reversed(folders):
+            if folder not in self._dirs:
+                self.acting("make_dir", folder)
+                self._dirs.add(folder)
+                self._new_dirs.add(folder)
+        return [above for folder in folders if (above := parent(folder))]
 
     def rename(self, old: str, new: str) -> None:
         if old not in self._names:
@@ -192,6 +204,7 @@ class SimStorage:
             self.acting("remove", name)
             self._change(_Removal(name, parent(path)))
         self._dirs = {name for name in self._dirs if name != path and not name.startswith(inside)}
+        self._new_dirs &= self._dirs
 
     def open_dir(self, path: str) -> Directory:
         if path not in self._dirs:
@@ -218,6 +231,7 @@ class SimStorage:
             else:
                 rest.append(change)
         self._name_changes = rest
+        self._new_dirs = {name for name in self._new_dirs if parent(name) != path}
 
     def lock(self, path: str) -> Lock:
         if path in self._locks:
@@ -296,8 +310,10 @@ class SimStorage:
         for change in self._name_changes:
             if rng.random() < keep:
                 _apply(names, change)
+        lost = {name for name in sorted(self._new_dirs) if parent(name) and rng.random() >= keep}
         after = SimStorage(rng)
-        after._dirs = set(self._dirs)
+        after._dirs = {name for name in self._dirs if not _within(name, lost)}
+        names = {name: inode for name, inode in names.items() if not _within(name, lost)}
         inodes: dict[int, Inode] = {}
         for name, inode in names.items():
             if id(inode) not in inodes:
@@ -338,6 +354,12 @@ def _apply(names: dict[str, Inode], change: dict[str, Inode | None]) -> None:
             names.pop(name, None)
         else:
             names[name] = inode
+
+
+def _within(path: str, folders: set[str]) -> bool:
+    while path and path not in folders:
+        path = parent(path)
+    return bool(path)
 
 
 class _Handle:

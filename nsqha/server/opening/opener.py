@@ -263,6 +263,13 @@ class PartitionOpener:
             partitions.append(self.partition(record, number, meta, opened))
         return partitions
 
+    def promise_new(self, record: TopicRecord, log_uids: Mapping[int, int]) -> None:
+        """Stage what `lead` promises for logs that are being made, and are empty."""
+        lazy = self.sync_of(record) != "always"
+        for number, log_uid in log_uids.items():
+            key, epoch = (record.uid, number), record.partitions[number].epoch
+            self._journal.stage(key, promise=epoch, log_uid=log_uid, local_durable=1, lazy=lazy, recovered=True)
+
     def stage_promise(self, key: tuple[int, int], epoch: int, log: PartitionLog, log_uid: int, sync: str) -> None:
         """Nothing of a lower epoch is taken for this open log any more; the caller makes it durable. `sync`: how it
         acknowledges."""

@@ -5,6 +5,7 @@ A topic that could not be made is deleted again; while that does not succeed eit
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from nsqha.server.topics.settings import check_number, remarks_alone
 from nsqha.server.topics.topics import files_remain
 
 if TYPE_CHECKING:
+    from nsqha.server.opening.opener import OpenedLog
     from nsqha.server.partition.partition import Partition
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
@@ -88,10 +90,8 @@ class SingleNodePlacement:
             record = versioned.record
             partitions: list[Partition] = []
             try:
-                logs = await self._context.disk.run(lambda: self._context.opener.create(record, log_uids))
+                logs = await self._files_and_promises(record, log_uids)
                 partitions = self._context.opener.lead(record, logs)
-                if not ids.is_ephemeral(name):
-                    await self._context.journal_writer.promise()
                 topic = Topic(versioned, partitions, self._context.new_delivery)
                 for partition in partitions:
                     await partition.start_epoch()
@@ -107,6 +107,21 @@ class SingleNodePlacement:
             logger.info("topic_created", "TOPIC(%s): created", name)
         self._topics.announce(name)
         return topic
+
+    async def _files_and_promises(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Mapping[int, OpenedLog]:
+        """Logs and promises of a new topic, durable: both at once. A start may find either without the other: a log
+        that is not there begins again, as the journal knows of nothing in it, and a promise is made again."""
+        opener, disk = self._context.opener, self._context.disk
+        making = disk.run(lambda: opener.create(record, log_uids))
+        if ids.is_ephemeral(record.name):
+            return await making
+        opener.promise_new(record, log_uids)
+        promised, logs = await asyncio.gather(self._context.journal_writer.promise(), making, return_exceptions=True)
+        for outcome in (promised, logs):  # only when both have ended: what fails is removed
+            if isinstance(outcome, BaseException):
+                raise outcome
+        assert isinstance(logs, Mapping)
+        return logs
 
     async def _bury_half_made(self, name: str) -> None:
         record = self._half_made.get(name)

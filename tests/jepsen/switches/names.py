@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nsqha.commitlog.storage import OsDirectory, OsStorage
+from nsqha.commitlog.storage import OsDirectory, OsStorage, lowest
 
 MADE, RENAMED, SYNCED = "made", "renamed", "synced"
 
@@ -74,12 +74,19 @@ def follow(path: Path) -> None:
     _around(OsStorage, "open", lambda self, path, **how: _opened(note, path, **how))
     _around(OsStorage, "rename", lambda self, old, new: None if os.path.lexists(new) else note(RENAMED, old, new))
     _around(OsStorage, "make_dirs", lambda self, path: None if os.path.isdir(path) else note(MADE, path))
+    _around(OsStorage, "begin_dirs", lambda self, path, levels: _begun(note, path, levels))
     _around(OsDirectory, "sync", lambda self: None, lambda self: note(SYNCED, self._path))
 
 
 def _opened(note: Callable[..., None], path: str, *, create: bool = False, read_only: bool = False) -> None:
     if create and not os.path.lexists(path):
         note(MADE, path)
+
+
+def _begun(note: Callable[..., None], path: str, levels: int) -> None:
+    for folder in reversed(lowest(path, levels)):
+        if not os.path.lexists(folder):
+            note(MADE, folder)
 
 
 def _around(

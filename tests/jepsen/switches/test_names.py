@@ -37,10 +37,14 @@ storage.open(f"{at}/synced", create=True).sync()
 storage.sync_dir(at)
 storage.open(f"{at}/synced", create=True).sync()  # it was there: no new name
 storage.make_dirs(f"{at}/a/b")
+for folder in storage.begin_dirs(f"{at}/c/d", 2):
+    storage.sync_dir(folder)
+for folder in storage.begin_dirs(f"{at}/c/e/f", 2)[:1]:
+    storage.sync_dir(folder)
 storage.open(f"{at}/new", create=True).sync()
 storage.open(f"{at}/a/b/new", create=True).sync()
 """
-    assert forgotten(tmp_path, what) == {"synced", "a", "a/b"}
+    assert forgotten(tmp_path, what) == {"synced", "a", "a/b", "c", "c/d"}
 
 
 def test_a_rename_goes_back_until_it_is_synced(tmp_path: Path) -> None:

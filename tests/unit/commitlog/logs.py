@@ -14,7 +14,7 @@ from nsqha.commitlog.recovery import Recovery, SettledFiles, recover
 from nsqha.commitlog.storage import Storage
 from nsqha.frames import HAS_EVENTS, PROGRESS, control_frame
 
-DIRECTORY = "data/topic-0"
+DIRECTORY = "data/topics/topic-0/3"  # as of a node: the names of two folders come with a log
 IDENTITY = LogIdentity(topic_uid=0xABCDEF, partition=3)
 ID_BASE = 3 << 50
 SECOND = 1_000_000_000

@@ -6,6 +6,7 @@ second one says is durable has to be so with all that it rests on.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -15,9 +16,9 @@ import pytest
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.recordfile import RecordFile
-from nsqha.commitlog.storage import OsStorage
+from nsqha.commitlog.storage import OsStorage, parent
 from tests.sim.storage import Crashed, SimStorage
-from tests.unit.commitlog.logs import add, contents, new_log, reopen, roll, sync
+from tests.unit.commitlog.logs import DIRECTORY, add, contents, new_log, reopen, roll, sync
 
 LIMITS = LogLimits(segment_bytes=700)
 
@@ -52,6 +53,100 @@ def test_a_log_that_a_killed_process_left(seed: int) -> None:
         assert [left.get(entry.log_id) for entry, _ in acked] == acked, f"killed at change {n}"
         assert not after.report.damage and not after.report.restored_anchors
     assert died > 40
+
+
+def of_a_killed_process(n: int, rng: random.Random) -> tuple[SimStorage, str]:
+    """A node's disk on which a process was killed at the n-th change that a new log makes; which change that was."""
+    storage = SimStorage(rng)
+    storage.make_dirs(parent(parent(DIRECTORY)))
+    storage.crash_after(n)
+    change = ""
+    try:
+        new_log(storage)
+    except Crashed as crashed:
+        change = str(crashed)
+    storage.kill()
+    return storage, change
+
+
+def write_one(log: PartitionLog) -> tuple[Entry, bytes]:
+    entry = add(log, b"acknowledged")
+    assert sync(log) == log.end.log_id
+    return entry, bytes(log.read(entry))
+
+
+@pytest.mark.parametrize("again", ["recovered", "made anew"])
+def test_a_new_log_whose_process_was_killed_at_any_step(again: str) -> None:
+    """What is OK'd by the next process is there after the power went: also the names that only the first one made."""
+    changes: list[str] = []
+    for n in range(1, 20):
+        for seed in range(20):
+            storage, change = of_a_killed_process(n, random.Random(seed))
+            if again == "recovered":
+                log, report = (recovery := reopen(storage)).log, recovery.report
+                assert not report.damage and not report.restored_anchors and not report.verdict.alarm, change
+            else:  # the record says that nothing was ever promised
+                log = new_log(storage)
+            acked = write_one(log)
+            after = reopen(storage.crash(random.Random(seed)), local_durable=log.local_durable)
+            assert contents(after.log) == [acked], change
+            assert not after.report.damage and not after.report.verdict.alarm, change
+        changes.append(change)
+    made = [change.split(",")[0].replace(DIRECTORY, "0").replace("0" * 20, "") for change in changes if change]
+    assert made == [
+        "make_dir data/topics/topic-0",
+        "make_dir 0",
+        "create 0/.segment",
+        "create 0/.commitlog",
+        "truncate 0/.segment",
+        "truncate 0/.commitlog",
+        "pwrite 0/.commitlog",
+        "sync 0/.commitlog",
+        "sync 0/.segment",
+        "sync_dir 0",
+        "sync_dir data/topics/topic-0",
+        "sync_dir data/topics",
+    ]
+
+
+def test_a_new_log_when_the_power_went_at_any_step() -> None:
+    """It is there and empty, and another loss of power takes nothing of what is OK'd then."""
+    for n in range(1, 20):
+        for seed in range(20):
+            left = of_a_killed_process(n, random.Random(seed))[0].crash(random.Random(seed))
+            log, report = (recovery := reopen(left, local_durable=1)).log, recovery.report
+            assert log.end.log_id == 1 and not report.verdict.alarm and not report.restored_anchors, f"change {n}"
+            acked = write_one(log)
+            after = reopen(left.crash(random.Random(seed)), local_durable=log.local_durable)
+            assert contents(after.log) == [acked], f"change {n}"
+
+
+def test_a_recovery_of_a_new_log_that_was_killed_as_well() -> None:
+    for n in range(1, 20):
+        for second in range(1, 20):
+            storage, _ = of_a_killed_process(n, random.Random(n))
+            storage.crash_after(second)
+            try:
+                reopen(storage)
+            except Crashed:
+                pass
+            storage.kill()
+            acked = write_one(log := reopen(storage).log)
+            after = reopen(storage.crash(random.Random(second)), local_durable=log.local_durable)
+            assert contents(after.log) == [acked], f"changes {n}, {second}"
+
+
+def test_a_new_log_that_could_not_be_made_leaves_no_name_in_doubt() -> None:
+    """The process goes on: who finds the folders later looks at the lowest name only, once there is an entry."""
+    for operation in ("create", "truncate", "pwrite"):
+        for seed in range(20):
+            storage = SimStorage(random.Random(seed))
+            storage.fail(operation, DIRECTORY, code=errno.ENOSPC)
+            with pytest.raises(OSError):
+                new_log(storage)
+            assert not storage.list_dir(DIRECTORY)
+            left = storage.crash(random.Random(seed))
+            assert left.exists(DIRECTORY), "its name is durable"
 
 
 def test_a_record_file_that_a_killed_process_made_anew() -> None:
