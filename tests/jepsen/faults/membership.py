@@ -48,11 +48,11 @@ def record_of(deployment: Deployment) -> PartitionMeta:
 
 
 def asked(deployment: Deployment, path: str) -> None:
-    """A POST to a lookup daemon that is whole, tried again while it is refused."""
+    """A POST to a lookup daemon, one that is whole if there is one, tried again while it is refused."""
     said: list[str] = []
 
     def done() -> bool:
-        for daemon in deployment.whole_lookupds:
+        for daemon in deployment.whole_lookupds or deployment.lookupds:
             try:
                 daemon.request(path, b"")
                 return True
@@ -69,15 +69,19 @@ def asked(deployment: Deployment, path: str) -> None:
 
 
 def told(deployment: Deployment, rpc: str, **fields: Any) -> Any:
-    """The answer to a request to the Admin service of any broker that is whole, tried again while it fails."""
+    """The answer to a request to the Admin service of any broker, one that is whole if there is one, tried again while
+    it fails. What is there already was made, and what is not there was deleted, by a try whose answer was lost."""
     failed: list[str] = []
 
     def answered() -> list[Any]:
-        for node in deployment.whole_nodes:
+        for node in deployment.whole_nodes or deployment.brokers:
             try:
                 with Admin(node.grpc, ANSWER_SECONDS) as admin:
                     return [admin.call(rpc, **{name: made(admin, value) for name, value in fields.items()})]
             except (Exit, OSError) as error:
+                before = "exists already" if rpc.startswith("Create") else "there is no"
+                if failed and rpc.startswith(("Create", "Delete")) and before in str(error):
+                    return [None]
                 failed.append(str(error))
         return []
 

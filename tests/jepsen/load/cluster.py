@@ -195,12 +195,22 @@ class ClusterLoad(Recorder):
         return problems + failing.end()
 
     def missing(self) -> dict[str, set[Key]]:
-        """What was OK'd and has not come out, by channel."""
-        return {
+        """What was OK'd and has not come out, by channel. What died without being read, as each of its deliveries was
+        lost on the way, comes out of the topic for the dead."""
+        found = {
             f"{topic}/{channel}": owed.ok - seen
             for topic, owed in self._owed.items()
             for channel, seen in owed.got.items()
         }
+        for plan in self.plans:
+            for channel in plan.channels:
+                if channel.dead_to:
+                    found[f"{plan.name}/{channel.name}"] -= self._came(channel.dead_to)
+        return found
+
+    def _came(self, topic: str) -> set[Key]:
+        """What has come out of any channel of a topic."""
+        return set().union(*self._owed[topic].got.values())
 
     async def _all_delivered(self) -> bool:
         return not any(self.missing().values()) and not self._unmoved()
@@ -211,8 +221,8 @@ class ClusterLoad(Recorder):
         for plan in self.plans:
             for channel in plan.channels:
                 if channel.dead_to:
-                    came = set().union(*self._owed[channel.dead_to].got.values())
-                    found |= {key for key in self._owed[plan.name].got[channel.name] if fails(key)} - came
+                    died = {key for key in self._owed[plan.name].got[channel.name] if fails(key)}
+                    found |= died - self._came(channel.dead_to)
         return found
 
     async def _empty(self) -> bool:
