@@ -18,6 +18,7 @@ import pytest
 
 from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.server.peers.http2 import PREFACE, frame, settings
+from nsqha.server.runtime.grpc_threads import LOWER, LOWEST
 from tests.integration.cluster import Cluster, Member
 from tests.integration.servers import wait_until
 
@@ -134,6 +135,16 @@ def sockets(node: Member) -> int:
     return found
 
 
+def priorities(node: Member, name: str) -> set[int]:
+    """Nice values of the node's threads of this name."""
+    found = set()
+    for task in Path(f"/proc/{node.pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if (task / "comm").read_text().strip() == name:
+                found.add(os.getpriority(os.PRIO_PROCESS, int(task.name)))
+    return found
+
+
 def lives(node: Member) -> int:
     return len(re.findall(r", life \d+\s", node.log()))
 
@@ -165,6 +176,8 @@ def test_a_flood_at_every_port_leaves_publishers_memory_and_lease(tmp_path: Path
         assert strangers.sent > 1 << 20, "that was no flood"
         assert most < RESIDENT_BYTES_MAX
         assert lives(node) == registered == 1, "the lease was lost"
+        own = os.getpriority(os.PRIO_PROCESS, node.pid)
+        assert priorities(node, "event_engine") == {min(own + LOWER, LOWEST)}, "those that came later, too"
         # The lookup daemon and etcd may have connected meanwhile.
         wait_until(lambda: sockets(node) <= before + 3, "sockets of strangers are closed")
         print(f"{before} sockets before, {sockets(node)} after")

@@ -41,6 +41,7 @@ from nsqha.server.opening.page_cache import boot_id, page_cache_of
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.allocator import FreedMemory, full_collections, keep_large_blocks
 from nsqha.server.runtime.disk import DiskRounds
+from nsqha.server.runtime.grpc_threads import give_way_to_the_loop
 from nsqha.server.runtime.measures import collector
 from nsqha.server.runtime.service_manager import ServiceManager
 from nsqha.server.runtime.tasks import TaskGroup, first_done
@@ -484,6 +485,7 @@ class Node:
         admin = await asyncio.to_thread(self._open_grpc, broker, address, peers, certificates)
         await admin.start()
         self._closers.append(admin.close)
+        give_way_to_the_loop()
         broker.endpoints.ports = replace(broker.ports, grpc_address=admin.address)
         peer = "" if peers is None else self._serve_streams(peers, sockets["peer"], context.turns)
         if "segments" in sockets:

@@ -15,5 +15,6 @@ Downwards:
     listen        listening sockets with nsqd's syntax of addresses
     rare_warnings warnings that others may cause as often as they like
     allocator     large blocks are used again; what a storm has left goes back to the kernel; full collections are short
+    grpc_threads  gRPC's own threads get a core only as far as the loop leaves it
     measures      what the node counts, the free space of its disk, what its process uses
 """
