@@ -183,4 +183,4 @@ class BrokerApi(Protocol):
         """All statistics at this moment. With `topic` other topics may be missing, without `clients` the clients."""
 
     async def snapshot_in_turns(self, topic: str = "", clients: bool = False) -> BrokerStats:
-        """The same partition by partition, so that nobody waits for all of them."""
+        """The same partition by partition, so that nobody waits for all of them; clients only if they are asked for."""

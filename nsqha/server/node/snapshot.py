@@ -1,7 +1,7 @@
 """One moment of the broker as the immutable records of `server.http.stats`.
 
-Taken only on request. Figures of a channel are the sums over the partitions this node leads. Where somebody asks each
-second it is looked at in turns, partition by partition: 60 topics of 16 partitions take 50 ms. A topic whose partitions
+Taken only on request. Figures of a channel are the sums over the partitions this node leads. For /stats, /metrics and
+statsd it is looked at in turns, partition by partition: 60 topics of 16 partitions take 50 ms. A topic whose partitions
 change hands meanwhile is looked at again, as what was counted in one that is not led here any more is in `Topic.ended`
 then: a sum must have it once.
 """
