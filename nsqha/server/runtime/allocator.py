@@ -7,7 +7,7 @@ gives back the whole pages in between; it takes some 25 ms for 130 MB, in a thre
 
 A full garbage collection looks at every object that can be part of a cycle: 0.1 to 0.5 s in a node of a thousand
 partitions, and CPython begins one whenever a quarter more has come, two or three of them during a failover. So what has
-outlived a collection that took longer than LONG_SECONDS is set aside (`FullCollections`): reference counts still free
+outlived a collection that used LONG_SECONDS of CPU is set aside (`FullCollections`): reference counts still free
 it, but no later collection looks at it, and each of these costs what has come since. Cycles among what is set aside are
 looked for in a *whole* collection, which stands still for as long as before: when the process has grown by WORTH_BYTES
 since the last one, or after WHOLE_SECONDS, and not before SHARE times as long as the last one took.
@@ -102,13 +102,15 @@ class FullCollections:
         self,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
         collector: Any = gc,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
         self._clock = clock
+        self._cpu = cpu  # a short collection beside a busy machine is no long one
         self._gc = collector
         self._resident = resident
-        self._began = 0.0  # the full collection that runs
+        self._began = 0.0  # the full collection that runs, in CPU of its thread
         self._set_aside = False  # since the last whole collection
         self._whole_ended = 0.0
         self._whole_seconds = 0.0
@@ -149,8 +151,8 @@ class FullCollections:
         if info["generation"] < 2:
             return
         if phase == "start":
-            self._began = self._clock()
-        elif self._clock() - self._began >= LONG_SECONDS:
+            self._began = self._cpu()
+        elif self._cpu() - self._began >= LONG_SECONDS:
             self._gc.freeze()
             self._set_aside = True
 

@@ -14,6 +14,8 @@ class FakeCollector:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.used = 0.0
+        self.stands_still = 0.0  # for others, during each collection
         self.callbacks: list[Any] = []
         self.scanned: list[int] = []
         self.objects = 0
@@ -22,6 +24,9 @@ class FakeCollector:
 
     def clock(self) -> float:
         return self.now
+
+    def cpu(self) -> float:
+        return self.used
 
     def freeze(self) -> None:
         self.frozen, self.objects = self.frozen + self.objects, 0
@@ -33,7 +38,8 @@ class FakeCollector:
         for tell in self.callbacks:
             tell("start", {"generation": 2})
         self.scanned.append(self.objects)
-        self.now += self.objects * 1e-6
+        self.now += self.objects * 1e-6 + self.stands_still
+        self.used += self.objects * 1e-6
         for tell in self.callbacks:
             tell("stop", {"generation": 2})
 
@@ -45,7 +51,9 @@ class NoTimer:
 
 def started() -> tuple[FullCollections, FakeCollector]:
     collector = FakeCollector()
-    collections = FullCollections(clock=collector.clock, collector=collector, resident=lambda: collector.resident)
+    collections = FullCollections(
+        clock=collector.clock, cpu=collector.cpu, collector=collector, resident=lambda: collector.resident
+    )
     collector.objects = 100_000
     collections.start(cast(Any, NoTimer()))
     assert not collector.scanned and collector.frozen == 100_000
@@ -66,6 +74,16 @@ def test_what_is_scanned_in_no_time_stays_where_it_is() -> None:
     collector.objects = few
     collector.collect()
     assert collector.objects == few
+
+
+def test_a_short_one_that_had_to_wait_for_a_core_is_short() -> None:
+    collections, collector = started()
+    collector.stands_still = 10 * LONG_SECONDS
+    collector.objects = 1000
+    collector.collect()
+    collector.resident += WORTH_BYTES
+    collections.look()
+    assert collector.objects == 1000 and collector.scanned == [1000], "nothing was set aside, so nothing is to be found"
 
 
 def test_everything_is_scanned_again_when_the_process_has_grown_but_not_too_often() -> None:
@@ -107,7 +125,7 @@ def test_a_cycle_that_was_set_aside_is_freed_in_the_end() -> None:
             self.me = self
 
     now = [0.0]
-    collections = FullCollections(clock=lambda: now[0])
+    collections = FullCollections(clock=lambda: now[0], cpu=lambda: now[0])
     try:
         collections.start(cast(Any, NoTimer()))
         cycle = Cycle()
