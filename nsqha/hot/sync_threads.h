@@ -12,6 +12,23 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* glibc 2.32 and 2.34 moved these into libc and gave them the version of that day, with the same code. Asked for by the
+   oldest version, which every later library has too, a wheel runs where it says (manylinux_2_17). */
+#if defined(__GLIBC__) && defined(__x86_64__)
+#define OLDEST(name) __asm__(".symver " #name "," #name "@GLIBC_2.2.5")
+#elif defined(__GLIBC__) && defined(__aarch64__)
+#define OLDEST(name) __asm__(".symver " #name "," #name "@GLIBC_2.17")
+#else
+#define OLDEST(name) struct sync_threads
+#endif
+OLDEST(pthread_attr_setstacksize);
+OLDEST(pthread_create);
+OLDEST(pthread_join);
+OLDEST(pthread_sigmask);
+OLDEST(sem_init);
+OLDEST(sem_post);
+OLDEST(sem_wait);
+
 #define SYNC_THREADS_MAX 16
 #define SYNC_STACK_BYTES (256 << 10) /* the libraries keep their own per thread there too */
 #define SYNC_SLICE_NS 100000 /* the least that the kernel takes */
