@@ -160,6 +160,23 @@ class Drained(Event, frozen=True):
     topic: str
 
 
+class Letter(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A dead letter, as its leader lists it."""
+
+    id: str
+    reason: str  # as metrics name it
+    lived: float  # seconds from its publish to its death
+
+
+class Died(Event, frozen=True):
+    """The dead letters of a channel, when nothing else was left in it."""
+
+    t: float
+    topic: str
+    channel: str
+    letters: list[Letter]
+
+
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a seek did in one partition, as it was answered."""
 
@@ -284,6 +301,7 @@ AnyEvent = (
     | Answered
     | Refused
     | Drained
+    | Died
     | SeekSent
     | SeekEnded
     | AdminSent
@@ -311,6 +329,7 @@ _KINDS: dict[type[Event], tuple[str, str]] = {
     Answered: ("answer", "invoke"),
     Refused: ("answer", "fail"),
     Drained: ("drain", "ok"),
+    Died: ("died", "ok"),
     SeekSent: ("seek", "invoke"),
     SeekEnded: ("seek", ""),
     AdminSent: ("admin", "invoke"),

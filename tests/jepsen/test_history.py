@@ -18,6 +18,7 @@ from tests.jepsen.history import (
     AnyEvent,
     ChannelMade,
     Deleted,
+    Died,
     Drained,
     FaultBegun,
     FaultEnded,
@@ -25,6 +26,7 @@ from tests.jepsen.history import (
     History,
     Killed,
     Led,
+    Letter,
     Message,
     Outcome,
     Paused,
@@ -65,6 +67,7 @@ ONE_OF_EACH: list[AnyEvent] = [
     Healed(1.6, 10.0),
     Sample(1.7, "n1", 5_000_000, 60, [Led("orders", 0, 3, ["n1", "n2"], 3)], {"depth": 4.0}, 4711, ["gone"]),
     Stored(1.8, "n1", "orders", 0, [MESSAGE]),
+    Died(0.85, "orders", "failing", [Letter("0000000000000001", "timed_out", 8.5)]),
 ]
 
 

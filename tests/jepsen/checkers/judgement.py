@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from tests.jepsen.checkers.attempts import Attempts
 from tests.jepsen.checkers.availability import Availability
 from tests.jepsen.checkers.cursors import Cursors
+from tests.jepsen.checkers.deaths import Deaths
 from tests.jepsen.checkers.delays import Delays
 from tests.jepsen.checkers.duplicates import Duplicates
 from tests.jepsen.checkers.findings import Findings, Promise
@@ -37,6 +38,7 @@ ALL: tuple[type[Checker], ...] = (
     Delays,
     Lives,
     Removal,
+    Deaths,
 )
 
 

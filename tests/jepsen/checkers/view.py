@@ -27,6 +27,7 @@ from tests.jepsen.history import (
     AnyEvent,
     ChannelMade,
     Deleted,
+    Died,
     Drained,
     FaultBegun,
     FaultEnded,
@@ -400,7 +401,7 @@ class View:
                 self.killed_at[event.gen] = event.t
             case Healed():
                 self.healed = event
-            case Stored():
+            case Stored() | Died():
                 pass
         for hook in self._hooks["other"]:
             hook(event)

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.jepsen import history
-from tests.jepsen.history import AdminEnded, ChannelMade, Drained, Message
+from tests.jepsen.history import AdminEnded, ChannelMade, Died, Drained, Letter, Message
 from tests.jepsen.load import dead_letters
 from tests.jepsen.load.client import V2, Gone, connect, get_json
 from tests.jepsen.load.consumers import Consumer, Subscription
@@ -171,11 +171,10 @@ class ClusterLoad(Recorder):
             emptied = await self._until(self._empty, DRAIN_SECONDS if long else 10.0)
             if moved and not emptied:
                 stuck.append("a channel that was moved does not get empty")
-            if not await self._until(self._all_delivered, DRAIN_SECONDS):  # of unknown outcome, and died since
-                stuck.append(f"dead letters that were not moved: {len(self._unmoved())}")
+            await self._until(self._all_delivered, DRAIN_SECONDS)  # of unknown outcome, and died since
             if self._failing is not None:
                 stuck += await self._raise_dead(self._failing)
-        else:
+        if not await self._all_delivered():
             owed = {channel: len(missing) for channel, missing in self.missing().items()}
             stuck.append(f"not delivered in time: {owed}; dead letters that were not moved: {len(self._unmoved())}")
         for plan in self.plans:
@@ -185,18 +184,22 @@ class ClusterLoad(Recorder):
     async def _raise_dead(self, failing: FailingMessages) -> list[str]:
         """Judge the dead letters, and have them come again; what is wrong."""
         op = self.admin_sent("requeue", failing.topic, dead_letters.CHANNEL, "all dead letters")
-        problems = await self._loop.run_in_executor(None, failing.raise_all)
+
+        def tell(letters: list[Letter]) -> None:
+            self.record(Died(self.now(), failing.topic, dead_letters.CHANNEL, letters))
+
+        problems = await self._loop.run_in_executor(None, failing.raise_all, tell)
         self.record(AdminEnded(self.now(), op, "ok"))
 
         async def done() -> bool:
-            return failing.all_raised and await self._empty()
+            return failing.all_raised and await self._all_delivered() and await self._empty()
 
         await self._until(done, DRAIN_SECONDS)
         return problems + failing.end()
 
     def missing(self) -> dict[str, set[Key]]:
         """What was OK'd and has not come out, by channel. What died without being read, as each of its deliveries was
-        lost on the way, comes out of the topic for the dead."""
+        lost on the way, comes out of the topic for the dead, or when all dead letters are raised."""
         found = {
             f"{topic}/{channel}": owed.ok - seen
             for topic, owed in self._owed.items()
@@ -206,6 +209,8 @@ class ClusterLoad(Recorder):
             for channel in plan.channels:
                 if channel.dead_to:
                     found[f"{plan.name}/{channel.name}"] -= self._came(channel.dead_to)
+        if self._failing is not None and self._failing.failing:
+            found.pop(f"{self._failing.topic}/{dead_letters.CHANNEL}", None)
         return found
 
     def _came(self, topic: str) -> set[Key]:
