@@ -40,6 +40,9 @@ class SparseRecord(StoredRecord):
 
 R = TypeVar("R", bound=StoredRecord)
 _Item = Callable[[StoredRecord], Any]
+_Reader = Callable[[Any], Any]
+_texts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_number = msgspec.json.Decoder(int).decode
 _TEXT = "text"  # where the text of a record in a mapping is, beside its fields
 
 
@@ -47,11 +50,12 @@ def encode(record: StoredRecord) -> bytes:
     return msgspec.json.encode({"format": FORMAT, **with_texts(record)})
 
 
-def decode(kind: type[R], data: bytes) -> R:
-    """Decode a record. `LogCorrupt` if these bytes are not one, `ConfigError` if they are from a newer version."""
+def decode(kind: type[R], data: bytes, **set_by_store: object) -> R:
+    """Decode a record; these fields are as the store says, whatever the bytes do. `LogCorrupt` if they are not one,
+    `ConfigError` if they are from a newer version."""
     try:
-        texts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        number = msgspec.json.decode(texts.pop("format", b"null"), type=int)
+        texts = _texts(data)
+        number = _number(texts.pop("format", b"null"))
     except msgspec.MsgspecError as error:
         raise LogCorrupt(f"this is not a {kind.__name__}: {error}") from error
     if number > FORMAT:
@@ -59,7 +63,7 @@ def decode(kind: type[R], data: bytes) -> R:
             f"{kind.__name__} has format {number}, this version reads up to {FORMAT}; use a newer version"
         )
     try:
-        return from_plain(kind, {name: _untexted(_hints(kind).get(name), text) for name, text in texts.items()})
+        return _of_texts(kind, texts, set_by_store)
     except (msgspec.MsgspecError, ValueError) as error:
         raise LogCorrupt(f"this is not a {kind.__name__}: {error}") from error
 
@@ -111,16 +115,33 @@ def _text(record: StoredRecord) -> msgspec.Raw:
     return text
 
 
-def _untexted(hint: Any, text: msgspec.Raw) -> Any:
-    """A field as `_typed` takes it: JSON types, and records in mappings made already."""
+def _reader(hint: Any) -> _Reader:
+    """Makes the value of a field of its JSON text. What the type asks for is found out once, not for each record: when
+    a node that led thousands is gone, each other node reads as many."""
     if isinstance(hint, type) and issubclass(hint, StoredRecord):
-        texts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        return {name: _untexted(_hints(hint).get(name), field_text) for name, field_text in texts.items()}
-    item = get_args(hint)[1] if get_origin(hint) is Mapping else None
+        return lambda text: _of_texts(hint, _texts(text), {})
+    if get_origin(hint) is not Mapping:
+        return msgspec.json.Decoder(hint).decode
+    key_type, item = get_args(hint)
     if isinstance(item, type) and issubclass(item, StoredRecord):
-        texts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        return {key: _item(item, bytes(one)) for key, one in texts.items()}  # type: ignore[arg-type]
-    return msgspec.json.decode(text)
+        return lambda text: {
+            key_type(key): _item(item, bytes(one))  # type: ignore[arg-type]
+            for key, one in _texts(text).items()
+        }
+    if get_origin(item) is Mapping:
+        return lambda text: _typed(hint, msgspec.json.decode(text))
+    items = msgspec.json.Decoder(dict[str, item]).decode  # type: ignore[valid-type]
+    return lambda text: {key_type(key): one for key, one in items(text).items()}
+
+
+def _of_texts(kind: type[R], texts: Mapping[str, msgspec.Raw], set_by_store: Mapping[str, object]) -> R:
+    _check_required(kind, texts)
+    readers = _readers(kind)
+    known = {name: read(texts[name]) for name, read in readers.items() if name in texts}
+    unknown = {}
+    if len(known) < len(texts):
+        unknown = {name: msgspec.json.decode(text) for name, text in texts.items() if name not in readers}
+    return kind(**{**known, **set_by_store}, unknown=unknown)
 
 
 @lru_cache(ITEMS_MAX)
@@ -130,12 +151,16 @@ def _item(kind: type[R], text: bytes) -> R:
 
 def _record(kind: type[R], plain: Mapping[str, Any]) -> R:
     hints = _hints(kind)
-    missing = [name for name in _required(kind) if name not in plain]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} missing")
+    _check_required(kind, plain)
     known = {name: _typed(hints[name], value) for name, value in plain.items() if name in hints}
     unknown = {name: value for name, value in plain.items() if name not in hints}
     return kind(**known, unknown=unknown)
+
+
+def _check_required(kind: type[StoredRecord], given: Mapping[str, object]) -> None:
+    missing = [name for name in _required(kind) if name not in given]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} missing")
 
 
 def _typed(hint: Any, value: Any) -> Any:
@@ -157,5 +182,10 @@ def _read_required(kind: type[StoredRecord]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
 
 
+def _make_readers(kind: type[StoredRecord]) -> dict[str, _Reader]:
+    return {name: _reader(hint) for name, hint in _hints(kind).items()}
+
+
 _hints: Callable[[Any], dict[str, Any]] = cache(_read_hints)
 _required: Callable[[Any], tuple[str, ...]] = cache(_read_required)
+_readers: Callable[[Any], dict[str, _Reader]] = cache(_make_readers)

@@ -116,9 +116,9 @@ def uid_of(short: str) -> int:
 # Records. LogCorrupt and ConfigError name the key.
 
 
-def record_of(kind: type[R], kv: Any) -> R:
+def record_of(kind: type[R], kv: Any, **set_by_store: object) -> R:
     try:
-        return decode(kind, kv.value)
+        return decode(kind, kv.value, **set_by_store)
     except (LogCorrupt, ConfigError) as error:
         raise type(error)(f"etcd key {kv.key.decode(errors='replace')}: {error}") from error
 
@@ -132,7 +132,7 @@ def partition_value(meta: PartitionMeta) -> bytes:
 
 
 def partition_meta(kv: Any) -> PartitionMeta:
-    return replace(record_of(PartitionMeta, kv), version=kv.mod_revision)
+    return record_of(PartitionMeta, kv, version=kv.mod_revision)
 
 
 def topic_value(record: TopicRecord) -> bytes:

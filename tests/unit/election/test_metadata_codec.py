@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqha.election import codec
 from nsqha.election.codec import FORMAT, decode, encode, from_plain, to_plain
 from nsqha.election.model import (
     ChannelInfo,
@@ -170,3 +171,22 @@ def test_what_is_no_record_is_refused(data: bytes) -> None:
 def test_another_form_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match="newer version"):
         decode(TopicRecord, damaged(format=FORMAT + 1))
+
+
+def test_what_a_type_asks_for_is_found_out_once_and_not_for_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a node that led thousands is gone, each other node reads as many records."""
+    meta = PartitionMeta(leader=7, epoch=3, isr={7: 1, 8: 2}, replicas=(7, 8), min_isr=2)
+    data = encode(meta)
+    assert decode(PartitionMeta, data) == meta
+    examined: list[object] = []
+
+    def counted(hint: object) -> object:
+        examined.append(hint)
+        return get_origin(hint)
+
+    monkeypatch.setattr(codec, "get_origin", counted)
+    assert decode(PartitionMeta, data) == meta and not examined
+
+
+def test_fields_that_the_store_sets_are_not_those_of_the_bytes() -> None:
+    assert decode(PartitionMeta, encode(PartitionMeta(leader=7, version=3)), version=9) == PartitionMeta(7, version=9)

@@ -27,9 +27,12 @@ def partition_kv(uid: int, revision: int, epoch: int = 1) -> Any:
 def test_only_records_that_changed_since_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
     record_of = etcd_keys.record_of
-    monkeypatch.setattr(
-        etcd_keys, "record_of", lambda kind, kv: (decoded.append(KEYS.short(kv.key)), record_of(kind, kv))[1]
-    )
+
+    def counted(kind: Any, kv: Any, **set_by_store: object) -> Any:
+        decoded.append(KEYS.short(kv.key))
+        return record_of(kind, kv, **set_by_store)
+
+    monkeypatch.setattr(etcd_keys, "record_of", counted)
     topics = {f"t{n}": topic_kv(f"t{n}", n, n) for n in range(1, 300)}
     partitions = {n: partition_kv(n, n) for n in range(1, 300)}
     known = join_all(KEYS, topics.values(), partitions.values(), known={})
