@@ -92,7 +92,7 @@ class Steps:
     """The changes to make now."""
 
     puts: list[NamedPut] = field(default_factory=list)
-    transfers: list[Transfer] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)  # several of one partition: the first that can begin
     intents: list[PutIntent | RemoveIntent | Say] = field(default_factory=list)
 
 
@@ -186,8 +186,8 @@ class Planner:
                 case moves.HandOver(candidates):
                     avoided = self.avoided(world.nodes) | world.unreachable
                     fit = [u for u in candidates if u in meta.isr and u in world.nodes and u not in avoided]
-                    if fit:
-                        steps.transfers.append(Transfer(name, meta.leader, fit[0]))
+                    # The first that may: one that has lost the lead often waits for its turn, and a move does not.
+                    steps.transfers += [Transfer(name, meta.leader, uid) for uid in fit]
                 case moves.Done() if self._remove(intent, steps):
                     text = f"{name.topic}:{name.number}: the move is done"
                     steps.intents.append(

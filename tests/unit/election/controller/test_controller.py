@@ -119,6 +119,25 @@ def test_a_node_that_dies_again_and_again_does_not_get_the_lead_each_time() -> N
     assert c.meta("t").leader == before.leader
 
 
+def test_a_move_does_not_wait_for_a_node_that_may_not_have_the_lead_yet() -> None:
+    """As its first replica lost the lead twice, it would get it back only after a minute; the next one can have it."""
+    c = cluster(nodes=4)
+    (name,) = c.parts()
+    first = c.meta("t").leader
+    for _ in range(3):
+        c.kill(first)
+        c.run(4.0)
+        c.restart(first)
+        c.run(8.0)
+    before = c.meta("t")
+    assert before.leader != first and first in before.isr
+    (third,) = set(before.replicas) - {first, before.leader}
+    (new,) = {1, 2, 3, 4} - set(before.replicas)
+    c.store.intents.put(move_name(name), move_intent(Move(name, (first, third, new)), "operator"))
+    c.run(15.0)
+    assert c.meta("t").leader in (third, new) and c.meta("t").replicas == (first, third, new)
+
+
 def test_a_node_that_leaves_and_does_not_hand_over_by_itself_is_relieved() -> None:
     c = cluster()
     before = c.meta("t")
