@@ -24,6 +24,7 @@ from nsqha import __version__
 from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.terminal.exits import Exit
 from nsqha.election.model import PEER_LEVEL, PartitionMeta
+from nsqha.errors import Unavailable
 from tests.integration.cluster import pause, posted
 from tests.integration.installed_tree import InstalledTree
 from tests.integration.servers import wait_until
@@ -42,7 +43,11 @@ OTHER_VERSION = "9.0.0"
 
 
 def record_of(deployment: Deployment) -> PartitionMeta:
-    meta = deployment.meta(deployment.topic)
+    """NotNow while etcd has no majority."""
+    try:
+        meta = deployment.meta(deployment.topic)
+    except Unavailable as error:
+        raise NotNow(f"no record can be read: {error}") from None
     assert meta is not None
     return meta
 

@@ -16,7 +16,7 @@ import threading
 import time
 
 from tests.integration.servers import wait_until
-from tests.jepsen.deployment import Broker, Deployment, one_of
+from tests.jepsen.deployment import Broker, Deployment, NotNow, one_of
 from tests.jepsen.faults.disks import all_well
 from tests.jepsen.faults.fault import FaultKind, Injected, bitten
 from tests.jepsen.hosts.groups import Group, descriptors
@@ -124,7 +124,12 @@ def out_of_memory(deployment: Deployment, rng: random.Random) -> Injected:
 def out_of_descriptors(deployment: Deployment, rng: random.Random) -> Injected:
     victim = one_of(rng, deployment.whole_nodes)
     pid, spare = victim.pid, rng.choice((0, 2, 8))
-    used = open_numbers(pid)
+    try:
+        used = open_numbers(pid)
+    except FileNotFoundError:
+        used = set()
+    if not used:  # nor has one that has ended and is not waited for yet
+        raise NotNow(f"{victim.name} has ended")
     limit = max(used) + 1 + spare
     descriptors(pid, limit)
     knocking = crowd(deployment, [victim], limit - len(used) + KNOCKS)
