@@ -197,7 +197,7 @@ class FollowerService:
             receiver.refused(opened.key, epoch, pb.REFUSAL_FAILED, follower.epoch, follower.stopped)
             return
         # From here on nothing is taken from an earlier leader, nor from an earlier stream of this one.
-        follower.fence(epoch)
+        follower.fence(epoch, receiver)
         times.append(self._runtime.clock.monotonic())
         await self._promise(follower, epoch, needed=isinstance(decision, PromiseNeeded))
         times.append(self._runtime.clock.monotonic())

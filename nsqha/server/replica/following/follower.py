@@ -174,15 +174,18 @@ class Follower:
         if self.port is port:
             self._listen_no_more()
 
-    def fence(self, epoch: int) -> None:
-        """Take nothing from any leader until the next `follow`: `epoch` begins.
+    def fence(self, epoch: int, by: Port | None = None) -> None:
+        """Take nothing from any leader until the next `follow`: `epoch` begins, or is opened on the stream `by`.
 
         The leader of an earlier one hears of it. It may wait for acks that never come now; and if it has lost the
-        metadata, no other node says that it leads no more."""
+        metadata, no other node says that it leads no more. So does a leader on its other stream: what waited in a cut
+        for longer than the stream it came on may be opened after the one that took its place."""
         port, before = self.port, self.epoch
         self._listen_no_more()
         if port is not None and epoch > before:
             port.refused(self.wire_key, before, pb.REFUSAL_FENCED, epoch, "a later epoch has begun")
+        elif port is not None and by is not None and port is not by:
+            port.refused(self.wire_key, epoch, pb.REFUSAL_UNKNOWN, epoch, "its leader has opened it on another stream")
 
     def _listen_no_more(self) -> None:
         self.port = None

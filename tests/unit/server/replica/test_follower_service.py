@@ -86,6 +86,27 @@ def test_the_old_leader_hears_of_it_though_it_sends_nothing_more() -> None:
     run(scenario)
 
 
+def test_a_stream_that_another_one_of_the_same_leader_took_over_from_hears_of_it() -> None:
+    """An open that lay in a cut comes after that of the stream which took its place; that then waits for acks."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, log = await followed(rig)
+        late = rig.leader(A)
+        late.ask(1, log)
+        await pause()
+        late.close()
+        assert [(r.epoch, r.refusal) for r in stream.refused] == [(1, pb.REFUSAL_UNKNOWN)], "it asks again, then"
+        stream.ask(1, log)
+        await pause()
+        add(log, 1, b"one")
+        stream.push(1, log, 1)
+        await pause()
+        assert stream.acks[-1].end == 2 and len(stream.refused) == 1
+
+    run(scenario)
+
+
 def test_a_promise_that_could_not_be_written_is_written_before_the_next_answer(monkeypatch: Any) -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
