@@ -100,13 +100,14 @@ def test_what_the_page_shows_runs_from_top_to_bottom(
     blocks = BLOCK.findall(PAGE)
     assert [kind for kind, _ in blocks] == ["sh", "python", "python", "sh", "python", "python", "sh"]
     names = {"spark": spark}
+    addresses = {"127.0.0.1:4152": here.grpc, "127.0.0.1:4150": here.tcp}
     for kind, code in blocks:
         if kind == "sh":
             for line in code.strip().splitlines():
                 run_line(here, line)
             continue
-        for said, meant in (("127.0.0.1:4152", here.grpc), ("127.0.0.1:4150", here.tcp)):
-            code = code.replace(said, meant)
+        # At once: the port that was drawn for one may begin like the other's.
+        code = re.sub(r"127\.0\.0\.1:415[02]\b", lambda found: addresses[found[0]], code)
         # Spark's own folder is that of its JVM.
         for folder in ("table", "checkpoint", "lake"):
             code = code.replace(f'"{folder}"', f'"{here.folder / folder}"')
