@@ -15,7 +15,7 @@ they go in front of what the next call returns. A channel's progress is recognis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nsqha import frames
@@ -79,6 +79,10 @@ class PartitionCursors:
             self.channels[committed.name].cursor.count_from(self.state.end_for(committed))
 
     # ---- asking
+
+    def keep_by(self, keep: Callable[[int], object]) -> None:
+        """`keep` is called with the offsets of messages that will be asked for again within seconds."""
+        self._context.keep = keep
 
     @property
     def urgent(self) -> bool:

@@ -54,28 +54,37 @@ class PairList:
         i = bisect_right(pairs, pair.position, key=lambda p: p.position)
         return pairs[i].anchor if i < len(pairs) else self.last
 
-    def first_where(self, pair: Pair, wanted: Callable[[Entry], bool]) -> tuple[int, Entry | None]:
+    def first_where(
+        self, pair: Pair, wanted: Callable[[Entry], bool], guess: int | None = None
+    ) -> tuple[int, Entry | None]:
         """The first entry of the pair that verifies and is `wanted`, which must be monotone; or (its end, None).
 
-        Of its last one there is a good copy."""
+        `guess`: a log id near it, where it is looked for first. Of the pair's last entry there is a good copy."""
         self.use(pair)
         low, last = pair.first.log_id, self.last_of(pair)
         high = last.log_id + 1
         best: tuple[int, Entry | None] = (high, None)
+        middle = (low + high) // 2 if guess is None else min(max(guess, low), high - 1)
+        below = above = guess is None  # whether an entry was found on this side of the one that is looked for
+        step = 1
         while low < high:
-            middle = probe = (low + high) // 2
+            probe = middle
             # An entry that does not verify cannot answer; the next one that does, answers for it.
             while (entry := pair.read_entry(probe)) is None and probe + 1 < high:
                 probe += 1
             if entry is None and probe == last.log_id:
                 entry = last
-            if entry is None:
-                high = middle
-            elif wanted(entry):
-                best = (probe, entry)
-                high = middle
+            if entry is not None and not wanted(entry):
+                low, below = probe + 1, True
             else:
-                low = probe + 1
+                if entry is not None:
+                    best = (probe, entry)
+                high, above = middle, True
+            if below and above:
+                middle = (low + high) // 2
+            else:
+                middle = max(high - step, low) if above else min(low + step - 1, high - 1)
+                step *= 2
         return best
 
     # ---- coming and going

@@ -4,6 +4,9 @@ The commitlog is the index: entries have a fixed size and a dense ordinal, offse
 is a bisection over the pairs (in memory: one anchor each) and then over the slots of one commitlog. Nothing else is
 kept in memory, however long the log is.
 
+A single message is looked for where it would be if all batches were alike, and its batch is read alone: retries come
+back in any order. Those that are near each other get a run, as a reader of a backlog does.
+
 An entry or a batch that does not verify raises `BatchCorrupt`, which says where reading may go on. It does not stand
 in the way of look-ups that do not need it. Entries without messages are never the answer to an offset or a time.
 """
@@ -11,6 +14,7 @@ in the way of look-ups that do not need it. Entries without messages are never t
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["LogIdentity", "LogReader", "PairInfo", "bad_data", "hole", "verifies"]
 
 RUN_SLOTS = 4096  # entries that a run looks at, at most
+NEAR_MESSAGES = 1000  # single messages that are read so near to each other are not the only ones there
+READERS = 8  # of single messages, at places of their own, that are told from random ones
 COUNT, SIZE, CRC, FLAGS = (Entry._fields.index(name) for name in ("count", "size", "crc", "flags"))
 
 
@@ -77,6 +83,7 @@ class LogReader:
         self.shelf = cache.shelf()  # what is in memory of it
         self.closed = False  # its files may go, or be another log's
         self._cache = cache
+        self._read_lately: deque[int] = deque(maxlen=READERS)  # where what was read for single messages ends
 
     @classmethod
     def open(cls, storage: Storage, directory: str, identity: LogIdentity) -> LogReader:
@@ -159,7 +166,9 @@ class LogReader:
             return found
         pairs = self.files.pairs
         pair = pairs[bisect_right(pairs, offset, key=lambda p: p.first.offset) - 1]
-        log_id, entry = self.files.first_where(pair, lambda entry: entry.end_offset > offset)
+        first, end = pair.first, self.end_of(pair)  # batches of one log are much alike
+        guess = first.log_id + (offset - first.offset) * (end.log_id - first.log_id) // (end.offset - first.offset)
+        log_id, entry = self.files.first_where(pair, lambda entry: entry.end_offset > offset, guess)
         if entry is None or entry.first_offset > offset:
             raise hole(self, log_id - 1) if entry is None else _gap(self, log_id)
         return entry
@@ -292,10 +301,24 @@ class LogReader:
             if entry is None:
                 raise LogCorrupt(f"position {position} of a carried message is not in the log")
             return _frame_at(self.read(entry), position - entry.position)
-        batch = self.batch_at(offset)
+        if (kept := self.shelf.take_retry(offset)) is not None:
+            return kept
+        batch = self.shelf.by_offset(offset) or self._batch_around(offset)
         if batch is None:
             raise LogCorrupt(f"offset {offset} is not in the log")
-        return _frame_at(batch.data, batch.locate(offset))
+        return batch.frame(offset)
+
+    def _batch_around(self, offset: int) -> Batch | None:
+        """What is read for one message: a run behind or near what was read for one lately, else its batch alone."""
+        batch: Batch | None
+        if any(abs(offset - end) < NEAR_MESSAGES for end in self._read_lately):
+            batch = self.batch_at(offset)
+        else:
+            entry = self.entry_for_offset(offset)
+            batch = None if entry is None else Batch.of(entry, self.read(entry))
+        if batch is not None:
+            self._read_lately.append(batch.end_offset)
+        return batch
 
     def _read_run(self, log_id: int) -> Batch:
         """The batch `log_id` and those behind it in the same pair, up to RUN_BYTES; just this one if any is bad."""

@@ -4,11 +4,15 @@
     BatchCache   node-wide bound in bytes over
       tail         the last batches appended to each log, oldest out first
       runs         what readers of a backlog have been given, least recently used out first
+      retries      frames of single messages that were handed out and come again soon, oldest out first
     Shelf        one log's part of the cache
 
 A reader behind the tail gets a **run**: one pread of up to 256 KB, every entry and every batch in it verified, or
 small batches of the tail joined. So the cost per batch stays far below the cost per read even if each holds a single
 message. A run is kept until others push it out, so several channels at about the same place share it.
+
+A message that comes again in some seconds is alone there: to verify it, its whole batch would have to be read, which
+may be a thousand times as large. So its frame is copied while the batch is still in memory.
 
 Batches of the tail hold the very object that was given to `append`: it must not change afterwards.
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nsqha import hot
@@ -29,6 +34,8 @@ CACHE_BYTES = 16 << 20
 RUN_BYTES = 256 << 10  # one read of a backlog
 JOIN_BYTES = 64 << 10  # neighbouring batches of the tail are joined up to this size
 BATCH_OVERHEAD = 400  # what a cached batch costs beside its bytes
+RETRIES_SHARE = 8  # one in so many bytes may be retries
+RETRY_OVERHEAD = 250  # what a frame costs beside its bytes
 
 
 class Batch:
@@ -82,6 +89,11 @@ class Batch:
         self._offset, self._position = offset, position
         return position
 
+    def frame(self, offset: int) -> bytes:
+        """A copy of the frame of this message. LogCorrupt as of `locate`."""
+        at = self.locate(offset)
+        return bytes(self.data[at : at + 4 + int.from_bytes(self.data[at : at + 4], "big")])
+
     def __repr__(self) -> str:
         log_ids = f"log ids [{self.entry.log_id}, {self.end_log_id})"
         return f"Batch({log_ids}, offsets [{self.first_offset}, {self.end_offset}), {len(self.data)} bytes)"
@@ -96,6 +108,8 @@ class BatchCache:
         self.runs_bytes = 0
         self._tail: deque[Shelf] = deque()  # one item per batch of a tail, in the order they were appended
         self._runs: OrderedDict[Batch, Shelf] = OrderedDict()
+        self.retries_bytes = 0
+        self._retries: OrderedDict[tuple[Shelf, int], bytes] = OrderedDict()  # by log and offset
 
     def shelf(self) -> Shelf:
         """The part of a log that is being opened."""
@@ -104,12 +118,12 @@ class BatchCache:
     def appended(self, shelf: Shelf, size: int) -> None:
         self._tail.append(shelf)
         self.tail_bytes = tail_bytes = self.tail_bytes + size + BATCH_OVERHEAD
-        if tail_bytes + self.runs_bytes > self.bytes_max:
+        if tail_bytes + self.runs_bytes + self.retries_bytes > self.bytes_max:
             self._shrink()
 
     def _shrink(self) -> None:
         # The newest of each stay whatever their size: they are about to be delivered.
-        while self.tail_bytes + self.runs_bytes > self.bytes_max:
+        while self.tail_bytes + self.runs_bytes + self.retries_bytes > self.bytes_max:
             if len(self._tail) > 1:
                 self.tail_bytes -= self._tail.popleft().drop_oldest()
             elif len(self._runs) > 1:
@@ -132,6 +146,24 @@ class BatchCache:
         shelf = self._runs.pop(run)
         shelf.runs.remove(run)
         self.runs_bytes -= len(run.data) + BATCH_OVERHEAD
+
+    def keep_retry(self, shelf: Shelf, offset: int, frame: bytes) -> None:
+        self.take_retry(shelf, offset)
+        self._retries[shelf, offset] = frame
+        self.retries_bytes += len(frame) + RETRY_OVERHEAD
+        while self.retries_bytes > self.bytes_max // RETRIES_SHARE:
+            self.take_retry(*next(iter(self._retries)))
+        self._shrink()
+
+    def take_retry(self, shelf: Shelf, offset: int) -> bytes | None:
+        frame = self._retries.pop((shelf, offset), None)
+        if frame is not None:
+            self.retries_bytes -= len(frame) + RETRY_OVERHEAD
+        return frame
+
+    def forget_retries(self, shelf: Shelf) -> None:
+        for key in [key for key in self._retries if key[0] is shelf]:
+            self.take_retry(*key)
 
     def forget(self, batches: list[Batch]) -> None:
         self.tail_bytes -= sum(len(batch.data) + BATCH_OVERHEAD for batch in batches)
@@ -181,6 +213,7 @@ class Shelf:
         self._forgotten += len(gone)
         for run in [run for run in self.runs if run.end_log_id > log_id]:
             self._cache.drop_run(run)
+        self._cache.forget_retries(self)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -200,6 +233,19 @@ class Shelf:
                 self._cache.used(run)
                 return run
         return None if batch is None else self._joined(batch)
+
+    def keep_retry(self, offset: int) -> None:
+        """The message will be asked for again soon: its frame stays in memory, if it is there and there is room."""
+        batch = self._in_tail(offset)
+        if batch is None:
+            batch = next((run for run in reversed(self.runs) if run.first_offset <= offset < run.end_offset), None)
+        if batch is not None:
+            with suppress(LogCorrupt):  # who asks for it hears so
+                self._cache.keep_retry(self, offset, batch.frame(offset))
+
+    def take_retry(self, offset: int) -> bytes | None:
+        """The frame of a message that was to be kept, and is no longer."""
+        return self._cache.take_retry(self, offset)
 
     def log_id_after_run(self, offset: int) -> int | None:
         """Where a reader that finished a run goes on: the log id behind a run that ends at `offset`."""

@@ -18,7 +18,7 @@ deferred messages, a seek, an emptied topic, messages that a policy gave up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nsqha.cursor.committed.state import ChannelState, PartitionState
 from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
@@ -38,7 +38,7 @@ from nsqha.hot import FINISHED, WAITING, Ring
 class ChannelContext:
     """What the channels of a partition share: bounds, the committed state, and who has something to write."""
 
-    __slots__ = ("dirty", "id_base", "limits", "mono", "ordered", "policies", "state", "urgent")
+    __slots__ = ("dirty", "id_base", "keep", "limits", "mono", "ordered", "policies", "state", "urgent")
 
     def __init__(self, state: PartitionState, *, id_base: int, limits: ChannelLimits, ordered: bool) -> None:
         self.state = state
@@ -47,6 +47,7 @@ class ChannelContext:
         self.ordered = ordered
         self.policies = ChannelPolicies()
         self.dirty: list[ChannelCursor] = []
+        self.keep: Callable[[int], object] = lambda offset: None  # this message will be asked for again soon
         self.mono = 0.0  # the monotonic clock when it was last seen
         self.urgent = False  # what is dirty should be written now, not with the next progress
 

@@ -92,6 +92,8 @@ class Requeues:
                 return
             delay_s = max(delay_s, death.breaker_s)
         due_ns = now.wall_ns + round(delay_s * 1e9)
+        if reason is Reason.REQUEUED and 0 < delay_s <= cursor.context.limits.short_delay_s:
+            cursor.context.keep(offset)
         if single is not None and single.deferred:
             self.defer(Deferred(offset, due_ns, attempts))
         elif (limit is not None and attempts > 1) or not stays_in_memory(

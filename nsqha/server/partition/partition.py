@@ -53,6 +53,7 @@ class Partition:
         self.log = led.log
         self.log.idle_at = None  # another owner may have looked at it
         self.cursors = led.cursors
+        self.cursors.keep_by(led.log.shelf.keep_retry)
         self.leader = led.leader
         self.life = PartitionLifecycle()
         self.files = FileJobs(

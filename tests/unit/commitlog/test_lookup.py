@@ -7,7 +7,9 @@ import random
 import pytest
 
 from nsqha.commitlog.entry import BatchCorrupt, Entry
+from nsqha.commitlog.files.pairs import Pair
 from nsqha.commitlog.log import LogLimits, PartitionLog
+from nsqha.commitlog.reading.reader import RUN_BYTES
 from nsqha.errors import LogCorrupt
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import DIRECTORY, SECOND, add, drop_pairs, event, new_log, roll
@@ -100,6 +102,48 @@ def test_a_run_says_where_each_message_is() -> None:
 def test_the_same_run_serves_the_next_reader() -> None:
     _, log, _ = built(cache_bytes=1 << 20)
     assert log.batch_at(0) is log.batch_at(1)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each read of frames asked for."""
+    asked: list[int] = []
+    read_data = Pair.read_data
+
+    def counted(pair: Pair, position: int, size: int) -> bytearray:
+        asked.append(size)
+        return read_data(pair, position, size)
+
+    monkeypatch.setattr(Pair, "read_data", counted)
+    return asked
+
+
+def of_hundreds(batches: int) -> PartitionLog:
+    """A log of batches of a hundred messages, nothing cached."""
+    log = new_log(SimStorage(), cache_bytes=1 << 20)
+    for n in range(batches):
+        add(log, *[b"%d" % i for i in range(100 * n, 100 * n + 100)])
+    log.shelf.clear()
+    return log
+
+
+def test_single_messages_far_apart_cost_a_batch_each(reads: list[int]) -> None:
+    log = of_hundreds(400)
+    size = log.entry(1).size
+    offsets = [100 * n + 7 for n in range(0, 400, 20)]
+    random.Random(3).shuffle(offsets)
+    for offset in offsets:
+        assert log.message(offset)[34:] == b"%d" % offset
+    assert max(reads) < 2 * size and len(reads) == len(offsets)
+
+
+def test_single_messages_in_turn_are_read_in_runs_by_several_readers_at_once(reads: list[int]) -> None:
+    log = of_hundreds(400)
+    for step in range(0, 9000, 50):
+        for reader in (0, 20_000):
+            offset = reader + step
+            assert log.message(offset)[34:] == b"%d" % offset
+    assert len(reads) <= 2 * (2 + 9000 * 40 // RUN_BYTES + 2)
 
 
 def test_bad_frames_stop_only_who_needs_them() -> None:

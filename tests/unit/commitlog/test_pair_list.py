@@ -42,6 +42,25 @@ def test_the_first_entry_that_is_wanted_is_found():
     assert files.first_where(pair, lambda entry: entry.log_id >= 10) == (10, None)
 
 
+def test_wherever_it_is_looked_for_first_the_same_one_is_found():
+    files = list_of(2, batches=9)
+    pair = files.pairs[0]
+    for wanted in range(1, 11):
+        found = files.first_where(pair, lambda entry: entry.log_id >= wanted)  # noqa: B023
+        for guess in range(-3, 25):
+            assert files.first_where(pair, lambda entry: entry.log_id >= wanted, guess) == found  # noqa: B023
+
+
+def test_a_good_guess_needs_few_looks():
+    files = list_of(1, batches=1000)
+    pair = files.pairs[0]
+    for wanted in (1, 2, 500, 999, 1000):
+        for off in (-3, 0, 3):
+            looks: list[int] = []
+            files.first_where(pair, lambda entry: looks.append(entry.log_id) or entry.log_id >= wanted, wanted + off)  # type: ignore[func-returns-value]  # noqa: B023
+            assert len(looks) <= 6
+
+
 def test_pairs_go_that_end_below_both_places_but_never_the_last():
     files = list_of(3)
     second, third = files.pairs[1:]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nsqha.commitlog.files.pairs import LogIdentity
 from nsqha.commitlog.log import PartitionLog
-from nsqha.commitlog.reading.reader import BATCH_OVERHEAD, JOIN_BYTES, BatchCache
+from nsqha.commitlog.reading.reader import BATCH_OVERHEAD, JOIN_BYTES, RETRIES_SHARE, RETRY_OVERHEAD, BatchCache
 from nsqha.commitlog.storage import MemStorage
 from tests.unit.commitlog.logs import SMALL, add, event, roll
 
@@ -20,7 +20,7 @@ def logs(cache: BatchCache, n: int) -> list[PartitionLog]:
 
 
 def held(cache: BatchCache) -> int:
-    return cache.tail_bytes + cache.runs_bytes
+    return cache.tail_bytes + cache.runs_bytes + cache.retries_bytes
 
 
 def test_the_bound_holds_over_all_logs() -> None:
@@ -32,7 +32,9 @@ def test_the_bound_holds_over_all_logs() -> None:
         add(log, b"x" * rng.randrange(1, 2000))
         if rng.random() < 0.3:
             log.batch_at(rng.randrange(log.end.offset))
+        log.shelf.keep_retry(rng.randrange(log.end.offset))
         assert held(cache) <= 600_000
+        assert cache.retries_bytes <= 600_000 // RETRIES_SHARE
 
 
 def test_the_newest_batch_stays_even_if_it_is_larger_than_the_cache() -> None:
@@ -68,6 +70,31 @@ def test_the_newest_batch_is_given_as_it_is() -> None:
     for offset in (1, 2):
         batch = log.batch_at(offset)
         assert batch is not None and batch.entry == newest and batch.end_offset == 3
+
+
+def test_a_message_that_comes_again_soon_is_kept_until_it_is_asked_for() -> None:
+    cache = BatchCache(100_000)
+    (log,) = logs(cache, 1)
+    add(log, *[b"%d" % n for n in range(100)])
+    log.shelf.keep_retry(7)
+    log.shelf.keep_retry(7)
+    for _ in range(100):
+        add(log, b"x" * 2000)
+    assert log.shelf.by_log_id(1) is None, "the batch itself is in memory no longer"
+    log.shelf.keep_retry(8)
+    assert cache.retries_bytes == 4 + 30 + 1 + RETRY_OVERHEAD, "nothing is read for it"
+    assert log.shelf.take_retry(7) == log.message(7), "once from memory, then from the file"
+    assert log.shelf.take_retry(7) is None and cache.retries_bytes == 0
+
+
+def test_a_message_that_is_kept_is_forgotten_with_what_is_cut() -> None:
+    (log,) = logs(BatchCache(100_000), 1)
+    add(log, b"a")
+    add(log, b"old")
+    log.shelf.keep_retry(1)
+    log.cutting(2)()
+    add(log, b"new")
+    assert log.message(1)[34:] == b"new"
 
 
 def test_a_cut_forgets_what_it_removes() -> None:
@@ -121,12 +148,14 @@ def test_a_cached_log_answers_as_one_that_is_not(seed: int, cache_bytes: int) ->
             del truth[i][log.end.offset :]
         elif truth[i]:
             offset = rng.randrange(len(truth[i]))
+            log.shelf.keep_retry(rng.randrange(len(truth[i])))
+            assert log.message(offset)[34:] == truth[i][offset]
             batch = log.batch_at(offset)
             assert batch is not None
             position = batch.locate(offset)
             body = truth[i][offset]
             assert bytes(batch.data[position + 34 : position + 34 + len(body)]) == body
-        assert cache.tail_bytes >= 0 and cache.runs_bytes >= 0
+        assert cache.tail_bytes >= 0 and cache.runs_bytes >= 0 and cache.retries_bytes >= 0
     tails = sum(len(shelf._tail) for shelf in (two[0].shelf, two[1].shelf))
     sizes = [len(b.data) for log in two for b in log.shelf._tail.values()]
     assert cache.tail_bytes == sum(sizes) + BATCH_OVERHEAD * tails

@@ -32,6 +32,23 @@ def test_a_short_requeue_waits_in_memory_and_is_counted_as_deferred():
     assert leader.redeliver(channel) == [Redelivery(0, 2)]
 
 
+def test_what_a_client_asks_to_come_again_in_seconds_is_worth_keeping():
+    leader = Leader()
+    channel = leader.create("c")
+    kept: list[int] = []
+    leader.cursors.keep_by(kept.append)
+    leader.publish(5)
+    leader.deliver(channel, timeout=10)
+    channel.req(0, 1, 0, leader.now)
+    channel.req(1, 1, 1, leader.now)
+    channel.req(2, 1, 5000, leader.now)
+    channel.req(3, 1, 5001, leader.now)
+    assert kept == [1, 2], "what comes at once is in memory as it is; what comes later would push out what comes sooner"
+    leader.clock.advance(10)
+    channel.expire(leader.now)
+    assert kept == [1, 2], "what times out was read long ago"
+
+
 def test_a_full_window_stops_the_reader_until_the_floor_is_committed():
     leader = Leader(limits=ChannelLimits(window=4))
     channel = leader.create("c")
