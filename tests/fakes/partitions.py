@@ -21,6 +21,7 @@ from typing import Any
 from nsqha import hot
 from nsqha.election.model import TopicRecord, Versioned
 from nsqha.hot import NOT_STORED, Reply
+from nsqha.replication.pauses import ProcessPause
 from nsqha.server.partition.context import PartitionLifecycle
 from nsqha.server.partition.publishes import WaitingPublishes
 from nsqha.server.partition.topic import Topic
@@ -75,7 +76,7 @@ class FakePartition:
         self.budget = budget
         self.log = [] if log is None else log  # bodies, in the order in which they were stored
         self.at_once = at_once
-        self.life = PartitionLifecycle()
+        self.life = PartitionLifecycle(ProcessPause())
         self.bodies: list[bytes] = []  # in the order in which they came
         self.waited: list[float] = []
         self.delays: list[int | None] = []

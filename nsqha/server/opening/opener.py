@@ -33,6 +33,7 @@ from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
+from nsqha.replication.pauses import ProcessPause
 from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.opening.state_loader import StateLoader
 from nsqha.server.opening.sync_history import SyncHistory, weakest
@@ -144,12 +145,18 @@ class PartitionOpener:
             disk=disk,
             measures=self.measures,
             on_failure=fail,
+            pause=ProcessPause(),
             budget=self.budget,
             wait_seconds_max=options.publish_wait_ns / 1e9,
             written_seconds_max=options.publish_outcome_wait_ns / 1e9,
             sync_every=options.sync_every,
             sync_seconds=options.sync_timeout_ns / 1e9,
         )
+
+    @property
+    def pause(self) -> ProcessPause:
+        """The pauses of this process; a node of a cluster ticks it."""
+        return self._runtime.pause
 
     # ---- files, on the disk thread
 

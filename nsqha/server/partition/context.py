@@ -5,6 +5,7 @@
           -> ended    every caller that waited has its answer
 
 A leader that hands over writes and delivers nothing meanwhile, but takes publishes: they wait for it or are refused.
+One whose process stood still delivers nothing before it has had the time to hear that another one leads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from nsqha.clock import Clock
 from nsqha.commitlog.log import PartitionLog
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.replication.leader import LeaderReplica
+from nsqha.replication.pauses import ProcessPause
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import Measures
@@ -31,6 +33,7 @@ class PartitionRuntime:
     disk: DiskRounds
     measures: Measures
     on_failure: Callable[[BaseException], None]
+    pause: ProcessPause
     budget: PublishBudget  # of the whole node: beyond it publishers are not read
     wait_seconds_max: float  # a publish that could not be written for so long is refused
     written_seconds_max: float  # a written publish without outcome is answered "unknown"
@@ -55,9 +58,10 @@ class PartitionLifecycle:
     Invariants: the first reason to close stands; what has ended is closed.
     """
 
-    __slots__ = ("closed", "ended", "handing_over", "serving", "stopped", "why")
+    __slots__ = ("_pause", "closed", "ended", "handing_over", "serving", "stopped", "why")
 
-    def __init__(self) -> None:
+    def __init__(self, pause: ProcessPause) -> None:
+        self._pause = pause
         self.serving = False  # deliveries and channel events may go on
         self.handing_over = False
         self.closed = False
@@ -65,10 +69,9 @@ class PartitionLifecycle:
         self.stopped: str | None = None  # which broken invariant ended it; shown in the health checks
         self.why = "the partition is closed"
 
-    @property
-    def delivers(self) -> bool:
-        """Whether messages may be delivered."""
-        return self.serving and not self.handing_over
+    def delivers(self, now: float) -> bool:
+        """Whether messages may be delivered. `now`: by the monotonic clock."""
+        return self.serving and not self.handing_over and now <= self._pause.fit_until
 
     def close(self, why: str) -> None:
         """Take nothing more."""

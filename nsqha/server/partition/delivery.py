@@ -327,7 +327,7 @@ class Delivery:
     def pump(self, now: Now) -> None:
         """Hand out as much as windows and backlog allow."""
         channel = self.channel
-        if not self._order or channel.paused or self.stuck is not None or not self.partition.life.delivers:
+        if not self._order or channel.paused or self.stuck is not None or not self.partition.life.delivers(now.mono):
             return
         if (followed := channel.answers.followed).offset >= 0:
             followed.look(channel.cursor.ring, now.mono)
@@ -368,7 +368,7 @@ class Delivery:
     def has_backlog(self, now: Now) -> bool:
         """Whether a consumer with room would get something."""
         channel = self.channel
-        if channel.paused or self.stuck is not None or not self.partition.life.delivers:
+        if channel.paused or self.stuck is not None or not self.partition.life.delivers(now.mono):
             return False
         return channel.redelivery(now) is not None or channel.next_run(self.partition.cursors.state.pump, 1) is not None
 
@@ -534,6 +534,11 @@ class Deliveries(dict[str, Delivery]):
         if not self._woken:
             self._loop.call_soon(self._pump_woken)
         self._woken.append(delivery)
+
+    def wake_all(self) -> None:
+        """Pump every channel at the end of this tick: what held all of them back is over."""
+        for delivery in self.values():
+            delivery.wake()
 
     def wake_later(self, delivery: Delivery) -> None:
         """Pump it in a while, whatever happens until then."""

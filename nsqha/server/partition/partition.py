@@ -55,7 +55,7 @@ class Partition:
         self.cursors = led.cursors
         self.cursors.keep_by(led.log.shelf.keep_retry)
         self.leader = led.leader
-        self.life = PartitionLifecycle()
+        self.life = PartitionLifecycle(runtime.pause)
         self.files = FileJobs(
             runtime,
             led.log,

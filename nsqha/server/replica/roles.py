@@ -280,6 +280,9 @@ class Replicas:
 
     def tick(self) -> None:
         """Every 100 ms."""
+        if self._runtime.opener.pause.tick(self._runtime.clock.monotonic()):
+            for leadership in list(self.leading.values()):
+                leadership.partition.deliveries.wake_all()
         self._leader_roles.tick()
 
     def keep_house(self) -> None:

@@ -19,6 +19,7 @@ from nsqha.cursor.partition import PartitionCursors
 from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versioned
 from nsqha.errors import NotFound
 from nsqha.replication.leader import LeaderReplica
+from nsqha.replication.pauses import ProcessPause
 from nsqha.server.http.stats import ClientStats
 from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.context import LedLog, PartitionRuntime
@@ -187,6 +188,7 @@ class RelayNode:
             clock=self.clock,  # type: ignore[arg-type]
             disk=self.disk,  # type: ignore[arg-type]
             measures=Measures(),
+            pause=ProcessPause(),
             budget=self.budget,
             on_failure=lambda error: None,
             wait_seconds_max=5,

@@ -27,6 +27,7 @@ from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import Forgotten, PartitionCursors
 from nsqha.election.model import ChannelInfo, ChannelList
 from nsqha.replication.leader import LeaderReplica
+from nsqha.replication.pauses import ProcessPause
 from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.delivery import Consumer, Delivery
 from nsqha.server.partition.memory import EphemeralMemory
@@ -103,6 +104,7 @@ class PartitionRig:
     ) -> None:
         self.clock = ManualClock()
         self.loop = VirtualLoop(self.clock)
+        self.pause = ProcessPause()
         self.failures: list[BaseException] = []
         self.disk = FakeDisk(self.loop, self.failures.append, held=True)
         self.storage = storage or MemStorage()
@@ -156,6 +158,7 @@ class PartitionRig:
             clock=self.clock,
             disk=self.disk,  # type: ignore[arg-type]
             measures=Measures(),
+            pause=self.pause,
             budget=self.budget,
             on_failure=self.failures.append,
             **settings,

@@ -171,6 +171,24 @@ def test_a_time_out_fires_although_nothing_else_happens():
     assert [attempts for _, attempts, _ in consumer.wire.messages] == [1, 2]
 
 
+def test_a_process_that_stood_still_hands_out_nothing_before_it_has_heard_what_came():
+    rig = PartitionRig()
+    stored(rig, b"one")
+    consumer = rig.consume(2, timeout=3.0)
+    rig.pause.tick(rig.clock.monotonic())
+    rig.pass_time(3.5)
+    stored(rig, b"two")
+    assert [attempts for _, attempts, _ in consumer.wire.messages] == [1], "it timed out, and another may lead by now"
+    delivery = rig.partition.deliveries["c"]
+    assert not delivery.has_backlog(rig.partition.now())
+    while not rig.pause.tick(rig.clock.monotonic()):
+        rig.pass_time(0.1)
+    assert len(consumer.wire.messages) == 1
+    rig.partition.deliveries.wake_all()
+    rig.turn()
+    assert [attempts for _, attempts, _ in consumer.wire.messages] == [1, 2, 1]
+
+
 def test_a_touch_moves_the_time_out():
     rig = PartitionRig()
     stored(rig, b"one")

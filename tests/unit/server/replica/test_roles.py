@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -429,6 +430,24 @@ def test_of_many_leaderships_that_wait_half_get_a_tick_each_time(monkeypatch: An
         rig.replicas.tick()
         assert ticked[-TICKS_MAX:] == waiting[:TICKS_MAX]
         rig.replicas.table.ticking.clear()
+
+    run(scenario)
+
+
+def test_what_a_pause_of_the_process_held_back_goes_on_after_it(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=rig.node, epoch=1, isr={rig.node: 0xABC}, nothing_acked=True))
+        woken: list[int] = []
+        deliveries = SimpleNamespace(wake_all=lambda: woken.append(1))
+        leading: Any = SimpleNamespace(partition=SimpleNamespace(deliveries=deliveries))
+        rig.replicas.leading[UID + 1, 0] = leading
+        clock: Any = rig.replicas._runtime.clock
+        for seconds, times in ((0.1, 0), (5.0, 0), (0.1, 0), (0.1, 1), (0.1, 1)):
+            clock.advance(seconds)
+            rig.replicas.tick()
+            assert len(woken) == times
+        del rig.replicas.leading[UID + 1, 0]
 
     run(scenario)
 
