@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import urllib.error
 from pathlib import Path
 
 import pytest
 
 from tests.certificates import Certificates
 from tests.etcd_server import EtcdServer
-from tests.integration.cluster import Cluster, published_and_read_through
+from tests.integration.cluster import Cluster, Member, published_and_read_through
+from tests.integration.servers import wait_until
 from tests.tcp_relay import Relay
 
 pytestmark = pytest.mark.timeout(180)
+
+
+def shown(node: Member, topic: str, channel: str) -> bool:
+    try:
+        node.request(f"/channel/policy?topic={topic}&channel={channel}")
+    except urllib.error.HTTPError:
+        return False
+    return True
 
 
 def test_a_node_that_lost_etcd_still_serves_its_clients(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -38,6 +48,7 @@ def test_a_node_that_lost_etcd_still_serves_its_clients(tmp_path: Path, etcd: Et
             cluster.create("orders", "steady")
             cluster.wait_isr("orders", 3)
             assert cluster.leader("orders") is not cut
+            wait_until(lambda: shown(cut, "orders", "steady"), "the node that will be cut knows of the channel")
             relay.cut()
             cluster.wait_registered(2)
             published_and_read_through(cut, "orders")
