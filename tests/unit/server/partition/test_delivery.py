@@ -10,6 +10,7 @@ import pytest
 from nsqha.clock import Now
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live.followed import APART_SECONDS
 from nsqha.errors import LogCorrupt
 from tests.unit.server.shell_rig import NODE, Consumer, PartitionRig
 
@@ -414,6 +415,23 @@ def test_one_message_at_a_time_is_followed_to_its_fin() -> None:
     assert sum(data.counts) == 1 and data.sum == pytest.approx(3, abs=0.1)
     stored(rig, b"next")
     assert followed.offset == 5
+
+
+def test_messages_that_follow_each_other_at_once_are_not_all_followed() -> None:
+    rig = PartitionRig()
+    stored(rig, *[b"m"] * 50)
+    looked_up: list[int] = []
+    rig.log.entry_for_offset = looked_up.append  # type: ignore[assignment, method-assign, return-value]
+    consumer = rig.consume(1)
+    followed = rig.partition.deliveries["c"].channel.answers.followed
+    for n in range(20):
+        rig.finish(consumer, n)
+    assert sum(followed.handed_out.data().counts) == 1
+    rig.pass_time(2 * APART_SECONDS)
+    for n in range(20, 40):
+        rig.finish(consumer, n)
+    assert sum(followed.handed_out.data().counts) == 2
+    assert not looked_up, "the frame says when it was published"
 
 
 def test_attempts_are_counted_at_fin() -> None:
