@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 SAMPLES = 32  # of our own end, within `replica_timeout`: how exactly it is kept
 
@@ -20,12 +21,21 @@ class IsrLimits:
     replica_timeout: float = 2.0  # a member that leaves something unacknowledged for so long leaves
     lost_seconds: float = 0.3  # ... or whose stream is lost and not back for so long
     join_lag: int = 16  # batches: a replica further from our end does not join (it would hold everybody up)
-    settle_seconds: float = 1.0  # one that was removed keeps up for so long before it joins again; doubles each time
-    settle_seconds_max: float = 30.0  # and after so long as a member its earlier removals are forgotten
+    settle_seconds: float = 1.0  # one that was removed keeps up for so long before it joins again; at most:
+    settle_lost_seconds_max: float = 4.0  # where that doubled each time that it was lost,
+    settle_seconds_max: float = 30.0  # or late. And after so long as a member its earlier removals are forgotten
     retry_seconds: float = 0.1  # between attempts to learn an outcome
     refused_seconds: float = 1.0  # a join that the store refused is not tried again before
     successor_seconds: float = 10.0  # a successor has so long to take over; a controller gives it up before
     unwatched_seconds: float = 0.25  # a pause between two calls counts for no more than this
+
+
+class RemovalCause(Enum):
+    """Why a member was removed: what it cost those who publish says how long it must keep up before the next time."""
+
+    ANNOUNCED = "announced"  # nothing: it said that it leaves, or the record moves the replica
+    LOST = "lost"  # they waited for `lost_seconds`
+    LATE = "late"  # they waited for `replica_timeout`
 
 
 @dataclass(slots=True)
@@ -40,7 +50,7 @@ class FollowerReport:
     end: int = 0
     durable: int = 0
     near_since: float | None = None  # it has been within `join_lag` of our end since then
-    removals: int = 0
+    settle_seconds: float = 0.0  # it keeps up for so long before it joins
     fit: bool = True  # to lead, as it says
     refused_at: float | None = None
 
@@ -135,20 +145,17 @@ class FollowerReports:
         follower = self.of(node)
         follower.since, follower.joined_at = self.time, self._called_at
 
-    def removed(self, node: int) -> None:
+    def removed(self, node: int, cause: RemovalCause) -> None:
         """It is no member any more."""
-        follower = self.of(node)
+        follower, limits = self.of(node), self._limits
         # Not by the watched time: nobody watches a partition that is quiet.
-        if self._called_at - follower.joined_at >= self._limits.settle_seconds_max:
-            follower.removals = 0
-        follower.removals += 1
+        before = follower.settle_seconds if self._called_at - follower.joined_at < limits.settle_seconds_max else 0.0
+        longer = limits.settle_seconds
+        if cause is not RemovalCause.ANNOUNCED:
+            most = limits.settle_lost_seconds_max if cause is RemovalCause.LOST else limits.settle_seconds_max
+            longer = min(max(2 * before, longer), most)
+        follower.settle_seconds = max(before, longer)
         follower.near_since = None
-
-    def settle_seconds(self, follower: FollowerReport) -> float:
-        """How long it must keep up before it joins."""
-        if not follower.removals:
-            return 0.0
-        return min(self._limits.settle_seconds * 2.0 ** min(follower.removals - 1, 30), self._limits.settle_seconds_max)
 
     def _sample(self) -> None:
         """Remember our end, so that the age of what is not acknowledged is known without a time per batch."""

@@ -19,7 +19,8 @@ EtcdApply happens in the store, at any time after Propose, and the keeper may ne
 - Who joins is compared by registration in the same transaction, so what it acknowledged is not older than its life.
 - Floor: no proposal leaves fewer than `min_isr` members, or fewer than there are where there are fewer already. At the
   floor a member that is gone can only be swapped.
-- A replica that left for being late joins only after it has kept up for a while, longer each time.
+- A replica that was removed joins only after it has kept up for a while: longer each time that it was late, up to half
+  a minute; a few seconds at most if its stream was lost, which costs publishers less; one if it had announced it.
 - A node that says that it shuts down leaves the set before its stream ends, so that nothing waits for it. A leader that
   has a successor, or shuts down itself, names the next leader in the record as soon as everything it has is committed:
   the controller's election, written by the one who knows best that the successor lacks nothing (HandOver). A replica
@@ -38,10 +39,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from nsqha.election.model import PartitionMeta
-from nsqha.replication.followers import FollowerReports, IsrLimits
+from nsqha.replication.followers import FollowerReports, IsrLimits, RemovalCause
 from nsqha.replication.handover import LeaderHandOver
 from nsqha.replication.leader import NOTHING
 
@@ -130,12 +131,21 @@ class KeeperState(Enum):
     ENDED = "ended"
 
 
+class Leaver(NamedTuple):
+    """A member that should leave."""
+
+    node: int
+    why: str
+    cause: RemovalCause
+
+
 @dataclass(slots=True)
 class _Proposal:
     """A compare-and-set that may be in force, or be applied later."""
 
     meta: PartitionMeta  # `version` is the one it compares
     joiner: int | None  # or heir: whose registration it compares
+    leaver: Leaver | None = None
     doubted: bool = False  # its reply was Unknown; what is waited for is a fence's
 
 
@@ -295,7 +305,9 @@ class IsrKeeper:
         if self.node not in meta.isr:
             return self._end_here(f"the ISR of version {meta.version} is without its leader")
         for node in set(self.meta.isr) - set(meta.isr):
-            self.followers.removed(node)
+            leaver = None if self._proposal is None else self._proposal.leaver
+            ours = leaver is not None and leaver.node == node  # else another node wrote it
+            self.followers.removed(node, leaver.cause if leaver and ours else RemovalCause.ANNOUNCED)
         for node in set(meta.isr) - set(self.meta.isr):
             self.followers.joined(node)
         if meta.successor != self.meta.successor:
@@ -358,53 +370,62 @@ class IsrKeeper:
         renewed = next((node for node in sorted(isr) if self._renewed(node) and self._may_join(node)), None)
         if renewed is not None:
             return self._propose("expand", joins=renewed, why=f"node {renewed} caught up with another log")
-        leaver, why = self._leaver()
+        leaver = self._leaver()
         if leaver is not None and len(isr) > floor:
-            return self._propose("shrink", leaves=leaver, why=why)
+            return self._propose("shrink", leaves=leaver, why=leaver.why)
         if leaver is not None and joiner is not None:
-            return self._propose("swap", leaves=leaver, joins=joiner, why=f"{why}; node {joiner} caught up")
+            return self._propose("swap", leaves=leaver, joins=joiner, why=f"{leaver.why}; node {joiner} caught up")
         if joiner is not None:
             return self._propose("expand", joins=joiner, why=f"node {joiner} caught up")
         return []
 
-    def _propose(self, change: str, *, leaves: int | None = None, joins: int | None = None, why: str) -> list[Action]:
+    def _propose(
+        self, change: str, *, leaves: Leaver | None = None, joins: int | None = None, why: str
+    ) -> list[Action]:
         """Shrink, Expand or Swap: widen the effective ISR first, then ask."""
-        isr = {node: uid for node, uid in self.meta.isr.items() if node != leaves}
+        isr = {node: uid for node, uid in self.meta.isr.items() if leaves is None or node != leaves.node}
         registered: dict[int, int] = {}
         if joins is not None:
             isr[joins] = self.followers.of(joins).log_uid
             registered[joins] = self.followers.of(joins).registration
-        return self._ask(replace(self.meta, isr=isr), joins, change, why, registered)
+        return self._ask(replace(self.meta, isr=isr), joins, change, why, registered, leaves)
 
     def _ask(
-        self, meta: PartitionMeta, joiner: int | None, change: str, why: str, registered: Mapping[int, int]
+        self,
+        meta: PartitionMeta,
+        joiner: int | None,
+        change: str,
+        why: str,
+        registered: Mapping[int, int],
+        leaver: Leaver | None = None,
     ) -> list[Action]:
-        self._proposal = _Proposal(meta, joiner)
+        self._proposal = _Proposal(meta, joiner, leaver)
         self._awaiting = True
         self._retry_at = self.followers.time
         return [*self._changed(), Propose(meta, registered, change, why)]
 
-    def _leaver(self) -> tuple[int | None, str]:
+    def _leaver(self) -> Leaver | None:
         """The member that should leave first, and why."""
         members = [node for node in sorted(self.meta.isr) if node != self.node]
         for node in members:
             if node in self.handover.departing:
-                return node, f"node {node} is leaving"
+                return Leaver(node, f"node {node} is leaving", RemovalCause.ANNOUNCED)
         for node in members:
             gone_at = self.followers.of(node).gone_at
             if gone_at is not None and self.followers.time - gone_at >= self.limits.lost_seconds:
-                return node, f"node {node} is gone"
+                return Leaver(node, f"node {node} is gone", RemovalCause.LOST)
         for node in members:
             if self._renewed(node):
-                return node, f"node {node} has another log"
+                return Leaver(node, f"node {node} has another log", RemovalCause.LOST)
         for node in members:
             if self.followers.late(self.followers.of(node)):
-                return node, f"node {node} has left batches unacknowledged for {self.limits.replica_timeout} s"
+                text = f"node {node} has left batches unacknowledged for {self.limits.replica_timeout} s"
+                return Leaver(node, text, RemovalCause.LATE)
         if self.meta.replicas and all(node in self.meta.isr for node in self.meta.replicas):
             for node in members:
                 if node not in self.meta.replicas:
-                    return node, f"node {node} is no replica any more"
-        return None, ""
+                    return Leaver(node, f"node {node} is no replica any more", RemovalCause.ANNOUNCED)
+        return None
 
     def _settled(self, node: int) -> bool:
         """A member that is here and has everything, or no member and not here."""
@@ -433,7 +454,7 @@ class IsrKeeper:
         if self.followers.refused(follower):
             return False
         needed = len(self.meta.isr) < self.meta.min_isr
-        return needed or self.followers.time - follower.near_since >= self.followers.settle_seconds(follower)
+        return needed or self.followers.time - follower.near_since >= follower.settle_seconds
 
     def _checked(self, actions: list[Action]) -> list[Action]:
         """The invariants of the module's head."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nsqha.election.model import PartitionMeta
+from nsqha.replication.followers import RemovalCause
 from nsqha.replication.isr import (
     Action,
     Applied,
@@ -211,31 +212,69 @@ def test_a_new_topic_grows_from_its_leader_alone() -> None:
     assert proposal(rig.step()).meta.isr == {A: 100, B: 200}
 
 
-def waited_after_a_removal(rig: IsrRig) -> float:
+def waited_after_a_removal(rig: IsrRig, cause: RemovalCause) -> float:
     """Seconds for which C has to keep up before it is proposed again."""
-    rig.in_sync(B)
-    rig.keeper.followers.lost(C, rig.now)
-    asked = proposal(rig.step(1)).meta
+    rig.in_sync(B, C)
+    if cause is RemovalCause.LOST:
+        rig.keeper.followers.lost(C, rig.now)
+    elif cause is RemovalCause.ANNOUNCED:
+        rig.keeper.depart(frozenset({C}), rig.now)
+    else:
+        rig.end += 1
+        rig.heard(B, rig.end)
+    asked = proposal(rig.step(4)).meta
+    rig.keeper.depart(frozenset(), rig.now)
     rig.keeper.replied(Applied(newer(asked)), rig.now)
     rig.in_sync(B, C)
     since = rig.now
     asked = proposal(rig.step(60)).meta
+    assert C in asked.isr
     rig.keeper.replied(Applied(newer(asked)), rig.now)
     return rig.now - since
 
 
-def test_a_replica_that_was_removed_keeps_up_for_a_while_before_it_joins_again() -> None:
+@pytest.mark.parametrize(
+    ("cause", "waits"),
+    [
+        (RemovalCause.LATE, [1, 2, 4, 8, 16, 30, 30]),
+        (RemovalCause.LOST, [1, 2, 4, 4]),
+        (RemovalCause.ANNOUNCED, [1, 1, 1]),
+    ],
+)
+def test_a_replica_that_was_removed_keeps_up_for_a_while_before_it_joins_again(
+    cause: RemovalCause, waits: list[float]
+) -> None:
+    """A broker that is started again a few times is back in seconds; one that holds everybody up is not."""
     rig = IsrRig(record((A, B, C)))
-    assert [waited_after_a_removal(rig) for _ in range(3)] == pytest.approx([1.0, 2.0, 4.0], abs=0.11)
+    assert [waited_after_a_removal(rig, cause) for _ in waits] == pytest.approx(waits, abs=0.11)
+
+
+def test_a_restart_is_not_held_against_a_replica_that_was_late_nor_does_it_clear_it() -> None:
+    rig = IsrRig(record((A, B, C)))
+    late, lost, announced = RemovalCause.LATE, RemovalCause.LOST, RemovalCause.ANNOUNCED
+    causes = [late, late, late, late, announced, lost, announced, late]
+    waits = [waited_after_a_removal(rig, cause) for cause in causes]
+    assert waits == pytest.approx([1, 2, 4, 8, 8, 8, 8, 16], abs=0.11)
+
+
+def test_a_removal_that_another_node_wrote_is_no_fault_of_the_replica() -> None:
+    rig = IsrRig(record((A, B, C)))
+    for _ in range(3):
+        rig.in_sync(B, C)
+        rig.keeper.refreshed(newer(rig.keeper.meta, isr={A: 100, B: 200}), rig.now)
+        assert rig.step(0.8) == []
+        asked = proposal(rig.step(0.4)).meta
+        assert asked.isr == {A: 100, B: 200, C: 300}
+        rig.keeper.replied(Applied(newer(asked)), rig.now)
 
 
 def test_removals_are_forgotten_when_it_has_been_a_member_for_long() -> None:
     """A broker that is restarted once a week for a year does not wait for half a minute each time. A partition that is
     quiet is not watched meanwhile."""
-    rig = IsrRig(record((A, B, C)))
-    assert [waited_after_a_removal(rig) for _ in range(3)] == pytest.approx([1.0, 2.0, 4.0], abs=0.11)
+    rig, late = IsrRig(record((A, B, C))), RemovalCause.LATE
+    assert [waited_after_a_removal(rig, late) for _ in range(3)] == pytest.approx([1.0, 2.0, 4.0], abs=0.11)
     rig.now += IsrLimits().settle_seconds_max
-    assert [waited_after_a_removal(rig) for _ in range(2)] == pytest.approx([1.0, 2.0], abs=0.11)
+    assert [waited_after_a_removal(rig, late) for _ in range(2)] == pytest.approx([1.0, 2.0], abs=0.11)
 
 
 def test_it_need_not_wait_if_nothing_commits_without_it() -> None:
