@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import Any
 
@@ -103,6 +104,37 @@ def test_a_stream_that_another_one_of_the_same_leader_took_over_from_hears_of_it
         stream.push(1, log, 1)
         await pause()
         assert stream.acks[-1].end == 2 and len(stream.refused) == 1
+
+    run(scenario)
+
+
+def test_a_catch_up_that_was_given_up_for_a_stream_that_ended_is_asked_for_again() -> None:
+    """Else nobody pulls, and nobody is followed: the leader waits for a replica that comes no nearer, and a move to it
+    is never done."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        _stream, log = await followed(rig)
+        add(log, 1, b"one")
+        renewed, late = rig.leader(A), rig.leader(A)
+        rig.peers.serves = serving(log, 1)
+        rig.peers.gate.clear()
+        rig.follower.leader_log.differs_at = 1
+        renewed.ask(1, log)
+        await pause()
+        assert rig.follower.jobs.running is not None and [each.behind for each in renewed.opened] == [True]
+        late.ask(1, log)
+        while rig.follower.port is not None:
+            await asyncio.sleep(0)
+        late.close()
+        await pause()
+        assert rig.follower.jobs.running is None and not late.opened
+        assert [each.refusal for each in renewed.refused] == [pb.REFUSAL_UNKNOWN], "it asks again, then"
+        rig.peers.gate.set()
+        renewed.take()
+        renewed.ask(1, log)
+        await pause(1)
+        assert [each.behind for each in renewed.opened] == [True, False] and rig.follower.log.end.log_id == 2
 
     run(scenario)
 
