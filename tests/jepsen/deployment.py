@@ -20,6 +20,7 @@ import ctypes
 import itertools
 import os
 import random
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -50,6 +51,9 @@ SCRUB_BYTES_PER_SECOND = 16 << 20
 SCRUB = ("--scrub-interval=10s", f"--scrub-bytes-per-second={SCRUB_BYTES_PER_SECOND}")  # finds damage soon
 SMALL = (f"--segment-bytes={SEGMENT_BYTES}",)  # so that segments roll, and go, under faults
 WITH_HARNESS = ("setpriv", "--pdeathsig", "KILL")  # an etcd ends when this process does, as daemons of ours do
+
+LISTENS_SECONDS = 60.0
+ETCD_AWAY = re.compile(r"FATAL: .*\betcd\b")  # why a daemon ended while it started
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -287,11 +291,21 @@ class Deployment(Cluster):
     # ---- after faults
 
     def revive(self) -> None:
-        """Start again who ended because etcd was away while it started."""
+        """Start again, as an init system would, who ended because etcd was away while it started, unless a fault has
+        it: then its healing starts it."""
         for daemon in self.daemons:
-            if daemon._process is not None and daemon._process.poll() is not None and "etcd" in daemon.log():
-                daemon.kill()
-                daemon.spawn()
+            if not self.is_broken(daemon):
+                start_again(daemon)
+
+    def wait_listening(self, daemons: Iterable[Daemon]) -> None:
+        """Who ends meanwhile because etcd was away is started again."""
+        for daemon in daemons:
+
+            def listens(daemon: Daemon = daemon) -> bool:
+                start_again(daemon)
+                return daemon.listening()
+
+            wait_until(listens, f"{daemon.directory.name} listens", LISTENS_SECONDS)
 
     def settle(self, seconds: float) -> float:
         """Everybody serves, is registered, and every ISR is full; how long that took. AssertionError: not in time."""
@@ -317,6 +331,14 @@ class Deployment(Cluster):
             meta = self.store.watch.view().topics[self.topic].record.partitions[0]
             return meta.epoch, len(meta.isr)
         return 0, 0
+
+
+def start_again(daemon: Daemon) -> None:
+    """One that ended because etcd was away while it started; who ended for another reason stays as it is."""
+    process = daemon._process
+    if process is not None and process.poll() is not None and ETCD_AWAY.search(daemon.log()):
+        daemon.kill()
+        daemon.spawn()
 
 
 def name_of(member: Daemon | EtcdServer) -> str:

@@ -24,12 +24,15 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Protocol
 
+from nsqha.errors import Unavailable
 from tests.integration.cluster import pause
 from tests.jepsen.deployment import Deployment, NotNow
 from tests.jepsen.faults.fault import DidNotBite, FaultKind, Injected
 from tests.jepsen.logs import TOLD_AFTER, tell
 
 LOOK_SECONDS = 0.01
+HEAL_SECONDS = 60.0  # for what has been put off
+AGAIN_SECONDS = 0.5
 SETTLE_SECONDS = 60.0  # after several faults at a time
 
 
@@ -67,6 +70,7 @@ class ActiveFault:
     began: float  # to be injected, of the load's clock
     there: float  # all of it
     until: float  # when it is to be healed
+    healed: bool = False  # its proof is left
 
     @property
     def earliest(self) -> float:
@@ -137,6 +141,8 @@ class Injector:
         """It is there when this returns. None: nobody is left whom it could hit."""
         if self.active and (kind.alone or any(fault.kind.alone for fault in self.active)):
             return None
+        if isinstance(self.deployment, Deployment):
+            self.deployment.revive()  # or who ended for want of etcd is hit in vain
         began = self.clients.now()
         try:
             injected = kind.inject(self.deployment, self.rng)
@@ -152,27 +158,46 @@ class Injector:
         self.say(f"inject {kind.id}: {injected.what}")
         return fault
 
-    def heal(self, fault: ActiveFault) -> None:
-        """Healed, with its proof; one that did not bite makes the run invalid, which goes on."""
-        injected = fault.injected
-        injected.heal()
+    def heal(self, fault: ActiveFault) -> bool:
+        """Healed, with its proof; one that did not bite makes the run invalid, which goes on. False: put off, as what
+        it needs is away by another fault, or will be there in a moment."""
+        try:
+            proof, bit = self._healed(fault), True
+        except DidNotBite as error:
+            proof, bit = str(error), False
+        except (NotNow, Unavailable) as error:
+            self.say(f"later  {fault.kind.id}: {error}")
+            return False
         self.active.remove(fault)
         self.deployment.broken = set().union(*(other.injected.victims for other in self.active))
-        try:
-            proof = injected.proof()
-        except DidNotBite as error:
-            self.figures.invalid.append(f"{fault.kind.id} ({injected.what}): {error}")
-            self.say(f"heal   {fault.kind.id}: DID NOT BITE: {error}")
-            self.clients.fault_ended(fault.number, str(error), bit=False)
-        else:
-            self.say(f"heal   {fault.kind.id}: {proof}")
-            self.clients.fault_ended(fault.number, proof, bit=True)
+        if not bit:
+            self.figures.invalid.append(f"{fault.kind.id} ({fault.injected.what}): {proof}")
+        self.say(f"heal   {fault.kind.id}: {'' if bit else 'DID NOT BITE: '}{proof}")
+        self.clients.fault_ended(fault.number, proof, bit=bit)
+        return True
+
+    def _healed(self, fault: ActiveFault) -> str:
+        """Its proof. A healing that is put off is begun anew, one that is done is not."""
+        if not fault.healed:
+            fault.injected.heal()
+            fault.healed = True
+        return fault.injected.proof()
+
+    def heal_surely(self, fault: ActiveFault) -> None:
+        """Tried again for a while, and others that are there are healed before."""
+        until = time.monotonic() + HEAL_SECONDS
+        while not self.heal(fault):
+            assert time.monotonic() < until, f"{fault.kind.id} can not be healed"
+            pause(AGAIN_SECONDS)
+            for other in [each for each in self.active if each is not fault]:
+                pause(max(0.0, other.earliest - self.clients.now()))  # or it could not bite
+                self.heal(other)
 
     def heal_all(self) -> None:
         while self.active:
             fault = self.active[0]
             pause(max(0.0, fault.earliest - self.clients.now()))  # or it could not bite
-            self.heal(fault)
+            self.heal_surely(fault)
 
     def heal_whatever(self) -> None:
         """At the end of a run that failed: threads of faults end, the stopped wake up; what does not heal stays."""
@@ -205,7 +230,7 @@ class Injector:
                 figures.elections[kind.id].append(time.monotonic() - clock)
                 hits_leader = False
         clients.avoid = None
-        self.heal(fault)
+        self.heal_surely(fault)
         figures.recoveries[kind.id].append(self.settle(kind.settle))
         end = clients.now()
         gap, since = longest_gap(clients.oks, fault.began, end)

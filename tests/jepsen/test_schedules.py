@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from nsqha.errors import Unavailable
 from tests.jepsen import night, suite
 from tests.jepsen.deployment import Deployment, NotNow
 from tests.jepsen.faults.fault import DidNotBite, FaultKind, Injected, bitten
@@ -108,6 +109,88 @@ def test_a_fault_that_did_not_bite_makes_the_run_invalid_and_is_healed() -> None
     assert not things.broken
     assert hands.figures.invalid == ["X1-n1 (n1): nothing was counted"]
     assert clients.ended == [(1, "nothing was counted", False)]
+
+
+def put_off(hands: Injector, *, proof: bool, error: Exception) -> list[str]:
+    """n1 is broken; its healing, or its proof, fails while n2 is broken. What was done, in order, as it grows."""
+    fault, done = hands.inject(kind("n1")), list[str]()
+    assert fault is not None
+
+    def needs_the_other(what: str, fails: bool) -> str:
+        done.append(what)
+        if fails and "n2" in hands.deployment.broken:
+            raise error
+        return what
+
+    fault.injected.heal = lambda: cast(None, needs_the_other("heal", not proof))
+    fault.injected.proof = lambda: needs_the_other("proof", proof)
+    return done
+
+
+@pytest.mark.parametrize("error", [NotNow("nobody answers"), Unavailable("etcd does not answer")])
+@pytest.mark.parametrize("proof", [True, False])
+def test_what_can_not_be_healed_or_proven_yet_is_put_off(
+    proof: bool, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.jepsen.injection.pause", lambda seconds: None)
+    hands, things, clients = injector()
+    done = put_off(hands, proof=proof, error=error)
+    assert hands.inject(kind("n2")) is not None
+    assert not hands.heal(hands.active[0])
+    assert things.broken == {"n1", "n2"} and not clients.ended
+    hands.heal_all()
+    assert not things.broken and not hands.active and not hands.figures.invalid
+    assert done.count("proof") == (3 if proof else 1) and done.count("heal") == (1 if proof else 3)
+
+
+def test_what_can_never_be_healed_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.jepsen.injection.pause", lambda seconds: None)
+    monkeypatch.setattr("tests.jepsen.injection.HEAL_SECONDS", 0.0)
+    hands, things, _ = injector()
+    put_off(hands, proof=False, error=NotNow("nobody answers"))
+    things.broken.add("n2")
+    with pytest.raises(AssertionError, match="X1-n1 can not be healed"):
+        hands.heal_all()
+
+
+@dataclass
+class EndedDaemon:
+    """Stands for a broker that has ended, with a last word."""
+
+    said: str
+    name: str
+    spawned: int = 0
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.name)
+
+    @property
+    def _process(self) -> Any:
+        return None if self.spawned else SimpleNamespace(poll=lambda: 1)
+
+    def log(self) -> str:
+        return self.said
+
+    def kill(self) -> None: ...
+
+    def spawn(self) -> None:
+        self.spawned += 1
+
+    def listening(self) -> bool:
+        return bool(self.spawned)
+
+
+def test_who_ended_for_want_of_etcd_is_started_again_unless_it_is_broken() -> None:
+    away = "[nsqd] FATAL: etcd at 10.0.0.1:2379 does not answer: late; start it, or correct --etcd-endpoint"
+    lost = EndedDaemon(away, "n1")
+    broken = EndedDaemon(away, "n2")
+    other = EndedDaemon("INFO: the watch on etcd broke\n[nsqd] FATAL: the disk is full", "n3")
+    things: Any = SimpleNamespace(daemons=[lost, broken, other], is_broken=lambda daemon: daemon is broken)
+    Deployment.revive(things)
+    assert (lost.spawned, broken.spawned, other.spawned) == (1, 0, 0)
+    Deployment.wait_listening(things, [cast(Any, broken)])
+    assert broken.spawned == 1, "whoever waits for it wants it"
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])

@@ -23,8 +23,7 @@ from typing import Any
 from nsqha import __version__
 from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.terminal.exits import Exit
-from nsqha.election.model import PEER_LEVEL, PartitionMeta
-from nsqha.errors import Unavailable
+from nsqha.election.model import PEER_LEVEL, PartitionMeta, TopicRecord
 from tests.integration.cluster import pause, posted
 from tests.integration.installed_tree import InstalledTree
 from tests.integration.servers import wait_until
@@ -35,6 +34,7 @@ from tests.jepsen.faults.fault import FaultKind, Injected, bitten
 Inject = Callable[[Deployment, random.Random], Injected]
 
 WAIT_SECONDS = 60.0
+ETCD_SECONDS = 5.0
 ANSWER_SECONDS = 15.0
 PARTITIONS_MAX = 4  # to which a topic under load is grown
 SCRATCH = "scratch"  # a channel that nobody is owed anything on
@@ -42,14 +42,25 @@ DOOMED = "doomed"  # a topic that comes and goes
 OTHER_VERSION = "9.0.0"
 
 
-def record_of(deployment: Deployment) -> PartitionMeta:
-    """NotNow while etcd has no majority."""
+def topic_of(deployment: Deployment, name: str) -> TopicRecord | None:
+    """None: there is no such topic. NotNow while etcd has no majority; one that looks for a leader is waited for."""
     try:
-        meta = deployment.meta(deployment.topic)
-    except Unavailable as error:
+        (found,) = wait_until(lambda: [deployment.store.records.topic(name)], "etcd answers", ETCD_SECONDS)
+    except AssertionError as error:
         raise NotNow(f"no record can be read: {error}") from None
-    assert meta is not None
-    return meta
+    return None if found is None else found.record
+
+
+def record_of(deployment: Deployment) -> PartitionMeta:
+    topic = topic_of(deployment, deployment.topic)
+    assert topic is not None
+    return topic.partitions[0]
+
+
+def answering(deployment: Deployment) -> None:
+    """NotNow unless an operator's request can be answered: by a broker that is whole, and by etcd."""
+    one_of(random.Random(0), deployment.whole_nodes)
+    record_of(deployment)
 
 
 def asked(deployment: Deployment, path: str) -> None:
@@ -75,7 +86,9 @@ def asked(deployment: Deployment, path: str) -> None:
 
 def told(deployment: Deployment, rpc: str, **fields: Any) -> Any:
     """The answer to a request to the Admin service of any broker, one that is whole if there is one, tried again while
-    it fails. What is there already was made, and what is not there was deleted, by a try whose answer was lost."""
+    it fails. What is there already was made, and what is not there was deleted, by a try whose answer was lost. NotNow
+    if nobody can answer."""
+    answering(deployment)
     failed: list[str] = []
 
     def answered() -> list[Any]:
@@ -146,9 +159,10 @@ def fewer_replicas(deployment: Deployment, rng: random.Random) -> Injected:
     seen: list[int] = []
 
     def heal() -> None:
-        with contextlib.suppress(AssertionError):  # somebody else is broken: it happens afterwards
-            wait_until(lambda: len(record_of(deployment).replicas) == 2, "one goes", 20)
-        seen.append(len(record_of(deployment).replicas))
+        if not seen:
+            with contextlib.suppress(AssertionError):  # somebody else is broken: it happens afterwards
+                wait_until(lambda: len(record_of(deployment).replicas) == 2, "one goes", 20)
+            seen.append(len(record_of(deployment).replicas))
         told(deployment, "UpdateTopicSettings", topic=deployment.topic, replicas=3)
         # Where somebody else is broken, a disk that hangs, say, it comes when that is healed.
         with contextlib.suppress(AssertionError) if deployment.broken else contextlib.nullcontext():
@@ -190,6 +204,14 @@ def another_leads(deployment: Deployment, rng: random.Random) -> Injected:
 # ---- M2
 
 
+def undone(change: Injected) -> bool:
+    try:
+        change.heal()
+    except NotNow:
+        return False
+    return True
+
+
 def during(first: Inject, second: Inject) -> Inject:
     """The second happens in the middle of the first."""
 
@@ -198,11 +220,14 @@ def during(first: Inject, second: Inject) -> Inject:
         try:
             fault = second(deployment, rng)
         except NotNow:
-            change.heal()
+            wait_until(lambda: undone(change), f"{change.what}, and that is taken back", WAIT_SECONDS)
             raise
+        healed: list[bool] = []
 
         def heal() -> None:
-            fault.heal()
+            if not healed:  # what is put off is begun anew
+                fault.heal()
+                healed.append(True)
             change.heal()
 
         what = f"{change.what}; meanwhile {fault.what}"
@@ -320,18 +345,19 @@ def depth_of(deployment: Deployment) -> int:
 def deleted(deployment: Deployment, rng: random.Random) -> Injected:
     """A topic beside, with messages and a channel."""
     node = one_of(rng, deployment.whole_nodes)
+    answering(deployment)
     for path in (f"/topic/create?topic={DOOMED}", f"/channel/create?topic={DOOMED}&channel=c"):
         wait_until(lambda path=path: posted(node, path), path, WAIT_SECONDS)  # type: ignore[misc]
     for number in range(20):
         with contextlib.suppress(OSError):
             node.request(f"/pub?topic={DOOMED}", b"%d" % number)
-    was = deployment.store.records.topic(DOOMED)
+    was = topic_of(deployment, DOOMED)
 
     def heal() -> None:
         told(deployment, "DeleteTopic", topic=DOOMED)
 
     def proof() -> str:
-        bitten(was is not None and deployment.store.records.topic(DOOMED) is None, "it was never there, or is still")
+        bitten(was is not None and topic_of(deployment, DOOMED) is None, "it was never there, or is still")
         return "it was there, and is not"
 
     return Injected(f"topic {DOOMED} is deleted", frozenset([DOOMED]), heal, proof)
@@ -357,18 +383,18 @@ def policy(deployment: Deployment, rng: random.Random) -> Injected:
 
 def grown(deployment: Deployment, rng: random.Random) -> Injected:
     topic = deployment.topic
-    found = deployment.store.records.topic(topic)
+    found = topic_of(deployment, topic)
     assert found is not None
-    count = len(found.record.partitions)
+    count = len(found.partitions)
     if count >= PARTITIONS_MAX:
         raise NotNow("it has enough partitions")
     told(deployment, "UpdateTopicSettings", topic=topic, partitions=count + 1)
 
     def proof() -> str:
-        after = deployment.store.records.topic(topic)
+        after = topic_of(deployment, topic)
         assert after is not None
-        bitten(len(after.record.partitions) > count, f"there are {len(after.record.partitions)} partitions")
-        return f"{count} partitions, then {len(after.record.partitions)}"
+        bitten(len(after.partitions) > count, f"there are {len(after.partitions)} partitions")
+        return f"{count} partitions, then {len(after.partitions)}"
 
     return Injected(f"{topic} gets {count + 1} partitions", frozenset(), lambda: None, proof)
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.integration.cluster import freeze, pause, thaw
-from tests.integration.servers import Daemon, wait_until
-from tests.jepsen.deployment import LEASE_SECONDS, Deployment, name_of, one_of
+from tests.integration.servers import CannotStart, Daemon, wait_until
+from tests.jepsen.deployment import LEASE_SECONDS, Deployment, NotNow, name_of, one_of
 from tests.jepsen.faults.fault import FaultKind, Injected, bitten
 from tests.jepsen.faults.overload import GROUPS, limited
 
@@ -201,9 +201,18 @@ def starved(deployment: Deployment, rng: random.Random) -> Injected:
     return limited(deployment, [victim], 0.05)
 
 
+def serves(victim: Daemon) -> bool:
+    try:
+        return victim.listening()
+    except CannotStart:
+        return False
+
+
 def stalled(deployment: Deployment, rng: random.Random) -> Injected:
     """Its loop does nothing for a while, or all of its Python does; the kernel and threads in C go on."""
     victim = one_of(rng, deployment.whole_nodes)
+    if not serves(victim):  # what starts after it was asked takes it for what an earlier life was asked for
+        raise NotNow(f"{victim.name} does not serve")
     seconds, every, before = rng.uniform(0.2, 5), rng.random() < 0.5, victim.stalls.seconds()
     victim.stalls.stall(seconds, every=every)
 
