@@ -13,6 +13,7 @@ victim verify again, and nothing else is broken until then: what is damaged at t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -337,12 +338,19 @@ def exchanged(deployment: Deployment, rng: random.Random) -> Injected:
         broker.spawn()
     found: list[str] = []
 
+    def became() -> list[str]:
+        """What each of them is with the other's directory; of one that still starts, nothing yet."""
+        pairs = zip(two, reversed(uids), strict=True)
+        said = [
+            f"{broker} {'refused' if ended(broker) is not None else 'was the other node'}"
+            for broker, uid in pairs
+            if ended(broker) is not None or deployment.uid(broker) == uid
+        ]
+        return said if len(said) == len(two) else []
+
     def heal() -> None:
-        for broker, uid in zip(two, reversed(uids), strict=True):
-            if ended(broker) is not None:
-                found.append(f"{broker} refused")
-            elif deployment.uid(broker) == uid:
-                found.append(f"{broker} was the other node")
+        with contextlib.suppress(AssertionError):  # then it has not bitten
+            found[:] = wait_until(became, "both run with the other's directory, or refuse to", MENDED_SECONDS)
         for broker in two:
             broker.kill()
         swap(two)
@@ -351,7 +359,7 @@ def exchanged(deployment: Deployment, rng: random.Random) -> Injected:
         deployment.settle(MENDED_SECONDS)
 
     def proof() -> str:
-        bitten(len(found) == len(two), f"they did not run with the other's directory: {found}")
+        bitten(found, "they did not both run with the other's directory, nor refuse to")
         return ", ".join(found)
 
     what = f"{two[0]} and {two[1]} have each other's directories"

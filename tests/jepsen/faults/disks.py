@@ -36,6 +36,7 @@ LAZY = frozenset(("interval", "none"))
 MIB = 1 << 20
 LEFT_BYTES = (0, MIB, 100 * MIB)  # of a full disk; all are less than a broker wants
 WRITES_PER_SECOND = (2, 5, 20, 100)  # of a slow disk: 500 to 10 ms for each fsync
+PROBE_SECONDS = 0.5  # of writes, and three at least: the kernel lets a few pass at once
 SHRUNK_SECONDS = 15.0
 WITHOUT_SECONDS = (1.0, 5.0)
 
@@ -244,7 +245,9 @@ def slow(choose: Victims) -> Inject:
         group = Group(f"slow-{victim.name}-{time.monotonic_ns()}", controllers=("blkio",))
         group.add(victim.pid)
         group.slow(disk.device, writes)
-        probe = [*group.prefix, "dd", "if=/dev/zero", f"of={disk.at / 'slow'}", "bs=4k", "count=3", "oflag=dsync"]
+        count = max(3, round(writes * PROBE_SECONDS))
+        out, many = f"of={disk.at / 'slow'}", f"count={count}"
+        probe = [*group.prefix, "dd", "if=/dev/zero", out, "bs=4k", many, "oflag=dsync"]
         began = time.monotonic()
         subprocess.run(probe, check=True, capture_output=True)
         took = time.monotonic() - began
@@ -255,8 +258,8 @@ def slow(choose: Victims) -> Inject:
             (disk.at / "slow").unlink()
 
         def proof() -> str:
-            bitten(took >= 1.5 / writes, f"three writes took {took:.3f} s")
-            return f"three writes took {took:.2f} s"
+            bitten(took >= count / writes / 2, f"{count} writes took {took:.3f} s")
+            return f"{count} writes took {took:.2f} s"
 
         return Injected(f"{writes} writes a second on {victim}", frozen_names([victim]), heal, proof)
 

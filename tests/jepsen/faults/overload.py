@@ -1,7 +1,7 @@
 """L1-L4: less of the machine than the brokers want, or more clients than anybody asked for.
 
-    L1  a CPU quota for all brokers              L3  descriptors: no more may be opened than are open
-    L2  a memory limit, until the kernel kills   L4  5,000 clients at once
+L1  a CPU quota for all brokers              L3  descriptors: no more may be opened than are open
+L2  a memory limit, until the kernel kills   L4  5,000 clients at once
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import socket
 import threading
 import time
 
+from tests.integration.cluster import pause
 from tests.integration.servers import wait_until
 from tests.jepsen.deployment import Broker, Deployment, NotNow, one_of
 from tests.jepsen.faults.disks import all_well
 from tests.jepsen.faults.fault import FaultKind, Injected, bitten
 from tests.jepsen.hosts.groups import Group, descriptors
 
+USED_SECONDS = 1.0
+CORES_MIN = 0.01  # the least quota that there is
 CLIENTS_AT_ONCE = 5000
 CONNECT_SECONDS = 5.0
 KNOCKS = 32  # connections that want a descriptor when there is none
@@ -34,10 +37,22 @@ NOP = b"NOP\n"
 
 
 def quota(deployment: Deployment, rng: random.Random) -> Injected:
+    """Half of what the busiest uses at most, or a load that is light would not feel it."""
     victims = deployment.whole_nodes
     one_of(rng, victims)
-    cores = rng.choice((0.05, 0.1, 0.25))
-    return limited(deployment, victims, cores)
+    wanted = rng.choice((0.05, 0.1, 0.25))
+    return limited(deployment, victims, max(CORES_MIN, min(wanted, most_used(deployment, victims) / 2)))
+
+
+def most_used(deployment: Deployment, victims: list[Broker]) -> float:
+    """Cores that the busiest of them uses, looked at for a while."""
+    groups = [deployment.group(victim.name) for victim in victims]
+    for group, victim in zip(groups, victims, strict=True):
+        group.add(victim.pid)
+    before, began = [group.cpu_used() for group in groups], time.monotonic()
+    pause(USED_SECONDS)
+    used = max(group.cpu_used() - then for group, then in zip(groups, before, strict=True))
+    return used / (time.monotonic() - began)
 
 
 def limited(deployment: Deployment, victims: list[Broker], cores: float) -> Injected:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from tests.jepsen.deployment import Broker, Deployment
+from tests.jepsen.faults import overload
 from tests.jepsen.faults.fault import DidNotBite
 from tests.jepsen.faults.overload import limited
 
@@ -18,12 +21,13 @@ class CountedGroup:
 
     periods: int = 0
     seconds: float = 0.0
+    quota: float | None = None
 
     def add(self, pid: int) -> None:
         pass
 
     def cpu(self, cores: float | None) -> None:
-        pass
+        self.quota = cores
 
     def throttled(self) -> int:
         return self.periods
@@ -43,6 +47,10 @@ class GroupsOnly:
 
     def __init__(self) -> None:
         self.groups = {name: CountedGroup() for name in ("n1", "n2", "n3")}
+
+    @property
+    def whole_nodes(self) -> list[Broker]:
+        return [cast(Broker, NamedBroker(name)) for name in self.groups]
 
     def group(self, name: str) -> CountedGroup:
         return self.groups[name]
@@ -71,3 +79,20 @@ def test_a_quota_that_held_nobody_back_did_not_bite() -> None:
 def test_a_quota_that_spared_who_wanted_more_did_not_bite() -> None:
     with pytest.raises(DidNotBite, match="n2"):
         proof_of((5, 0, 2), (1e6, 1e6, 1e6))
+
+
+@pytest.mark.parametrize(("cores", "least", "most"), [(0.08, 0.035, 0.04), (8.0, 0.05, 0.25), (0.0, 0.01, 0.01)])
+def test_the_busiest_gets_less_than_it_uses(
+    cores: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment, clock = GroupsOnly(), [5.0]
+
+    def pause(seconds: float) -> None:
+        clock[0] += seconds
+        deployment.groups["n2"].seconds += cores * seconds
+
+    monkeypatch.setattr(overload, "pause", pause)
+    monkeypatch.setattr(overload, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    overload.quota(cast(Deployment, deployment), random.Random(3))
+    assert {group.quota for group in deployment.groups.values()} == {deployment.groups["n2"].quota}
+    assert least <= (deployment.groups["n2"].quota or 0) <= most + 1e-9
