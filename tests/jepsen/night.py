@@ -100,6 +100,7 @@ class Night:
         try:
             status = process.wait(LONGEST_SECONDS)
         except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)  # it says where it waits
             self.interrupt()
             return "HUNG"
         return RESULTS.get(status, f"status {status}")

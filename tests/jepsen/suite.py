@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import itertools
 import random
 import secrets
@@ -310,6 +311,11 @@ def planned(args: argparse.Namespace) -> Plan:
     )
 
 
+def tell_stacks() -> None:
+    """SIGUSR1 has this process say on standard error where each of its threads is, and go on."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
 def main() -> int:
     args = parsed()
     try:
@@ -322,6 +328,7 @@ def main() -> int:
     if any(folder.iterdir()):
         print(f"{folder} is not empty; give --keep a folder of its own")
         return 1
+    tell_stacks()
     for number in (signal.SIGINT, signal.SIGTERM):  # the former is ignored by what a shell has put aside
         signal.signal(number, signal.default_int_handler)
     print(f"seed {plan.seed}, sync={plan.sync}, {', '.join(kind.id for kind in plan.kinds)}; in {folder}", flush=True)

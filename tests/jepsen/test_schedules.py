@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -261,6 +263,19 @@ def test_a_night_draws_runs_of_all_modes_whose_words_repeat_them(tmp_path: Path)
         args = suite.parsed(run.words(tmp_path))
         assert (args.seed, args.sync, args.minutes, args.keep) == (run.seed, run.sync, run.minutes, tmp_path)
         assert [kind.id for kind in possible(chosen(run.faults), here, run.sync)[0]] == list(run.faults)
+
+
+def test_a_run_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "from tests.jepsen import suite; suite.tell_stacks(); print(1, flush=True); import time; time.sleep(60)"
+    monkeypatch.setattr(night, "LONGEST_SECONDS", 0.0)
+    with (tmp_path / "out").open("wb") as out:
+        hung = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=out)
+        assert hung.stdout is not None and hung.stdout.readline() == b"1\n"
+        of_one = night.Night(tmp_path)
+        of_one._under_way = hung
+        assert of_one._result(hung) == "HUNG" and hung.returncode is not None
+        hung.stdout.close()
+    assert 'File "<string>", line 1 in <module>' in (tmp_path / "out").read_text()
 
 
 def test_a_lone_node_has_faults_of_its_own() -> None:
