@@ -1,5 +1,8 @@
 """Channels of gRPC's client, with or without TLS and the cluster's secret; no other module creates channels.
 
+A thread that waits for an answer sleeps until it comes. gRPC has it look up ten times a second, so that handlers of
+signals run, which they do in Python 3 however long it waits; of an idle broker that was an eighth of its CPU.
+
 With a secret the first call begins a session (`nsqha.cluster_secret`), and each carries a proof. A server that has
 forgotten the session has carried nothing out: on a loop, where channels live long, a call is made once more.
 """
@@ -15,7 +18,7 @@ import nsqha.grpc_env  # noqa: F401
 
 # isort: split
 import grpc
-from grpc import aio
+from grpc import _common, aio
 
 from nsqha.cluster_secret import CHALLENGE_PATH, NOT_ASKED, STALE_KEY, CallProofs, ClusterSecret, new_nonce
 from nsqha.errors import ConfigError, Unavailable
@@ -23,6 +26,10 @@ from nsqha.errors import ConfigError, Unavailable
 ChannelOptions = Sequence[tuple[str, int]]
 
 CHALLENGE_SECONDS = 5.0
+LOOK_SECONDS = 1.0  # of a thread that waits in gRPC
+
+# gRPC has no option for it. Where another version does not know the name, threads look as often as gRPC has them look.
+_common.MAXIMUM_WAIT_TIMEOUT = LOOK_SECONDS
 
 
 def credentials(*, ca: bytes | None, key: bytes | None, certificate: bytes | None) -> grpc.ChannelCredentials:

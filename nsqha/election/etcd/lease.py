@@ -92,7 +92,8 @@ class EtcdLease:
     def _renew_on(self) -> None:
         interval = self.ttl_s / RENEWALS
         due = self._renewed + interval
-        while not self._stopped.wait(min(CHECK_S, interval / 4)):
+        check = min(CHECK_S, interval / 4)
+        while not self._stopped.wait(max(check, due - self._clock.monotonic())):
             now = self._clock.monotonic()
             if now < due or now - self._ticked > interval:
                 continue
@@ -142,12 +143,14 @@ class EtcdLease:
 
 
 class _Stream:
-    """A stream of requests and answers in turn. A second thread reads, so that waiting for an answer has a limit."""
+    """A stream of requests and answers in turn. A second thread reads, so that waiting for an answer has a limit. It
+    reads only while one is due, as a thread that waits in gRPC looks up again and again."""
 
     def __init__(self, client: EtcdClient, endpoint: int, lease: int) -> None:
         self._client = client
         self._lease = lease
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._due: queue.SimpleQueue[bool] = queue.SimpleQueue()  # answers to read; False: no more
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         requests = iter(self._requests.get, None)
         self._call = client.open_stream(endpoint, lambda stubs: stubs.lease.LeaseKeepAlive, requests)
@@ -156,6 +159,7 @@ class _Stream:
     def renew(self, wait_s: float) -> int:
         """Renew; return the TTL that etcd answers, 0: no such lease. NsqhaError after `wait_s`, RpcError."""
         self._requests.put(rpc.LeaseKeepAliveRequest(ID=self._lease))
+        self._due.put(True)
         try:
             answer = self._answers.get(timeout=wait_s)
         except queue.Empty:
@@ -167,12 +171,14 @@ class _Stream:
 
     def close(self) -> None:
         self._requests.put(None)
+        self._due.put(False)
         self._call.cancel()
 
     def _read(self) -> None:
         try:
-            for answer in self._call:
-                self._answers.put(answer)
+            while self._due.get():
+                self._answers.put(next(self._call))
+        except StopIteration:
             self._answers.put(NsqhaError("etcd ended the stream"))
         except grpc.RpcError as error:
             self._answers.put(error)
