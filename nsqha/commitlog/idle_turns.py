@@ -1,13 +1,16 @@
 """Which of a node's partitions are looked at this second: those that may have something to do, and some idle ones.
 
-A partition is idle when a look left nothing to do (`PartitionLog.idle_at`) and nothing was appended since. What depends
-on the time alone, as retention does, waits for the partition's turn: so thousands of idle ones cost what a few do.
+A partition is idle when a look left nothing to do (`PartitionLog.idle_at`) and nothing was appended since. Its log says
+when that ends (`PartitionLog.on_wake`), so idle ones are not walked over. What depends on the time alone, as retention
+does, waits for the partition's turn: so thousands of idle ones cost what a few do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from functools import partial as bind
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from weakref import ref
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -25,19 +28,35 @@ class LookedAt(Protocol):
 T = TypeVar("T", bound=LookedAt)
 
 
-class IdleTurns:
-    """Chooses among the partitions that one node leads, or among those that it follows."""
+class IdleTurns(Generic[T]):
+    """Chooses among the partitions that one node leads, or among those that it follows.
+
+    Invariant: each of them is busy, or its turn comes, or its log wakes it."""
 
     def __init__(self) -> None:
-        self._next = 0  # index of the partition whose turn is next
+        self._busy: dict[T, None] = {}  # or new
+        self._waiting: list[ref[T]] = []  # their turn is still to come; one that goes meanwhile is not kept for it
 
-    def choose(self, partitions: Sequence[T]) -> Sequence[T]:
-        """Those to look at now."""
-        if len(partitions) <= IDLE_LOOKS:
-            return partitions
-        # By identity: an append puts another object there, and this is all that an idle partition costs.
-        busy = [partition for partition in partitions if (log := partition.log).idle_at is not log.end]
-        first = self._next if self._next < len(partitions) else 0
-        self._next = first + IDLE_LOOKS
-        turn = partitions[first : self._next]
-        return [*busy, *(partition for partition in turn if partition.log.idle_at is partition.log.end)]
+    def add(self, partition: T) -> None:
+        """It is new, or something was written to it: it is looked at in the next second."""
+        self._busy[partition] = None
+
+    def choose(self, everything: Callable[[], Iterable[T]]) -> list[T]:
+        """Those to look at now, some of which may have gone; say then of each that has not that it was `looked` at.
+        `everything` is asked for once a round."""
+        if len(self._waiting) < IDLE_LOOKS:
+            self._waiting += [ref(partition) for partition in everything()]
+        turn, self._waiting = self._waiting[:IDLE_LOOKS], self._waiting[IDLE_LOOKS:]
+        chosen, self._busy = self._busy, {}
+        for waiting in turn:
+            if (partition := waiting()) is not None:
+                chosen[partition] = None
+        return list(chosen)
+
+    def looked(self, partition: T) -> None:
+        """It was looked at: once more in a second, unless it is idle."""
+        log = partition.log
+        if log.idle_at is log.end:
+            log.on_wake = bind(self.add, partition)
+        else:
+            self._busy[partition] = None

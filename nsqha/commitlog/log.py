@@ -92,6 +92,7 @@ class PartitionLog(LogReader):
         self.doubtful_from: int | None = None  # recovery found damage from here on: to be fetched again
         self.poisoned: str | None = None
         self.idle_at: Place | None = None  # its end when its owner had nothing left to do; another one now: not idle
+        self.on_wake: Callable[[], object] | None = None  # called once, when it is idle no more
         self.on_wanted_durable: Callable[[], object] | None = None  # its files would be closed, were they synced
         self._active = pairs[-1]
         self._past = object()  # another one after each cut
@@ -180,6 +181,8 @@ class PartitionLog(LogReader):
         self._written = entry, raw
         end_log_id, end_offset = log_id + 1, first_offset + count
         self.end = tuple.__new__(Place, (end_log_id, end_offset, position + size))
+        if self.on_wake is not None:
+            wake(self)
         if flags & (LOST | BROKEN_CHAIN):
             self.shelf.clear()  # its tail has no gaps; and what was there may be written back
         else:
@@ -330,6 +333,7 @@ class PartitionLog(LogReader):
         removed = self.files.end_with(pair, last)
         self._active = pair
         self.end = end
+        wake(self)
         self.local_durable = min(self.local_durable, log_id)
         if self.doubtful_from is not None and log_id <= self.doubtful_from:
             self.doubtful_from = None
@@ -348,3 +352,10 @@ class PartitionLog(LogReader):
                 names.close()
 
         return cut
+
+
+def wake(log: PartitionLog) -> None:
+    """There may be something to do: the log is not idle, until its owner has looked."""
+    log.idle_at, woken, log.on_wake = None, log.on_wake, None
+    if woken is not None:
+        woken()

@@ -28,7 +28,8 @@ class LookTurns(Generic[K]):
         if not self._waiting:
             self._waiting = list(things)
         turn, self._waiting = self._waiting[:LOOKS], self._waiting[LOOKS:]
-        return [things[key] for key in {**self._busy, **dict.fromkeys(turn)} if key in things]
+        chosen = {**self._busy, **dict.fromkeys(turn)}
+        return [thing for key in chosen if (thing := things.get(key)) is not None]
 
     def busy(self, keys: Iterable[K]) -> None:
         """These, of what was chosen, had something to do."""

@@ -5,11 +5,10 @@ Of many partitions those that are idle are looked at in turn (`IdleTurns`), all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsqha.clock import Now, read
-from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.delivery import CLOCK_SET_SECONDS
 
@@ -51,7 +50,6 @@ class Housekeeping:
         self._spawn = spawn
         self._forget_targets = forget_targets
         self._timer: asyncio.TimerHandle | None = None
-        self._turns = IdleTurns()
         self._wall_ahead = 0.0  # of the monotonic clock
 
     def start(self) -> None:
@@ -76,6 +74,8 @@ class Housekeeping:
         if self._availability.look_at_disk():
             self._forget_targets()
         for partition in self._chosen(now):
+            if partition.closed:
+                continue  # it may be led here no more; what was written last is staged by who takes the log
             try:
                 partition.keep_house(now)
             except Exception as error:
@@ -84,6 +84,7 @@ class Housekeeping:
             if partition.batches.publishes.memory is None:
                 identity = partition.log.identity
                 self._parts.opener.stage_durable((identity.topic_uid, identity.partition), partition.log)
+            self._parts.opener.runtime.turns.looked(partition)
         self._side.keep_house()
         if self._parts.journal.dirty and not self._journal_writer.writing:
             self._spawn(self._write_journal())
@@ -91,12 +92,14 @@ class Housekeeping:
 
     def _chosen(self, now: Now) -> Sequence[Partition]:
         """The partitions led here that are looked at now."""
-        led = [partition for topic in self._topics.values() for partition in topic.led]
         ahead = now.wall_ns / 1e9 - now.mono
         if abs(ahead - self._wall_ahead) > CLOCK_SET_SECONDS:
             self._wall_ahead = ahead
-            return led  # what is due by the wall clock may be so although no timer says it
-        return self._turns.choose(led)
+            return list(self._led())  # what is due by the wall clock may be so although no timer says it
+        return self._parts.opener.runtime.turns.choose(self._led)
+
+    def _led(self) -> Iterator[Partition]:
+        return (partition for topic in self._topics.values() for partition in topic.led)
 
     async def _write_journal(self) -> None:
         await self._journal_writer.write()

@@ -18,6 +18,7 @@ from nsqha.commitlog import copying
 from nsqha.commitlog.corruption.verdict import CorruptRange
 from nsqha.commitlog.entry import BatchCorrupt, Entry
 from nsqha.commitlog.files.pairs import drop_files, parse_name
+from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.reading.lookup import LogIdentity
@@ -139,7 +140,7 @@ class PartitionOpener:
         self._cursor_limits = ChannelLimits(
             max_msg_timeout_s=options.max_msg_timeout_ns / 1e9, ephemeral_unread_max=options.mem_queue_size
         )
-        self._runtime = PartitionRuntime(
+        self.runtime = PartitionRuntime(
             loop=loop,
             clock=clock,
             disk=disk,
@@ -151,12 +152,8 @@ class PartitionOpener:
             written_seconds_max=options.publish_outcome_wait_ns / 1e9,
             sync_every=options.sync_every,
             sync_seconds=options.sync_timeout_ns / 1e9,
+            turns=IdleTurns[Partition](),
         )
-
-    @property
-    def pause(self) -> ProcessPause:
-        """The pauses of this process; a node of a cluster ticks it."""
-        return self._runtime.pause
 
     # ---- files, on the disk thread
 
@@ -313,7 +310,7 @@ class PartitionOpener:
         )
         storage = log.files.storage if ids.is_ephemeral(record.name) else None
         partition = Partition(
-            self._runtime,
+            self.runtime,
             LedLog(number, id_base, log, cursors, leader),
             retention=RetentionRunner(self.retention_of(record), abandoned_of(record), self.measures.retention_removed),
             sync=sync,

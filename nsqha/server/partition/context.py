@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from nsqha.clock import Clock
+from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.commitlog.log import PartitionLog
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.replication.leader import LeaderReplica
@@ -39,6 +41,7 @@ class PartitionRuntime:
     written_seconds_max: float  # a written publish without outcome is answered "unknown"
     sync_every: int  # messages per fsync with sync=interval
     sync_seconds: float
+    turns: IdleTurns[Any]  # of the partitions that the node leads
 
 
 @dataclass(frozen=True, slots=True)

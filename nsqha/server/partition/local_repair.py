@@ -24,7 +24,7 @@ from nsqha.clock import Now
 from nsqha.commitlog.corruption.rebuild import Rebuild
 from nsqha.commitlog.corruption.verdict import CorruptRange
 from nsqha.commitlog.corruption.verify import checks
-from nsqha.commitlog.log import PartitionLog
+from nsqha.commitlog.log import PartitionLog, wake
 from nsqha.commitlog.reading.lookup import LogReader
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.nsqlog import Logger
@@ -87,7 +87,7 @@ class LocalRepair:
         if not self.alone():
             return
         self._seen.add(first, end)
-        self._partition.log.idle_at = None
+        wake(self._partition.log)
         self._noted.add(first, end)
         for later in self._put_off:
             self._noted.discard(*later)

@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Callable
 
 from nsqha.clock import Now, read
+from nsqha.commitlog.log import wake
 from nsqha.cursor.committed.state import NEEDS_LOOK
 from nsqha.cursor.events import ChannelListLike, EpochStart
 from nsqha.errors import AppendFailed, Poisoned, Unavailable
@@ -51,7 +52,8 @@ class Partition:
         self.number = led.number
         self.id_base = led.id_base
         self.log = led.log
-        self.log.idle_at = None  # another owner may have looked at it
+        wake(self.log)  # another owner may have looked at it
+        runtime.turns.add(self)
         self.cursors = led.cursors
         self.cursors.keep_by(led.log.shelf.keep_retry)
         self.leader = led.leader
@@ -193,7 +195,7 @@ class Partition:
         if handing_over == self.life.handing_over:
             return
         self.life.handing_over = handing_over
-        self.log.idle_at = None
+        wake(self.log)
         self.batches.hand_over(handing_over)
         if not handing_over:
             self._resume()

@@ -67,6 +67,7 @@ class FollowerRoles:
             sync=self.sync_of(topic.record, topic.record.partitions[number]),
             epoch=promise,
         )
+        self._table.idle_turns.add(follower)
         if opened.damage is not None:
             follower.applier.found(opened.damage)
         return follower

@@ -33,7 +33,7 @@ class ReplicaTable:
         self.followers: dict[PartitionKey, Follower] = {}
         self.records: dict[PartitionKey, Versioned[TopicRecord]] = {}  # the newest seen, of what has a replica here
         self.declined: dict[PartitionKey, tuple[int, str]] = {}  # the last epoch that could not be led here, and why
-        self.idle_turns = IdleTurns()  # of the followers
+        self.idle_turns = IdleTurns["Follower"]()  # of the followers
         self.locks = Locks[PartitionKey]()
         self.settling: Counter[PartitionKey] = Counter()  # records that are followed, or wait for their turn
 

@@ -280,7 +280,7 @@ class Replicas:
 
     def tick(self) -> None:
         """Every 100 ms."""
-        if self._runtime.opener.pause.tick(self._runtime.clock.monotonic()):
+        if self._runtime.opener.runtime.pause.tick(self._runtime.clock.monotonic()):
             for leadership in list(self.leading.values()):
                 leadership.partition.deliveries.wake_all()
         self._leader_roles.tick()
@@ -288,7 +288,7 @@ class Replicas:
     def keep_house(self) -> None:
         """About once a second."""
         self.integrity.keep_house()
-        followers = self.table.idle_turns.choose(list(self.followers.values()))
+        followers = self.table.idle_turns.choose(self.followers.values)
         declined = [self.followers[key] for key in self.table.declined if key in self.followers]
         for follower in dict.fromkeys([*followers, *declined]):
             key = follower.key
@@ -305,6 +305,7 @@ class Replicas:
             # Not while files are exchanged: the journal already speaks of the new ones.
             if follower.jobs.running is None and not ids.is_ephemeral(self.table.records[key].record.name):
                 self._runtime.opener.stage_durable(key, follower.log)
+            self.table.idle_turns.looked(follower)
 
     def followed(self) -> list[Scrubbed]:
         """The logs of partitions that are followed, for the scrub."""

@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from nsqha.commitlog.log import wake
 from nsqha.election.model import NodeInfo, TopicRecord, TopicSettings, Versioned
 from nsqha.election.placement import able, host_of, min_isr_of, replicas_wanted
 from nsqha.errors import Conflict, LimitReached, NotFound, too_many_changes
@@ -73,7 +74,7 @@ class TopicChanges:
         """What is led here goes by the record's settings from now on."""
         record = topic.record
         for partition in topic.led:
-            partition.log.idle_at = None
+            wake(partition.log)
             self._change_sync(topic, partition)
             partition.retention.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
 

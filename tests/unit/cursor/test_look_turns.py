@@ -32,3 +32,25 @@ def test_what_is_gone_is_passed_over_and_what_is_new_is_found() -> None:
     assert turns.choose(things) == ["2"], "of those whose turn was to come none is there any more"
     turns.busy([])
     assert sorted(turns.choose(things)) == ["2", "new"]
+
+
+def test_each_thing_is_looked_up_once() -> None:
+    class Counted(dict[int, str]):
+        looks = 0
+
+        def get(self, key: int, default: object = None) -> object:  # type: ignore[override]
+            self.looks += 1
+            return super().get(key)
+
+        def __getitem__(self, key: int) -> str:
+            self.looks += 1
+            return super().__getitem__(key)
+
+        def __contains__(self, key: object) -> bool:
+            self.looks += 1
+            return super().__contains__(key)
+
+    turns, many = LookTurns[int](), Counted({key: str(key) for key in range(3 * LOOKS)})
+    for seconds in (1, 2, 3):
+        turns.choose(many)
+        assert many.looks == seconds * LOOKS

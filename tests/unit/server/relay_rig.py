@@ -8,6 +8,7 @@ from typing import Any
 
 from nsqha import hot, ids
 from nsqha.clock import Now, read
+from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
@@ -195,6 +196,7 @@ class RelayNode:
             written_seconds_max=30,
             sync_every=2500,
             sync_seconds=2,
+            turns=IdleTurns(),
         )
         base = ids.id_base(number, 3)
         partition = Partition(

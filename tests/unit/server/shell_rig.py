@@ -17,6 +17,7 @@ from typing import Any
 
 from nsqha import hot, ids
 from nsqha.clock import ManualClock
+from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
@@ -161,6 +162,7 @@ class PartitionRig:
             pause=self.pause,
             budget=self.budget,
             on_failure=self.failures.append,
+            turns=IdleTurns(),
             **settings,
         )
 

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry
-from nsqha.commitlog.log import PartitionLog, SyncTicket
+from nsqha.commitlog.log import PartitionLog, SyncTicket, wake
 from nsqha.cursor.committed.state import NEEDS_LOOK, PartitionState
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.ids import PartitionKey
@@ -152,7 +152,7 @@ class Follower:
             sync=lambda: runtime.disk.request(self),
         )
         log.on_wanted_durable = lambda: runtime.disk.request(self)
-        log.idle_at = None  # another owner may have looked at it
+        wake(log)  # another owner may have looked at it
         self._runtime = runtime
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._sync_rounds = FollowerSync(
@@ -328,6 +328,7 @@ class Follower:
 
     def restart_with(self, log: PartitionLog, log_uid: int) -> None:
         """Catch-up put another log, or an end of it before what is applied, in the place of this one."""
+        wake(self.log)
         self.log = log
         self.log_uid = log_uid
         self.applier.restart_with(log)
