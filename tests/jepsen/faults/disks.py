@@ -14,7 +14,9 @@ an error shut a file system down.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -221,6 +223,9 @@ def failing(choose: Victims, *, error: str) -> Inject:
 
         def heal() -> None:
             status.append(ended(victim))
+            if status[0] is None:
+                os.kill(victim.pid, signal.SIGKILL)
+            disk.work_again()  # or the kernel may not let it end: what it wrote waits for the disk
             victim.kill()
             disk.repair()
             victim.spawn()
