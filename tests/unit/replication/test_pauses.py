@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqha.replication.pauses import HEARING_TICKS, PAUSED_SECONDS, ProcessPause
+from nsqha.replication.pauses import HEARING_TICKS, PAUSED_SECONDS, SLOW_SECONDS, ProcessPause
 
 
 def fit(pause: ProcessPause, now: float) -> bool:
@@ -35,6 +35,16 @@ def test_after_a_pause_the_loop_turns_a_while_before_anything_is_handed_out() ->
         assert [pause.tick(9.0 + n / 10), fit(pause, 9.05 + n / 10)] == [False, False]
     assert [pause.tick(9.2), fit(pause, 9.2)] == [True, True]
     assert [pause.tick(9.3), fit(pause, 9.3)] == [False, True], "it is said once"
+
+
+def test_who_is_slow_all_the_time_goes_on_now_and_then() -> None:
+    pause = ProcessPause()
+    fits = 0
+    for n in range(100):
+        over = pause.tick(float(n))
+        fits += fit(pause, n + 0.9)
+        assert not over or fit(pause, n + SLOW_SECONDS), "its turns may be long"
+    assert fits > 40
 
 
 def test_a_second_pause_begins_anew() -> None:
