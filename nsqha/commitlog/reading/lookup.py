@@ -83,7 +83,7 @@ class LogReader:
         self.shelf = cache.shelf()  # what is in memory of it
         self.closed = False  # its files may go, or be another log's
         self._cache = cache
-        self._read_lately: deque[int] = deque(maxlen=READERS)  # where what was read for single messages ends
+        self._read_lately: deque[tuple[int, int]] = deque(maxlen=READERS)  # offsets of what was read for one message
 
     @classmethod
     def open(cls, storage: Storage, directory: str, identity: LogIdentity) -> LogReader:
@@ -309,15 +309,16 @@ class LogReader:
         return batch.frame(offset)
 
     def _batch_around(self, offset: int) -> Batch | None:
-        """What is read for one message: a run behind or near what was read for one lately, else its batch alone."""
+        """What is read for one message: a run in or near what was read for one lately, which stays in memory; else its
+        batch alone."""
         batch: Batch | None
-        if any(abs(offset - end) < NEAR_MESSAGES for end in self._read_lately):
+        if any(first - NEAR_MESSAGES < offset < end + NEAR_MESSAGES for first, end in self._read_lately):
             batch = self.batch_at(offset)
         else:
             entry = self.entry_for_offset(offset)
             batch = None if entry is None else Batch.of(entry, self.read(entry))
         if batch is not None:
-            self._read_lately.append(batch.end_offset)
+            self._read_lately.append((batch.first_offset, batch.end_offset))
         return batch
 
     def _read_run(self, log_id: int) -> Batch:

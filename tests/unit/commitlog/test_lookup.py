@@ -146,6 +146,16 @@ def test_single_messages_in_turn_are_read_in_runs_by_several_readers_at_once(rea
     assert len(reads) <= 2 * (2 + 9000 * 40 // RUN_BYTES + 2)
 
 
+def test_a_message_of_a_large_batch_that_is_wanted_again_and_again_is_read_twice(reads: list[int]) -> None:
+    log = new_log(SimStorage(), cache_bytes=1 << 20)
+    add(log, *[b"x"] * 5000)
+    add(log, b"last")
+    log.shelf.clear()
+    for _ in range(20):
+        assert log.message(3)[34:] == b"x"
+    assert len(reads) == 2
+
+
 def test_bad_frames_stop_only_who_needs_them() -> None:
     storage, log, entries = built()
     bad = next(entry for entry in entries[20:] if entry.count)
