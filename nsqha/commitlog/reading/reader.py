@@ -150,6 +150,7 @@ class BatchCache:
     def keep_retry(self, shelf: Shelf, offset: int, frame: bytes) -> None:
         self.take_retry(shelf, offset)
         self._retries[shelf, offset] = frame
+        shelf.retries.add(offset)
         self.retries_bytes += len(frame) + RETRY_OVERHEAD
         while self.retries_bytes > self.bytes_max // RETRIES_SHARE:
             self.take_retry(*next(iter(self._retries)))
@@ -159,11 +160,8 @@ class BatchCache:
         frame = self._retries.pop((shelf, offset), None)
         if frame is not None:
             self.retries_bytes -= len(frame) + RETRY_OVERHEAD
+            shelf.retries.remove(offset)
         return frame
-
-    def forget_retries(self, shelf: Shelf) -> None:
-        for key in [key for key in self._retries if key[0] is shelf]:
-            self.take_retry(*key)
 
     def forget(self, batches: list[Batch]) -> None:
         self.tail_bytes -= sum(len(batch.data) + BATCH_OVERHEAD for batch in batches)
@@ -172,7 +170,7 @@ class BatchCache:
 class Shelf:
     """The cached batches of one log. The tail is contiguous: it ends at the log's end, unless it is empty."""
 
-    __slots__ = ("_cache", "_forgotten", "_head", "_offsets", "_tail", "_tail_log_id", "runs")
+    __slots__ = ("_cache", "_forgotten", "_head", "_offsets", "_tail", "_tail_log_id", "retries", "runs")
 
     def __init__(self, cache: BatchCache) -> None:
         self._cache = cache
@@ -182,6 +180,7 @@ class Shelf:
         self._head = 0
         self._forgotten = 0  # items of ours in the cache's queue that stand for nothing any more
         self.runs: list[Batch] = []
+        self.retries: set[int] = set()  # offsets
 
     def append(self, batch: Batch) -> None:
         log_id = batch.entry.log_id
@@ -213,7 +212,8 @@ class Shelf:
         self._forgotten += len(gone)
         for run in [run for run in self.runs if run.end_log_id > log_id]:
             self._cache.drop_run(run)
-        self._cache.forget_retries(self)
+        for offset in list(self.retries):
+            self._cache.take_retry(self, offset)
 
     def clear(self) -> None:
         """Forget everything."""
