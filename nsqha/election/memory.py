@@ -10,7 +10,7 @@ MemoryStore
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nsqha.election.model import (
@@ -179,6 +179,9 @@ class MemoryRecords:
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
         return self._tables.state.topics.get(name)
+
+    def topics_of(self, names: Collection[str]) -> dict[str, Versioned[TopicRecord] | None]:
+        return {name: self._tables.state.topics.get(name) for name in names}
 
     def tombstones(self) -> dict[int, Tombstone]:
         return dict(self._tables.state.tombstones)

@@ -29,7 +29,7 @@ A caller asks for the part that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,6 +78,9 @@ class MetadataRecords(Protocol):
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
         """One topic, by a linearizable read."""
+
+    def topics_of(self, names: Collection[str]) -> dict[str, Versioned[TopicRecord] | None]:
+        """Several topics, each as `topic` reads it. One record that can not be read may fail them all."""
 
     def create_topic(
         self,

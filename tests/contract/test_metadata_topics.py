@@ -275,13 +275,13 @@ def test_a_recovered_topic_takes_no_name_no_uid_and_does_not_come_back(store: Me
 def test_topics_are_read_as_they_are_whatever_the_watch_has_brought(
     store: MetadataStore, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    behind = hasattr(store.records, "_known")  # etcd's store, whose watch may stay behind
+    behind = hasattr(store.records, "_reads")  # etcd's store, whose watch may stay behind
     other = opener() if behind else store
     first, second, third = (store.records.create_topic(name, TopicSettings(partitions=2)) for name in ("a", "b", "c"))
     eventually(lambda: len(store.watch.view().topics) == 3)
     old = store.watch.view()
     if behind:
-        monkeypatch.setattr(store.records, "_known", lambda: old)
+        monkeypatch.setattr(store.records._reads, "known", lambda: old)
     assert store.records.topics() == {"a": first, "b": second, "c": third}
     uid, meta = first.record.uid, first.record.partitions[1]
     meta = other.records.replace_partition("a", uid, 1, replace(meta, epoch=5))
@@ -295,3 +295,33 @@ def test_topics_are_read_as_they_are_whatever_the_watch_has_brought(
     assert set(store.records.topics()) == {"a", "b", "d"}
     again = other.records.create_topic("c", TopicSettings())
     assert store.records.topics()["c"] == again
+
+
+@pytest.mark.parametrize("watch", ["has come as far", "stays behind", "comes in a moment", "could not read a record"])
+def test_topics_that_are_read_together_are_as_they_are(
+    watch: str, store: MetadataStore, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = hasattr(store.records, "_reads")  # etcd's store, whose watch may stay behind
+    other = opener() if behind else store
+    first, second = (store.records.create_topic(name, TopicSettings(partitions=2)) for name in ("a", "b"))
+    eventually(lambda: len(store.watch.view().topics) == 2)
+    old = store.watch.view()
+    meta = replace(first.record.partitions[1], epoch=5)
+    meta = other.records.replace_partition("a", first.record.uid, 1, meta)
+    eventually(lambda: store.watch.view().partition("a", 1) == meta)
+    new, looks = store.watch.view(), list[object]()
+
+    def known() -> object:
+        looks.append(None)
+        if watch == "could not read a record":
+            return replace(old, revision=new.revision, unreadable={"partitions/0/0": "it is of a newer version"})
+        return new if watch == "has come as far" or (watch == "comes in a moment" and len(looks) > 2) else old
+
+    if behind:
+        monkeypatch.setattr(store.records._reads, "known", known)
+    found = store.records.topics_of(["a", "gone"])
+    assert found.keys() == {"a", "gone"} and found["gone"] is None
+    assert found["a"] is not None and found["a"].record.partitions == {0: first.record.partitions[0], 1: meta}
+    if behind and watch in ("has come as far", "comes in a moment"):
+        assert found["a"] is new.topics["a"]  # it was not read once more
+    assert store.records.topics_of(["b"]) == {"b": second}

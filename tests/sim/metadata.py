@@ -17,7 +17,7 @@ Every method blocks, so it runs where `NodeLoop.run_in_executor` runs jobs; time
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -380,6 +380,9 @@ class SimRecords:
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
         return self._handle.read(lambda: self._store.topic(name))
+
+    def topics_of(self, names: Collection[str]) -> dict[str, Versioned[TopicRecord] | None]:
+        return self._handle.read(lambda: self._store.topics_of(names))
 
     def tombstones(self) -> dict[int, Tombstone]:
         return self._handle.read(self._store.tombstones)

@@ -53,7 +53,7 @@ ALLOWED = {
     "nsqha.election.etcd.binary": {"os"},
     "nsqha.election.etcd.client": {"grpc", "threading", "ssl"},  # the one user of etcd, with threads of its own:
     "nsqha.election.etcd.lease": {"grpc", "threading"},
-    "nsqha.election.etcd.new_topics": {"threading"},
+    "nsqha.election.etcd.many_topics": {"threading"},
     "nsqha.election.etcd.session": {"threading"},
     "nsqha.election.etcd.watch": {"grpc", "threading"},
     "nsqha.options": {"os"},  # NSQD_*, NSQLOOKUPD_* and the host name

@@ -5,7 +5,7 @@ Downwards:
     access     from flags to the metadata: what brokers, lookup daemons and `nsqha cluster` share
     store      the metadata store, put together
     records    reads of records, and changes that compare what they rely on
-    new_topics  topics that several threads add, in one transaction
+    many_topics  new ones in one transaction, reads as one call
     watch      one thread that follows all keys
     folders    records of data directories, which stay when their nodes are gone
     session    a process's life in the cluster: the keys on its lease

@@ -17,6 +17,14 @@ def read_key(client: EtcdClient, key: bytes) -> Any:
     return answer.kvs[0] if answer.kvs else None
 
 
+def read_revision(client: EtcdClient, key: bytes) -> int:
+    """The revision of the store at a moment after this was called, by a read of which only that is wanted.
+    Unavailable, StaleMetadata."""
+    request = rpc.RangeRequest(key=key, count_only=True)
+    revision: int = client.read(lambda stubs: stubs.kv.Range, request).header.revision
+    return revision
+
+
 def read_ranges(client: EtcdClient, *gets: Any) -> tuple[list[Any], Any]:
     """The keys of each `get`, all at one revision, and a header with it. Unavailable, StaleMetadata.
 

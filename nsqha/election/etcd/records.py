@@ -8,7 +8,7 @@ there now, at most RETRIES times. Where the records are is drawn in `keys`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -16,12 +16,12 @@ from typing import Any
 from nsqha.election import rules
 from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
-from nsqha.election.etcd.calls import list_keys, list_newer, read_key, read_ranges, transact
-from nsqha.election.etcd.client import Compacted, EtcdClient, Full
+from nsqha.election.etcd.calls import list_keys, read_key, read_ranges, transact
+from nsqha.election.etcd.client import EtcdClient, Full
 from nsqha.election.etcd.keys import created, delete, get, none_newer, put, unchanged
-from nsqha.election.etcd.new_topics import NewTopic, NewTopics
+from nsqha.election.etcd.many_topics import NewTopic, NewTopics, TopicReads
 from nsqha.election.etcd.session import EtcdSessions
-from nsqha.election.etcd.view import join, join_all, join_newer
+from nsqha.election.etcd.view import join
 from nsqha.election.model import (
     ChannelList,
     ClusterRecord,
@@ -80,7 +80,7 @@ class EtcdRecords:
         self._keys = keys
         self._rng = rng
         self._sessions = sessions
-        self._known = known
+        self._reads = TopicReads(client, keys, known)
         self._new = NewTopics(client, keys)
 
     @property
@@ -94,35 +94,20 @@ class EtcdRecords:
         return etcd_keys.versioned_of(ClusterRecord, kv)
 
     def topics(self) -> dict[str, Versioned[TopicRecord]]:
-        while True:
-            known = self._known()
-            try:
-                if (newest := self._brought_up_to_date(known)) is not None:
-                    return newest
-                topics, revision = list_keys(self._client, self._keys.topics)
-                partitions, _ = list_keys(self._client, self._keys.partitions, revision=revision)
-            except Compacted:
-                continue
-            return join_all(self._keys, topics, partitions, known=known.topics)
-
-    def _brought_up_to_date(self, known: View) -> dict[str, Versioned[TopicRecord]] | None:
-        """The topics as they are now, by what has changed since the watch brought `known`: to read thousands of records
-        of which few are newer would take longer than all else. None: topics went, or much has changed."""
-        if not known.revision or known.unreadable:
-            return None
-        topics, revision = list_newer(self._client, self._keys.topics, known.revision)
-        if topics is None:
-            return None
-        partitions, _ = list_newer(self._client, self._keys.partitions, known.revision, revision=revision)
-        made = sum(kv.create_revision > known.revision for kv in topics.kvs)
-        # Each topic that is not there any more makes the count smaller, also if another of its name was made.
-        if partitions is None or topics.count != len(known.topics) + made:
-            return None
-        return join_newer(self._keys, topics.kvs, partitions.kvs, known=known.topics)
+        return self._reads.topics()
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
         found = self._find(name)
         return None if found is None else found.topic
+
+    def topics_of(self, names: Collection[str]) -> dict[str, Versioned[TopicRecord] | None]:
+        found = self._reads.watched(names)
+        if found is not None:
+            return found
+        if self._reads.better_one_by_one(len(names)):
+            return {name: self.topic(name) for name in names}
+        topics = self.topics()
+        return {name: topics.get(name) for name in names}
 
     def tombstones(self) -> dict[int, Tombstone]:
         kvs, _ = list_keys(self._client, self._keys.tombstones)
@@ -331,7 +316,7 @@ class EtcdRecords:
         return kv is not None and kv.mod_revision == version
 
     def _find(self, name: str) -> _ReadTopic | None:
-        known = self._known().topics.get(name)
+        known = self._reads.known().topics.get(name)
         uid = 0 if known is None else known.record.uid
         for _ in range(RETRIES):
             (topics, partitions), header = read_ranges(

@@ -23,8 +23,7 @@ from nsqha.server.runtime.tasks import awaited
 
 CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
 
-READS_ALONE_MAX = 4  # topics are read one by one as long as no more of them are wanted at once ...
-LISTED_PER_WANTED = 32  # ... or there are more other topics than this for each that is wanted
+READS_ALONE_MAX = 4  # topics are read one by one as long as no more of them are wanted at once
 
 T = TypeVar("T")
 
@@ -87,12 +86,11 @@ class NodeMetadata:
         self._journal = journal
         self._fail = fail
         self._alone = 0  # reads of one topic under way
-        self._wanted: set[str] = set()  # to be read with the next list of all topics
+        self._wanted: set[str] = set()  # to be read together
         self._gathering: asyncio.Task[Mapping[str, Versioned[TopicRecord] | None]] | None = (
             None  # has not begun to read
         )
         self._turn = asyncio.Lock()
-        self._listed = 0  # topics in the last list
         self._gathered = GatheredChanges(lambda changes: self.write(partial(self.records.replace_partitions, changes)))
         self.replace_partition = self._gathered.put
 
@@ -130,15 +128,11 @@ class NodeMetadata:
         """The topics that are wanted before the read begins; none of them if they are better read one by one."""
         async with self._turn:
             self._gathering = None
-            wanted, self._wanted = self._wanted, set()
-            if len(wanted) * LISTED_PER_WANTED < self._listed:
-                return {}
+            wanted, self._wanted = tuple(self._wanted), set()
             try:
-                topics = await self.read(self.records.topics)
+                return await self.read(lambda: self.records.topics_of(wanted))
             except NsqhaError:
                 return {}  # perhaps because of one record: it shall hold up no other
-            self._listed = len(topics)
-            return {name: topics.get(name) for name in wanted}
 
     async def change_channels(
         self, known: Versioned[TopicRecord], change: Callable[[ChannelList], ChannelList]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import pytest
@@ -27,11 +27,11 @@ class CountedRecords:
         self.reads: Counter[str] = Counter()
         self.list_fails = False
 
-    def topics(self) -> dict[str, int]:
+    def topics_of(self, names: Collection[str]) -> dict[str, int | None]:
         self.reads["all"] += 1
         if self.list_fails:
             raise Unavailable("a record can not be read")
-        return dict(self.now)
+        return {name: self.now.get(name) for name in names}
 
     def topic(self, name: str) -> int | None:
         self.reads["one"] += 1
@@ -52,7 +52,7 @@ def metadata_of(records: CountedRecords, answers: asyncio.Event | None = None) -
     return NodeMetadata(cast(Any, records), run, journal, pytest.fail)
 
 
-def test_many_reads_at_once_are_a_few_and_one_list() -> None:
+def test_many_reads_at_once_are_a_few_and_one_together() -> None:
     async def scenario() -> None:
         records = CountedRecords()
         metadata = metadata_of(records)
@@ -81,7 +81,7 @@ def test_a_read_that_is_asked_for_later_sees_what_was_written_before_it() -> Non
     asyncio.run(scenario())
 
 
-def test_topics_are_read_one_by_one_when_the_list_can_not_be() -> None:
+def test_topics_are_read_one_by_one_when_they_can_not_be_together() -> None:
     async def scenario() -> None:
         records = CountedRecords()
         records.list_fails = True

@@ -1,28 +1,40 @@
-"""New topics, those of several threads in one transaction.
+"""Many topics at once: new ones in one transaction, reads as one call.
 
 A new topic takes its salt from the cluster record, so each addition changes that record, and of several at once only
 one would succeed. Therefore one thread adds what all of them wait for: the first that gets the lock takes every topic
 there is room for, and the others find theirs done. Other processes add topics, too; a transaction that lost against
 theirs is tried again, at most RETRIES times, without the topics that are refused.
+
+When a node that led a thousand dies, a thousand records are to be read by those that lead them next. What the watch
+keeps is as new as a read if it has come as far as the store was at a moment after the read was asked for: one call asks
+for that revision, whatever the number of topics (`TopicReads.watched`). Else what is newer is read, of all topics in
+two calls (`TopicReads.topics`). Both rest on etcd bringing the events of a watch in order, a revision whole at a time
+(https://etcd.io/docs/v3.5/learning/api_guarantees/#watch-apis).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
-from nsqha.election.etcd.calls import read_key, transact
-from nsqha.election.etcd.client import EtcdClient
+from nsqha.election.etcd.calls import list_keys, list_newer, read_key, read_revision, transact
+from nsqha.election.etcd.client import Compacted, EtcdClient
 from nsqha.election.etcd.keys import created, get, put, unchanged
+from nsqha.election.etcd.view import join_all, join_newer
 from nsqha.election.model import ClusterRecord, TopicRecord, Versioned
+from nsqha.election.session import View
 from nsqha.errors import Conflict, Unavailable
 
 RETRIES = 20
 TOPICS_MAX = 16  # of one transaction: each takes three compares, of which there may be 64
+
+WATCH_LOOKS = 8  # whether the watch has come so far ...
+WATCH_SECONDS = 0.005  # ... with this between two
+LISTED_PER_WANTED = 32  # topics are read one by one if there are more of them than this for each that is wanted
 
 Made = Callable[[ClusterRecord], tuple[TopicRecord, ClusterRecord]]
 
@@ -136,3 +148,61 @@ class NewTopics:
 def _versioned(record: TopicRecord, revision: int) -> Versioned[TopicRecord]:
     metas = {number: replace(meta, version=revision) for number, meta in record.partitions.items()}
     return Versioned(replace(record, partitions=metas), revision)
+
+
+class TopicReads:
+    """Reads all topics, or several. Any number of threads."""
+
+    def __init__(self, client: EtcdClient, keys: etcd_keys.Keys, known: Callable[[], View]) -> None:
+        """`known` is the copy that the watch keeps."""
+        self._client = client
+        self._keys = keys
+        self.known = known
+        self._never = threading.Event()
+
+    def watched(self, names: Collection[str]) -> dict[str, Versioned[TopicRecord] | None] | None:
+        """These topics as the watch has brought them, which is as they are. None: it does not come so far in a moment,
+        as it never does where another cluster of the same etcd was changed last, or it brought what could not be read.
+        Unavailable, StaleMetadata."""
+        newest = read_revision(self._client, self._keys.cluster)
+        for look in range(WATCH_LOOKS):
+            if look:
+                self._never.wait(WATCH_SECONDS)
+            known = self.known()
+            if known.unreadable:
+                return None
+            if known.revision >= newest:
+                return {name: known.topics.get(name) for name in names}
+        return None
+
+    def better_one_by_one(self, wanted: int) -> bool:
+        """Whether to read so many topics alone costs less than to look through all of them."""
+        return wanted * LISTED_PER_WANTED < len(self.known().topics)
+
+    def topics(self) -> dict[str, Versioned[TopicRecord]]:
+        """All topics. Unavailable, StaleMetadata, and what a record that can not be read raises."""
+        while True:
+            known = self.known()
+            try:
+                if (newest := self._brought_up_to_date(known)) is not None:
+                    return newest
+                topics, revision = list_keys(self._client, self._keys.topics)
+                partitions, _ = list_keys(self._client, self._keys.partitions, revision=revision)
+            except Compacted:
+                continue
+            return join_all(self._keys, topics, partitions, known=known.topics)
+
+    def _brought_up_to_date(self, known: View) -> dict[str, Versioned[TopicRecord]] | None:
+        """The topics as they are now, by what has changed since the watch brought `known`: to read thousands of records
+        of which few are newer would take longer than all else. None: topics went, or much has changed."""
+        if not known.revision or known.unreadable:
+            return None
+        topics, revision = list_newer(self._client, self._keys.topics, known.revision)
+        if topics is None:
+            return None
+        partitions, _ = list_newer(self._client, self._keys.partitions, known.revision, revision=revision)
+        made = sum(kv.create_revision > known.revision for kv in topics.kvs)
+        # Each topic that is not there any more makes the count smaller, also if another of its name was made.
+        if partitions is None or topics.count != len(known.topics) + made:
+            return None
+        return join_newer(self._keys, topics.kvs, partitions.kvs, known=known.topics)
