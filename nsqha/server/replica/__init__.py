@@ -6,6 +6,7 @@ Downwards:
     roles             records become roles: lead, follow, step down, remove
     follower_service  what leaders elsewhere may ask: a promise, then to follow
     leader_roles      what it takes to lead, and how that ends
+    lead_turns        which of many that are to lead begin first
     follower_roles    logs are opened and followed with, and mended
     status            what a node says of its replicas: status, ends of epochs, batches
     replica_table     which replicas are led and followed here, and the newest record seen of each

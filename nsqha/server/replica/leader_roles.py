@@ -23,6 +23,7 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.replication.pace import SharedRate
 from nsqha.server.opening.opener import OpenedLog
+from nsqha.server.replica.lead_turns import LeadTurns
 from nsqha.server.replica.leading.leadership import Leadership, LeadershipRuntime
 from nsqha.server.replica.leading.records import PartitionRecords
 
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 logger = Logger("replicas")
 damage_logger = Logger("integrity")
 
-TICKS_MAX = 100  # leaderships that all get a tick; of more each gets one every 200 ms
+TICKS_MAX = 100  # leaderships that all get a tick; more take turns
+ROUND_TICKS = 10  # in so many ticks each gets one, however many they are
 
 
 class LeaderRoles:
@@ -67,7 +69,8 @@ class LeaderRoles:
         self._files = files
         self._topic_of = topic_of
         self._leaders_changed = leaders_changed
-        self._odd = False  # whose turn it is when many wait
+        self.turns = LeadTurns(runtime.loop)  # of partitions that are to lead
+        self._in_turn: list[Leadership] = []  # their tick is still to come, the next one last
         self._lent = LeadershipRuntime(
             runtime.node,
             runtime.clock,
@@ -263,12 +266,17 @@ class LeaderRoles:
 
     def tick(self) -> None:
         """Every 100 ms: for the leaderships that wait for something. When they are many, because another node died or
-        is back, half of them each time: what they wait for comes in events, and needs the processor."""
-        waiting = list(self._table.ticking)
-        if len(waiting) > TICKS_MAX:
-            self._odd = not self._odd
-            waiting = [leadership for leadership in waiting if sum(leadership.key) % 2 == self._odd]
-        self.each(Leadership.tick, waiting)
+        is back, some of them each time, in turn: what they wait for comes in events, and needs the processor."""
+        ticking = self._table.ticking
+        if len(ticking) <= TICKS_MAX:
+            self._in_turn.clear()
+            self.each(Leadership.tick, list(ticking))
+            return
+        if not self._in_turn:
+            self._in_turn = list(ticking)[::-1]
+        some = max(TICKS_MAX, -(-len(ticking) // ROUND_TICKS))
+        chosen, self._in_turn = self._in_turn[-some:][::-1], self._in_turn[:-some]
+        self.each(Leadership.tick, [leadership for leadership in chosen if leadership in ticking])
 
     def each(self, step: Callable[[Leadership], None], chosen: Iterable[Leadership] | None = None) -> None:
         """What goes wrong with one leadership stays there: its epoch ends, and the others' time goes on."""

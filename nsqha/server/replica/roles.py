@@ -9,7 +9,7 @@ another is taken; the log and the channel state are handed over, never shared. S
 Parts: `LeaderRoles` and `FollowerRoles` carry a role out, `ReplicaRemoval` ends both. `ReplicaLogs` opens logs,
 `ReplicaFiles` changes the files of those that catch up, `LogIntegrity` knows what is wrong with them. `FollowerService`
 answers the leaders of other nodes, `ReplicaAnswers` tells others what is here. They read the table, in which only the
-first three give and end roles.
+first three give and end roles. Of many that are to lead at once, `LeadTurns` says which begin first.
 
 Invariants: a process life leads an epoch at most once; no role is taken before the promise it rests on is durable;
 files go only by a tombstone, or because the record no longer names this node.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -215,7 +215,9 @@ class Replicas:
         if (handle := self._again.pop(key, None)) is not None:
             handle.cancel()
         try:
-            async with self.table.changing(key):
+            # Before the lock: who waits for a turn keeps no other leader's question waiting.
+            turn = self._leader_roles.turns.turn() if self._is_to_lead(topic, number) else nullcontext()
+            async with turn, self.table.changing(key):
                 await self._settle(topic, number, written)
         except LogCorrupt as error:
             if key not in self.logs.unusable:
@@ -233,6 +235,11 @@ class Replicas:
                 SETTLE_RETRY_SECONDS,
                 lambda: self._runtime.spawn(self._try_to_settle(self.table.records.get(key, topic), number)),
             )
+
+    def _is_to_lead(self, topic: Versioned[TopicRecord], number: int) -> bool:
+        """The record names this node as leader, and it has not begun."""
+        meta, leadership = topic.record.partitions[number], self.leading.get((topic.record.uid, number))
+        return meta.leader == self._runtime.node and (leadership is None or leadership.epoch < meta.epoch)
 
     async def _settle(self, topic: Versioned[TopicRecord], number: int, written: bool) -> None:
         key, meta = (topic.record.uid, number), topic.record.partitions[number]

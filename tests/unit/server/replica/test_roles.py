@@ -17,7 +17,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicS
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.partition.partition import Partition
-from nsqha.server.replica.leader_roles import TICKS_MAX
+from nsqha.server.replica.leader_roles import ROUND_TICKS, TICKS_MAX
 from nsqha.server.replica.leading.leadership import Leadership
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import drop_pairs, roll
@@ -413,20 +413,27 @@ def test_a_leadership_that_breaks_ends_and_holds_up_no_other(what: str, monkeypa
     run(scenario)
 
 
-def test_of_many_leaderships_that_wait_half_get_a_tick_each_time(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("many", [TICKS_MAX + 50, 12 * TICKS_MAX])
+def test_of_many_leaderships_that_wait_some_get_a_tick_each_time_in_turn(many: int, monkeypatch: Any) -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         ticked: list[Any] = []
         monkeypatch.setattr(Leadership, "tick", ticked.append)
-        waiting: list[Any] = [type("Waiting", (), {"key": (UID + n, 0)})() for n in range(TICKS_MAX + 50)]
+        waiting: list[Any] = [type("Waiting", (), {"key": (UID + n, 0)})() for n in range(many)]
         rig.replicas.table.ticking.update(dict.fromkeys(waiting))
-        for _ in range(4):
-            before = len(ticked)
+        some = max(TICKS_MAX, many // ROUND_TICKS)
+        for _ in range(-(-many // some)):
             rig.replicas.tick()
-            assert len(ticked) - before == len(waiting) // 2
-        assert all(ticked.count(one) == 2 for one in waiting)
+        assert ticked == waiting  # each in one second, however many they are
+        ticked.clear()
+        rig.replicas.tick()
+        assert ticked == waiting[:some]
+        gone = waiting[some]  # waits no more, and had its tick to come
+        del rig.replicas.table.ticking[gone]
+        rig.replicas.tick()
+        assert gone not in ticked and waiting[some + 1] in ticked
         for one in waiting[TICKS_MAX:]:
-            del rig.replicas.table.ticking[one]
+            rig.replicas.table.ticking.pop(one, None)
         rig.replicas.tick()
         assert ticked[-TICKS_MAX:] == waiting[:TICKS_MAX]
         rig.replicas.table.ticking.clear()
