@@ -82,7 +82,7 @@ class ForwardStream:
         self._scheduled = False
         self._sizes: dict[int, int] = {}  # of what is under way, by sequence
         self._bytes = 0  # of these
-        self._parked: dict[PartitionKey, list[routing_pb2.ForwardedPublish]] = {}
+        self._parked: dict[str, dict[PartitionKey, list[routing_pb2.ForwardedPublish]]] = {}  # by topic
 
     def on_message(self, message: routing_pb2.ForwardRequest) -> None:
         if message.HasField("greeting"):
@@ -112,29 +112,35 @@ class ForwardStream:
         self._service.forwarded += count
         key = (publish.key.topic_uid, publish.key.partition)
         partition = self._service.partition(*key, publish.topic)
-        if key in self._parked or (partition is None and self._service.elected(*key, publish.topic)):
+        behind = key in self._parked.get(publish.topic, ())
+        if behind or (partition is None and self._service.elected(*key, publish.topic)):
             self._park(key, publish)
         else:
             self._store(partition, publish)
 
     def _park(self, key: PartitionKey, publish: routing_pb2.ForwardedPublish) -> None:
         """It, and all that come after it, until this node leads or it has taken too long."""
-        if key not in self._parked:
-            self._parked[key] = []
-            self._service.loop.call_later(PARK_SECONDS, self._unpark, key, self._parked[key])
-        self._parked[key].append(publish)
+        waiting = self._parked.setdefault(publish.topic, {})
+        if key not in waiting:
+            waiting[key] = []
+            self._service.loop.call_later(PARK_SECONDS, self._unpark, publish.topic, key, waiting[key])
+        waiting[key].append(publish)
         self._service.budget.take(len(publish.frames))
 
     def leaders_changed(self, topic: str) -> None:
         """This node may lead one of its partitions now, or is not to lead it any more."""
         service = self._service
-        for key, parked in list(self._parked.items()):
-            if parked[0].topic == topic and (service.partition(*key, topic) or not service.elected(*key, topic)):
-                self._unpark(key, parked)
+        # Of this topic alone: where a thousand wait, each of them brings this up.
+        for key, parked in list(self._parked.get(topic, {}).items()):
+            if service.partition(*key, topic) or not service.elected(*key, topic):
+                self._unpark(topic, key, parked)
 
-    def _unpark(self, key: PartitionKey, parked: list[routing_pb2.ForwardedPublish]) -> None:
-        if self._parked.get(key) is parked:
-            del self._parked[key]
+    def _unpark(self, topic: str, key: PartitionKey, parked: list[routing_pb2.ForwardedPublish]) -> None:
+        waiting = self._parked.get(topic, {})
+        if waiting.get(key) is parked:
+            del waiting[key]
+            if not waiting:
+                del self._parked[topic]
             for publish in parked:
                 self._service.budget.give(len(publish.frames))  # a partition counts what it takes
                 self._store(self._service.partition(*key, publish.topic), publish)
@@ -191,7 +197,7 @@ class ForwardStream:
     def on_closed(self, why: str) -> None:
         """What is under way continues, and its outcome is not sent. What is parked is dropped: to the sender it is
         unknown."""
-        for parked in self._parked.values():
+        for parked in [parked for waiting in self._parked.values() for parked in waiting.values()]:
             self._service.budget.give(sum(len(publish.frames) for publish in parked))
         self._parked.clear()
         self._service.streams.pop(self, None)

@@ -6,7 +6,7 @@ import gc
 import weakref
 from typing import Any, cast
 
-from nsqha.server.runtime.allocator import LONG_SECONDS, SHARE, WHOLE_SECONDS, WORTH_BYTES, FullCollections
+from nsqha.server.runtime.allocator import LONG_SECONDS, SHARE, WHOLE_SECONDS, WORTH_BYTES, YOUNG, FullCollections
 
 
 class FakeCollector:
@@ -21,6 +21,14 @@ class FakeCollector:
         self.objects = 0
         self.frozen = 0
         self.resident = 100 << 20
+        self.thresholds = (700, 10, 10)
+
+    def get_threshold(self) -> tuple[int, int, int]:
+        return self.thresholds
+
+    def set_threshold(self, *thresholds: int) -> None:
+        assert len(thresholds) == 3
+        self.thresholds = thresholds  # type: ignore[assignment]
 
     def clock(self) -> float:
         return self.now
@@ -57,6 +65,7 @@ def started() -> tuple[FullCollections, FakeCollector]:
     collector.objects = 100_000
     collections.start(cast(Any, NoTimer()))
     assert not collector.scanned and collector.frozen == 100_000
+    assert collector.thresholds == (YOUNG, 10, 10)
     return collections, collector
 
 
