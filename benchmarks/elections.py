@@ -78,7 +78,7 @@ def elect_all(count: int, limits: ControllerLimits | None = None) -> tuple[float
             events.appendleft(Tick())
         for action in machine.step(events.popleft(), now):
             if isinstance(action, Probe):
-                events.append(_answer(action))
+                events.append(answer(action))
             elif isinstance(action, PutPartition):
                 elected += 1
                 events.append(PutDone(action.name, "applied", replace(action.meta, version=action.meta.version + 1)))
@@ -86,7 +86,8 @@ def elect_all(count: int, limits: ControllerLimits | None = None) -> tuple[float
     return first, time.thread_time() - begun
 
 
-def _answer(probe: Probe) -> Answered | NotAnswered:
+def answer(probe: Probe) -> Answered | NotAnswered:
+    """What the nodes say: node 1 refuses, and the others have the same."""
     if probe.node == 1:
         return NotAnswered(probe.number, 1, "refused")
     registration = NODES[probe.node].registration

@@ -100,7 +100,9 @@ class ControllerMachine:
                 return self._metadata(event, now)
             case TopicRead(name, topic):
                 self.state.reading.discard(name)
-                return self._topic(name, topic, now)
+                self._topic(name, topic, now)
+                record = topic.record if topic is not None else None
+                return [PartitionName(name, record.uid, n) for n in record.partitions] if record is not None else ()
             case Suspect(node, why):
                 self.state.standing.link(node, now, open_=False)
                 return self._probing.suspect(node, why, now)
@@ -147,7 +149,8 @@ class ControllerMachine:
         return dirty
 
     def _topic(self, name: str, topic: Versioned[TopicRecord] | None, now: float) -> list[PartitionName]:
-        """Take the partitions of a topic as they are now, unless we know better."""
+        """Take the partitions of a topic as they are now, unless we know better. Returns those of which it says
+        something new: most news of a failover are of our own elections."""
         state = self.state
         old = self._topics.pop(name, None)
         if old is not None and (topic is None or old.record.uid != topic.record.uid):
@@ -164,15 +167,18 @@ class ControllerMachine:
             known = state.parts.get(key)
             if known is None:
                 state.add(TopicPartition(key, record.settings, meta))
-            else:
+                changed.append(key)
+                continue
+            newer = meta.version > known.meta.version
+            if newer or known.settings is not record.settings:
                 known.settings = record.settings
                 state.planned.put(key, known.meta, record.settings)
-                if meta.version > known.meta.version:
-                    if meta.epoch > known.meta.epoch and key not in state.puts:
-                        began = state.rounds[key].since if key in state.rounds else now
-                        self._elected(known, meta, "handed over", now - began, "")
-                    state.set_meta(known, meta)
-            changed.append(key)
+                changed.append(key)
+            if newer:
+                if meta.epoch > known.meta.epoch and key not in state.puts:
+                    began = state.rounds[key].since if key in state.rounds else now
+                    self._elected(known, meta, "handed over", now - began, "")
+                state.set_meta(known, meta)
         return changed
 
     def _put_done(self, event: PutDone, now: float) -> Iterable[PartitionName]:
@@ -300,8 +306,9 @@ class ControllerMachine:
         if reason:
             if round_ is None or round_.kind != "elect":
                 began = state.standing.silent.get(part.meta.leader, now)
-                kept = round_ if round_ is not None and round_.kind == "doubt" else Round("elect", reason, began)
-                round_ = state.rounds[name] = replace(kept, kind="elect", why=reason)
+                if round_ is None or round_.kind != "doubt":
+                    round_ = state.rounds[name] = Round("elect", reason, began)
+                round_.kind = "elect"  # a doubt that was right: what has been answered counts
             round_.why = reason  # it may be another one by now: a leader that was cut off and has restarted can lead
             self._elections.elect(part, round_, now)
         elif (since := state.standing.suspected_since(part.meta.leader)) is not None:

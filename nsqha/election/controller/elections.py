@@ -8,11 +8,13 @@ from dataclasses import replace
 from nsqha.election.controller.events import Say
 from nsqha.election.controller.rounds import Round, TopicPartition
 from nsqha.election.controller.state import ControllerState, text_of
-from nsqha.election.elect import GATHER_S, Ballot, Elected, Wait, choose, unanswered
+from nsqha.election.elect import Ballot, Elected, Wait, choose, unanswered
+from nsqha.election.model import PartitionMeta
 from nsqha.election.placement import PartitionName
 
 SILENT, IDLE, DEAF = "leader does not answer", "leader does not lead", "leader commits nothing"
 CUT_OFF = "leader is cut off from its followers"
+SAID_S = 1.0  # an election that takes longer says what it waits for
 RUNNING = (IDLE, DEAF, CUT_OFF)  # of leaders that answer: a replacement may not help
 
 
@@ -62,7 +64,7 @@ class Elections:
     def _lost(self, part: TopicPartition, since: float) -> bool:
         """Whether a leader that does not answer the controller cannot lead on."""
         linked = self._state.standing.linked(part.meta.leader)
-        return self._unheard(part) or not (linked or self._heard(part, since))
+        return not (linked or self._heard(part, since)) or self._unheard(part)  # what costs less comes first
 
     def _unheard(self, part: TopicPartition) -> bool:
         """Whether so many followers say that they do not hear the leader that it cannot commit, and that they can. One
@@ -77,7 +79,10 @@ class Elections:
     def _heard(self, part: TopicPartition, since: float) -> bool:
         """Whether so many followers hear the leader that it can commit: only the controller has lost it."""
         state, meta = self._state, part.meta
-        hearing = state.leader_check.hearing(part.name, meta, since) - state.standing.blamers(meta.leader)
+        hearing = state.leader_check.hearing(part.name, meta, since)
+        if not hearing:
+            return False
+        hearing -= state.standing.blamers(meta.leader)
         return bool(hearing) and 1 + len(hearing) >= meta.min_isr
 
     def _deaf(self, part: TopicPartition, now: float) -> bool:
@@ -95,8 +100,11 @@ class Elections:
     def elect(self, part: TopicPartition, round_: Round, now: float) -> None:
         state = self._state
         meta = part.meta
-        if meta.isr and not round_.reports:  # as with most of a thousand, most of the times that they are looked at
-            self._wait(part, round_, unanswered(sorted(meta.isr)), now)
+        if meta.isr and not round_.reports:  # as with most of a thousand, when their rounds begin
+            if now - round_.since > SAID_S:
+                self._wait(part, round_, unanswered(sorted(meta.isr)), now)
+            else:
+                self._due(round_, now + state.ask_again_s)
             return
         reports = dict(round_.reports)
         dead = set()
@@ -112,14 +120,13 @@ class Elections:
                 meta,
                 part.sync,
                 reports,
-                frozenset(round_.failed | (set(meta.isr) - set(state.nodes))),
+                self._failed(meta, round_),
                 state.nodes,
                 round_.since,
                 now,
                 frozenset(dead),
                 state.last(part.name, now) | ({meta.leader} if round_.why == IDLE else set()),
-                # Who has much to say of many is waited for, or who answers first would lead all of them.
-                GATHER_S + state.limits.key_s * (len(state.rounds) - 1),
+                state.gather_s,
             )
         )
         if isinstance(found, Elected):
@@ -136,12 +143,19 @@ class Elections:
         else:
             self._wait(part, round_, found, now)
 
+    def _failed(self, meta: PartitionMeta, round_: Round) -> frozenset[int]:
+        """Who is not waited for. A node that is silent was asked, if not for this partition."""
+        silent, nodes = self._state.standing.silent, self._state.nodes
+        return frozenset(round_.failed).union(uid for uid in meta.isr if uid in silent or uid not in nodes)
+
+    def _due(self, round_: Round, due: float) -> None:
+        round_.due_at(due)
+        self._state.wake_at(due)
+
     def _wait(self, part: TopicPartition, round_: Round, wait: Wait, now: float) -> None:
         state = self._state
-        due = now + state.ask_again_s if wait.until is None else wait.until
-        round_.due_at(due)
-        state.wake_at(due)
-        if wait.why != round_.waiting and (wait.operator or now - round_.since > 1.0):
+        self._due(round_, now + state.ask_again_s if wait.until is None else wait.until)
+        if wait.why != round_.waiting and (wait.operator or now - round_.since > SAID_S):
             round_.waiting = wait.why
             event, level = ("operator_needed", "error") if wait.operator else ("election_waits", "warning")
             name = part.name

@@ -125,7 +125,9 @@ class LeaderCheck:
         return {uid for uid, heard in self._said(name, meta, since) if heard.leader != meta.leader}
 
     def _said(self, name: PartitionName, meta: PartitionMeta, since: float) -> list[tuple[int, Heard]]:
-        heard = self._heard.get(name, {})
+        heard = self._heard.get(name)
+        if not heard:
+            return []
         return [(uid, found) for uid, found in heard.items() if uid in meta.isr and found.at >= since]
 
     def forget(self, name: PartitionName) -> None:

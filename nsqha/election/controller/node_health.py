@@ -106,12 +106,14 @@ class NodeHealth:
 
     def restarted(self, meta: PartitionMeta) -> bool:
         """Whether the leader of a record is alive in a later life than the one that was elected."""
-        lives = (self.nodes[meta.leader].registration, self._lives.get(meta.leader, 0))
-        return bool(meta.registration) and max(lives) > meta.registration
+        led_by, known = meta.leader, meta.registration
+        return bool(known) and (self.nodes[led_by].registration > known or self._lives.get(led_by, 0) > known)
 
     def cut_off(self, meta: PartitionMeta, now: float, *, after: float) -> bool:
         """Whether it cannot commit, as so many followers have lost the leader, or not heard it, for `after` seconds."""
         told = (self._blame.get(meta.leader, {}), self._unheard.get(meta.leader, {}))
+        if not any(told):
+            return False
         lost = {uid for by in told for uid, since in by.items() if uid in meta.isr and now - since >= after}
         return len(meta.isr) > 1 and bool(lost) and len(meta.isr) - len(lost) < meta.min_isr
 

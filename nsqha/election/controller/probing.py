@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nsqha.election.controller.events import Answered, Blamed
+from nsqha.election.controller.events import Answered, Blamed, Probe
 from nsqha.election.controller.pending_probes import PendingProbes
-from nsqha.election.controller.rounds import OpenProbe, Round
+from nsqha.election.controller.rounds import OpenProbe, Round, TopicPartition
 from nsqha.election.controller.state import ControllerState
 from nsqha.election.model import PartitionMeta
 from nsqha.election.placement import PartitionName
@@ -58,20 +58,35 @@ class Probing:
             name = state.names.get(key)
             if name is None:
                 continue
-            dirty.add(name)
-            report = event.reports.get(key)
+            report, part = event.reports.get(key), state.parts[name]
             if report is None:
                 state.seen.get(name, {}).pop(node, None)
             else:
                 state.seen.setdefault(name, {})[node] = report
-            state.leader_check.answered(state.parts[name], node, report, now)
+            state.leader_check.answered(part, node, report, now)
             round_ = state.rounds.get(name)
             if round_ is not None and asked is not None and asked.sent >= round_.since:
                 round_.heard[node] = now
                 round_.failed.discard(node)
                 if report is not None:
                     round_.reports[node] = report
+                if node != part.meta.leader and self._more_to_hear(part, round_, now):
+                    continue
+            dirty.add(name)
         return dirty
+
+    def _more_to_hear(self, part: TopicPartition, round_: Round, now: float) -> bool:
+        """Whether others that live are to be heard before anything can be decided. To look at each of a thousand again
+        for every answer would double the work of their elections."""
+        state, until = self._state, round_.since + self._state.gather_s
+        if round_.kind != "elect" or now >= until:
+            return False
+        heard, silent, nodes = round_.heard, state.standing.silent, state.nodes
+        if all(uid in heard or uid in silent or uid not in nodes for uid in part.meta.isr):
+            return False
+        round_.due_at(until)
+        state.wake_at(until)
+        return True
 
     def not_answered(self, number: int, node: int, why: str, now: float) -> Iterable[PartitionName]:
         state = self._state
@@ -115,6 +130,7 @@ class Probing:
         pauses: dict[PartitionName, float] = {}
         wanted: dict[tuple[int, bool], list[PartitionName]] = defaultdict(list)
         waited, self._next = self._next, []
+        pause = state.ask_again_s
         for name in dict.fromkeys([*waited, *names]):
             if name not in state.rounds or name in state.puts:
                 continue
@@ -124,9 +140,7 @@ class Probing:
                 round_.due_at(due)
                 state.wake_at(due)
                 continue
-            again = {"transfer": state.limits.transfer_ask_s, "watch": state.limits.watch_ask_s}.get(
-                round_.kind, state.ask_again_s
-            )
+            again = {"transfer": state.limits.transfer_ask_s, "watch": state.limits.watch_ask_s}.get(round_.kind, pause)
             if not part.meta.isr and now - round_.since < 1.0:
                 again = state.limits.begin_ask_s
             for uid in self._members(part.meta, round_):
@@ -138,17 +152,32 @@ class Probing:
                     pauses[name] = again
             if name not in pauses:
                 self._again_after(round_, again, now)
+        parts: list[tuple[int, Probe]] = []
         for (uid, urgent), waiting in wanted.items():
-            room = state.limits.round_keys
-            suspected = state.standing.suspected_since(uid) is not None
-            keys = [state.parts[name].key for name in waiting[:room]]
-            if not self._probe(uid, keys, now, urgent=urgent, suspected=suspected):
-                room = 0
-            for name in waiting[:room]:
+            left = self._ask_in_parts(uid, waiting, now, urgent=urgent, parts=parts)
+            for name in waiting[: len(waiting) - len(left)]:
                 self._again_after(state.rounds[name], pauses[name], now)
-            for name in waiting[room:]:
+            for name in left:
                 self._again_after(state.rounds[name], pauses[name] + 3 * state.limits.probe_s, now)
-            self._probes.wait(uid, urgent, waiting[room:])
+            self._probes.wait(uid, urgent, left)
+        # The first parts of all nodes come first: with their answers the first leaders are elected.
+        state.actions += [probe for _, probe in sorted(parts, key=lambda part: part[0])]
+
+    def _ask_in_parts(
+        self, node: int, names: list[PartitionName], now: float, *, urgent: bool, parts: list[tuple[int, Probe]]
+    ) -> list[PartitionName]:
+        """Ask a node for partitions whose leaders are sought: `parts` with their places. Returns those for which there
+        is no room now."""
+        state = self._state
+        room = min(state.limits.round_keys, state.limits.keys_max)
+        suspected = state.standing.suspected_since(node) is not None
+        for first in range(0, len(names), room):
+            keys = [state.parts[name].key for name in names[first : first + room]]
+            probe = self._probes.ask_part(node, keys, now, urgent=urgent, suspected=suspected)
+            if probe is None:
+                return names[first:]
+            parts.append((first, probe))
+        return []
 
     def _again_after(self, round_: Round, seconds: float, now: float) -> None:
         round_.due_at(now + seconds)

@@ -12,7 +12,7 @@ from nsqha.election.controller.leader_check import LeaderCheck
 from nsqha.election.controller.node_health import NodeHealth
 from nsqha.election.controller.planner import Planner, World
 from nsqha.election.controller.rounds import ControllerLimits, Round, TopicPartition
-from nsqha.election.elect import ReplicaReport
+from nsqha.election.elect import GATHER_S, ReplicaReport
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import PartitionName
 from nsqha.ids import PartitionKey
@@ -28,9 +28,11 @@ class PlannedPartitions:
 
     def put(self, name: PartitionName, meta: PartitionMeta, settings: TopicSettings) -> None:
         """A partition is new, or has changed."""
-        if (before := self._metas.get(name)) is not None:
-            self._holders.subtract(before.replicas)
-        self._holders.update(meta.replicas)
+        before = self._metas.get(name)
+        if before is None or before.replicas != meta.replicas:
+            if before is not None:
+                self._holders.subtract(before.replicas)
+            self._holders.update(meta.replicas)
         self._metas[name], self._settings[name] = meta, settings
 
     def forget(self, name: PartitionName) -> None:
@@ -76,6 +78,12 @@ class ControllerState:
         """Between requests for one partition: longer while many leaders are sought, as all are asked for. The work for
         each would grow with their number else."""
         return self.limits.ask_again_s + self.limits.key_s * max(0, len(self.rounds) - 1)
+
+    @property
+    def gather_s(self) -> float:
+        """How long members that live are waited for. Who has much to say of many is waited for, or who answers first
+        would lead all of them."""
+        return GATHER_S + self.limits.key_s * max(0, len(self.rounds) - 1)
 
     def free(self, name: PartitionName) -> bool:
         return name in self.parts and name not in self.puts and name.topic not in self.reading

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.elections import NODES, elect_all, judged, topics
+from benchmarks.elections import NODES, answer, elect_all, judged, topics
 from nsqha.election.controller.controller import ControllerMachine
 from nsqha.election.controller.elections import Elections
-from nsqha.election.controller.events import Metadata, Tick
+from nsqha.election.controller.events import Metadata, NotAnswered, Probe, PutPartition, Suspect, Tick
 from nsqha.election.controller.rounds import ControllerLimits, TopicPartition
 from nsqha.election.placement import PartitionName
 
@@ -23,7 +24,63 @@ def test_ten_times_as_many_are_judged_as_often_each() -> None:
         with judged() as ballots:
             elect_all(count, SMALL)
         times[count] = len(ballots) / count
-    assert times[600] < 1.5 * times[60] < 6, times
+    assert max(times.values()) < 1.2, times
+
+
+def test_each_is_looked_at_a_few_times_and_not_at_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = Counter[PartitionName]()
+    reason = Elections.reason
+
+    def counted(of: Elections, part: TopicPartition, now: float) -> str:
+        looked[part.name] += 1
+        return reason(of, part, now)
+
+    monkeypatch.setattr(Elections, "reason", counted)
+    elect_all(600, ControllerLimits())
+    # When the record is new, suspected, silent, when all have answered, and when it is written; and a scan or two.
+    assert len(looked) == 600 and looked.total() <= 6.5 * 600
+
+
+def begun(count: int, limits: ControllerLimits) -> tuple[ControllerMachine, list[Probe]]:
+    """A machine whose nodes were asked for all partitions, as their leader has refused."""
+    machine = ControllerMachine(100.0, limits)
+    machine.step(Metadata(topics(count), NODES, {}), 100.0)
+    asked = [action for action in machine.step(Suspect(1, "reset"), 100.0) if isinstance(action, Probe)]
+    leader = next(probe for probe in asked if probe.node == 1)
+    more = machine.step(NotAnswered(leader.number, 1, "refused"), 100.001)
+    assert not any(isinstance(action, PutPartition) for action in more)
+    asked += [action for action in more if isinstance(action, Probe)]
+    return machine, [probe for probe in asked if probe.node != 1]
+
+
+def test_nodes_are_asked_for_all_at_once_and_the_first_are_elected_meanwhile() -> None:
+    machine, asked = begun(200, ControllerLimits(round_keys=50))
+    assert [(probe.node, len(probe.keys)) for probe in asked] == [(2, 50), (3, 50)] * 4
+    elected: list[str] = []
+    for n, probe in enumerate(asked):
+        actions = machine.step(answer(probe), 100.01 + 0.001 * n)
+        elected += [action.name.topic for action in actions if isinstance(action, PutPartition)]
+        assert len(elected) == (n + 1) // 2 * 50
+    assert elected == sorted(f"t{n}" for n in range(200)), "those that are asked for first are elected first"
+
+
+def test_a_node_that_is_silent_is_not_waited_for_whatever_it_was_asked_for() -> None:
+    machine = ControllerMachine(100.0, ControllerLimits(keys_max=20))
+    machine.step(Metadata(topics(60), NODES, {}), 100.0)
+    asked = deque(action for action in machine.step(Suspect(1, "reset"), 100.0) if isinstance(action, Probe))
+    elected: set[PartitionName] = set()
+    refused = False
+    while asked:
+        probe = asked.popleft()
+        if probe.node == 1 and refused:
+            continue  # no more is heard of it
+        refused |= probe.node == 1
+        for action in machine.step(answer(probe), 100.01):
+            if isinstance(action, Probe):
+                asked.append(action)
+            elif isinstance(action, PutPartition):
+                elected.add(action.name)
+    assert len(elected) == 60
 
 
 def test_a_scan_looks_at_so_many_and_in_turn_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,34 @@ def test_one_question_at_a_time_to_each_node_and_one_that_is_urgent() -> None:
     assert lost is not None and questions.ask(A, [], 1.0 + 2 * limits.probe_s) is not None, "it counts as lost"
 
 
+def test_parts_of_many_partitions_are_under_way_together_up_to_a_bound() -> None:
+    questions = PendingProbes(limits := ControllerLimits(keys_max=10, key_s=0.1))
+    keys = [(1, number) for number in range(16)]
+    parts = [questions.ask_part(B, keys[n : n + 4], 0.0, urgent=False, suspected=False) for n in range(0, 16, 4)]
+    assert [part.keys for part in parts if part is not None] == [tuple(keys[:4]), tuple(keys[4:8])]
+    first, second = parts[0], parts[1]
+    assert first is not None and second is not None
+    assert first.timeout_s == limits.probe_s + 0.1 * 3 and second.timeout_s == limits.probe_s + 0.1 * 7
+    assert questions.ask(B, [], 0.0) is None, "other questions wait until all is answered"
+    assert questions.asked(B, keys[0], 0.0, 0.1) and questions.asked(B, keys[7], 0.0, 0.1)
+    waiting = PartitionName("t", 1, 8)
+    questions.wait(B, False, [waiting])
+    asked, names = questions.returned(second.number, B)
+    assert asked is not None and asked.keys == set(keys[4:8]) and names == {waiting}
+    assert questions.asked(B, keys[0], 0.0, 0.1) and not questions.asked(B, keys[7], 0.0, 0.1)
+    assert questions.ask_part(B, keys[8:12], 0.1, urgent=False, suspected=False) is not None
+    assert questions.ask_part(B, keys, 10.0, urgent=False, suspected=False) is not None, "the others count as lost"
+    assert questions.returned(first.number, B) == (None, set())
+
+
+def test_a_part_with_more_than_the_bound_is_asked_alone() -> None:
+    questions = PendingProbes(ControllerLimits(keys_max=3))
+    keys = [(1, number) for number in range(8)]
+    part = questions.ask_part(B, keys[:4], 0.0, urgent=False, suspected=False)
+    assert part is not None and part.keys == tuple(keys[:3])
+    assert questions.ask_part(B, keys[4:], 0.0, urgent=False, suspected=False) is None
+
+
 def test_who_is_asked_for_many_has_more_time_unless_it_is_suspected() -> None:
     questions = PendingProbes(limits := ControllerLimits())
     keys = [(1, number) for number in range(limits.round_keys)]
