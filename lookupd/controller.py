@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -51,7 +51,7 @@ from nsqha.election.controller.events import (
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import Controller, PartitionMeta, Versioned
 from nsqha.election.session import ClusterSession
-from nsqha.election.store import Intent, MetadataStore, PartitionChange
+from nsqha.election.store import Intent, MetadataStore, PartitionChange, Refusal
 from nsqha.errors import (
     ConfigError,
     Conflict,
@@ -62,7 +62,7 @@ from nsqha.errors import (
     Unavailable,
 )
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Logger
+from nsqha.nsqlog import Logger, together
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.quantile import Histogram
 from nsqha.server.authorization.audit import Audit
@@ -85,6 +85,7 @@ LEAVE_TO_OTHERS_S = 3.0  # after a resignation; a standby campaigns each second
 READ_AGAIN_S = (0.05, 1.0)  # pause after a failed read, and the longest it grows to
 
 T = TypeVar("T")
+_Other = Probe | ReadTopic | PutIntent | RemoveIntent | Resign | Say
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_PARTITION: PartitionKey = (0, 0)  # an empty request would ask for everything that the node has
 
@@ -240,7 +241,11 @@ class ControllerShell:
 
     async def run(self, call: Callable[[], T]) -> T:
         """Call the store in a worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, call)
+        return await self.begin(call)
+
+    def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """The same; the call begins before anything else that the loop has to do."""
+        return asyncio.get_running_loop().run_in_executor(self._workers, call)
 
     def _hint(self, name: str) -> None:
         if name in ("", "controller"):
@@ -379,25 +384,34 @@ class Term:
     def blamed(self, by: int, nodes: frozenset[int], unheard: frozenset[int]) -> None:
         self.feed(Blamed(by, nodes, unheard))
 
-    def feed(self, event: Event) -> None:
-        """Feed one event to the machine, and start its actions."""
+    def feed(self, *events: Event) -> None:
+        """Feed events to the machine, and start its actions."""
         if self._ended:
             return
         try:
-            puts = []
-            for action in self.machine.step(event, self._shell.clock.monotonic()):
-                if isinstance(action, PutPartition):
-                    puts.append(action)
-                else:
-                    self._perform(action)
-            for first in range(0, len(puts), BULK):
-                self._tasks.spawn(self._put(puts[first : first + BULK]))
+            # A write for each line of hundreds would let other threads take the interpreter as often.
+            with together():
+                self._step(events)
         except Exception as error:
             # A machine that broke an invariant decides nothing more; the next term begins from the records.
             self._shell.logger.error("controller_failed", "the controller cannot go on: %s", error, error=error)
             self._stop(f"{type(error).__name__}: {error}")
             return
         self._set_timer()
+
+    def _step(self, events: Iterable[Event]) -> None:
+        puts, others, now = list[PutPartition](), list[_Other](), self._shell.clock.monotonic()
+        for event in events:
+            for action in self.machine.step(event, now):
+                if isinstance(action, PutPartition):
+                    puts.append(action)
+                else:
+                    others.append(action)
+        # Elections first: who is to lead can begin while the rest is done.
+        for first in range(0, len(puts), BULK):
+            self._put(puts[first : first + BULK])
+        for other in others:
+            self._perform(other)
 
     def _look(self) -> None:
         self._look_scheduled = False
@@ -427,7 +441,7 @@ class Term:
 
     # ---- what is done
 
-    def _perform(self, action: Probe | ReadTopic | PutIntent | RemoveIntent | Resign | Say) -> None:
+    def _perform(self, action: _Other) -> None:
         match action:
             case Say():
                 self._say(action)
@@ -471,15 +485,22 @@ class Term:
         else:
             self.feed(Answered(probe.number, probe.node, reply.registration, reports_in(reply)))
 
-    async def _put(self, puts: Sequence[PutPartition]) -> None:
+    def _put(self, puts: Sequence[PutPartition]) -> None:
         """Change the records of partitions, all in one call: an etcd that is asked for each of hundreds takes longest
         of all that a failover consists of."""
-        records = self._shell.store.records
+        records, epoch = self._shell.store.records, self.epoch
         changes = [
             PartitionChange(put.name.topic, put.name.uid, put.name.number, put.meta, put.registered) for put in puts
         ]
-        results = await self._shell.run(lambda: records.replace_partitions(changes, controller=self.epoch))
-        for put, result in zip(puts, results, strict=True):
+        call = self._shell.begin(lambda: records.replace_partitions(changes, controller=epoch))
+        call.add_done_callback(_seen)  # the term may end before the task below has begun
+        self._tasks.spawn(self._take_results(puts, call))
+
+    async def _take_results(
+        self, puts: Sequence[PutPartition], call: asyncio.Future[list[PartitionMeta | Refusal]]
+    ) -> None:
+        done = []
+        for put, result in zip(puts, await call, strict=True):
             outcome: Outcome = "applied"
             if isinstance(result, OutcomeUnknown):
                 outcome = "unknown"
@@ -487,7 +508,8 @@ class Term:
                 outcome = "refused"
                 self._shell.logger.info("change_refused", "%s:%d: %s", put.name.topic, put.name.number, result)
             self._shell.counts.changes[outcome] += 1
-            self.feed(PutDone(put.name, outcome, result if isinstance(result, PartitionMeta) else None))
+            done.append(PutDone(put.name, outcome, result if isinstance(result, PartitionMeta) else None))
+        self.feed(*done)
 
     async def _read_topic(self, name: str) -> None:
         topic = await self._read(lambda: self._shell.store.records.topic(name))
@@ -540,6 +562,11 @@ class Term:
             counts.possible_losses += 1
         write = {"info": log.info, "warning": log.warning, "error": log.error}[say.level]
         write(say.event, "%s", say.text, **say.fields)  # type: ignore[arg-type]
+
+
+def _seen(call: asyncio.Future[T]) -> None:
+    if not call.cancelled():
+        call.exception()
 
 
 async def _tick(session: ClusterSession) -> None:

@@ -14,6 +14,8 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TextIO
 
 LEVELS = {
@@ -28,6 +30,56 @@ LEVELS = {
 
 _NSQ_NAME = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "FATAL"}
 _ROOT = "nsqha"
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes each line at once, or those of a piece of work (`together`) with one write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lines: list[str] = []
+        self._works = 0  # under way
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.append(self.format(record) + self.terminator)
+            if not self._works or record.levelno >= logging.ERROR:
+                self._write_lines()
+        except Exception:
+            self.handleError(record)
+
+    def begin(self) -> None:
+        """Keep the lines from now on, until `end` was called as often."""
+        with self.lock or nullcontext():
+            self._works += 1
+
+    def end(self) -> None:
+        """Write what was kept."""
+        with self.lock or nullcontext():
+            self._works -= 1
+            if not self._works:
+                with suppress(Exception):  # as with one line: a closed stderr costs the lines, and nothing else
+                    self._write_lines()
+
+    def _write_lines(self) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            self.stream.write("".join(lines))
+            self.flush()
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Lines of a short piece of work, which awaits nothing, are written with one write at its end; an error at once,
+    with those before it. In a process with busy threads each write may cost its thread the turn."""
+    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
+    for handler in handlers:
+        handler.begin()
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.end()
 
 
 class Logger:
@@ -75,7 +127,7 @@ class Logger:
 
 def configure(*, prefix: str, level: str, format: str = "text", stream: TextIO | None = None) -> None:
     """Send every event of this process to `stream` (standard error). Replaces an earlier configuration."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = LineHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(prefix) if format == "json" else NsqFormatter(prefix))
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no format shows them
     logging.raiseExceptions = False  # a closed stderr must not become a traceback per line

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from nsqha import nsqlog
-from nsqha.nsqlog import Logger, configure, one_line, set_level
+from nsqha.nsqlog import Logger, configure, one_line, set_level, together
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +94,54 @@ def test_a_closed_stderr_is_survived() -> None:
     stream = written()
     stream.close()
     Logger().info("event", "into the void")
+
+
+class CountedWrites(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        return super().write(text)
+
+
+def said(stream: io.StringIO) -> list[str]:
+    return [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()]
+
+
+def test_lines_of_one_piece_of_work_are_one_write_and_an_error_does_not_wait() -> None:
+    stream, log = CountedWrites(), Logger()
+    configure(prefix="", level="info", stream=stream)
+    with together():
+        for word in ("a", "b"):
+            log.info("event", word)
+        with together():
+            log.info("event", "c")
+        assert stream.writes == 0
+        log.error("event", "d")
+        assert stream.writes == 1 and said(stream) == ["a", "b", "c", "d"]
+        log.info("event", "e")
+    assert stream.writes == 2
+    log.info("event", "f")
+    assert stream.writes == 3 and said(stream) == ["a", "b", "c", "d", "e", "f"]
+
+
+def test_what_was_said_before_work_failed_is_written() -> None:
+    stream, log = CountedWrites(), Logger()
+    configure(prefix="", level="info", stream=stream)
+    with pytest.raises(ValueError), together():
+        log.info("event", "a")
+        raise ValueError
+    assert said(stream) == ["a"]
+
+
+def test_a_stderr_that_closes_during_work_is_survived() -> None:
+    stream, log = CountedWrites(), Logger()
+    configure(prefix="", level="info", stream=stream)
+    with together():
+        log.info("event", "a")
+        stream.close()
+    configure(prefix="", level="info", stream=(after := CountedWrites()))
+    log.info("event", "b")
+    assert said(after) == ["b"]

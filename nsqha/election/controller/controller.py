@@ -85,6 +85,7 @@ class ControllerMachine:
         """Take one event; returns what to do, in order."""
         state = self.state
         state.actions = []
+        self._elections.begin_step()
         dirty = sorted(self._take(event, now))  # one run is like the other, whatever a set does with strings
         self._place([name for name in dirty if state.free(name) and not state.parts[name].meta.replicas], now)
         for name in dirty:

@@ -23,6 +23,11 @@ class Elections:
 
     def __init__(self, state: ControllerState) -> None:
         self._state = state
+        self._avoided: frozenset[int] | None = None  # of all partitions, in this step
+
+    def begin_step(self) -> None:
+        """What is said of the nodes may be other than in the step before."""
+        self._avoided = None
 
     def reason(self, part: TopicPartition, now: float) -> str:
         """Why the partition needs another leader, or another epoch; empty if it does not."""
@@ -115,6 +120,8 @@ class Elections:
         mine = reports.get(meta.leader)
         if mine is not None and mine.log_uid != meta.isr.get(meta.leader):
             dead.add(meta.leader)
+        if self._avoided is None:
+            self._avoided = state.avoided(now)
         found = choose(
             Ballot(
                 meta,
@@ -125,7 +132,7 @@ class Elections:
                 round_.since,
                 now,
                 frozenset(dead),
-                state.last(part.name, now) | ({meta.leader} if round_.why == IDLE else set()),
+                state.last(part.name, now, self._avoided) | ({meta.leader} if round_.why == IDLE else set()),
                 state.gather_s,
             )
         )

@@ -140,11 +140,15 @@ class ControllerState:
         self.puts[name] = (action, now if since is None else since, loss)
         self.actions.append(action)
 
-    def last(self, name: PartitionName, now: float) -> frozenset[int]:
-        """Nodes that should lead this partition only if no other can."""
+    def avoided(self, now: float) -> frozenset[int]:
+        """Nodes that should lead any partition only if no other can."""
+        return self.planner.avoided(self.nodes) | self.standing.unlinked(now, after=self.limits.unlinked_s)
+
+    def last(self, name: PartitionName, now: float, avoided: frozenset[int] | None = None) -> frozenset[int]:
+        """Nodes that should lead this partition only if no other can; with those `avoided`, if the caller knows."""
         declined = {uid for uid, report in self.seen.get(name, {}).items() if report.declines}
-        avoided = self.planner.avoided(self.nodes) | self.standing.unlinked(now, after=self.limits.unlinked_s)
-        return avoided | declined | self.failed.last(name, self.nodes, now)
+        known = self.avoided(now) if avoided is None else avoided
+        return known | declined | self.failed.last(name, self.nodes, now)
 
     def wake_at(self, moment: float) -> None:
         self.wake = min(self.wake, moment)

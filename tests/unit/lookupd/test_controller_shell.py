@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import io
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +13,23 @@ import uvloop
 
 from lookupd import controller, links
 from lookupd.controller import Candidacy, ControllerShell
+from nsqha import nsqlog
 from nsqha.election.controller.events import Resign
 from nsqha.election.memory import MemorySession
 from nsqha.election.store import PartitionChange
 from nsqha.errors import StaleMetadata, Unavailable
 from nsqha.pb.v1.replication_pb2 import LiveMessage
 from tests.unit.lookupd.nodes_rig import World, controlled
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("nsqha")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +73,18 @@ def test_a_stream_that_ends_and_a_node_that_refuses_mean_another_leader() -> Non
     run(story)
 
 
-def test_elections_of_one_round_are_few_calls_of_the_store() -> None:
+class CountedWrites(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.texts.append(text)
+        return super().write(text)
+
+
+@pytest.mark.usefixtures("logging_as_it_was")
+def test_elections_of_one_round_are_few_calls_of_the_store_and_few_writes_of_lines() -> None:
     async def story(world: World, shell: ControllerShell) -> None:
         world.create(partitions=120)
         await world.until(lambda: all(world.meta(number=number).leader for number in range(120)))
@@ -75,9 +99,12 @@ def test_elections_of_one_round_are_few_calls_of_the_store() -> None:
             return replace_partitions(changes, **rest)
 
         world.store.records.replace_partitions = counted
+        nsqlog.configure(prefix="", level="info", stream=(lines := CountedWrites()))
         world.nodes[1].kill()
-        await world.until(lambda: all(world.meta(number=number).leader != 1 for number in led))
+        await world.until(lambda: shell.counts.elections["leader does not answer"] == len(led))
         assert len(led) > 10 and max(calls) > 10 and len(calls) <= 6
+        elected = [text for text in lines.texts if "(leader does not answer)" in text]
+        assert sum(text.count("\n") for text in elected) >= len(led) and len(elected) <= len(calls)
 
     run(story)
 
