@@ -128,7 +128,7 @@ def versioned_of(kind: type[R], kv: Any) -> Versioned[R]:
 
 
 def partition_value(meta: PartitionMeta) -> bytes:
-    return encode(replace(meta, version=0))
+    return encode(meta, version=0)
 
 
 def partition_meta(kv: Any) -> PartitionMeta:
@@ -140,7 +140,7 @@ def topic_value(record: TopicRecord) -> bytes:
 
 
 def node_value(node: NodeInfo) -> bytes:
-    return encode(replace(node, registration=0))
+    return encode(node, registration=0)
 
 
 def node_info(kv: Any) -> NodeInfo:
@@ -163,7 +163,7 @@ def intent_of(kv: Any) -> Versioned[Mapping[str, Any]]:
 
 
 def controller_value(controller: Controller) -> bytes:
-    return encode(replace(controller, epoch=0))
+    return encode(controller, epoch=0)
 
 
 def controller_of(kv: Any) -> Controller:

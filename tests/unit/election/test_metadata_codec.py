@@ -80,6 +80,51 @@ def test_records_survive(record: StoredRecord) -> None:
     assert decode(type(record), data) == record
 
 
+def outcome(kind: type[StoredRecord], data: bytes, **set_by_store: object) -> StoredRecord | str:
+    try:
+        return decode(kind, data, **set_by_store)
+    except (LogCorrupt, ConfigError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+FLAT = st.one_of(
+    PARTITION,
+    st.builds(NodeInfo, UIDS, name=NAMES, declines=NAMES, leaving=st.booleans()),
+    st.builds(Tombstone, NAMES, UIDS, st.integers(1, 9), st.lists(UIDS, max_size=3).map(tuple)),
+)
+
+
+@given(FLAT, st.data())
+def test_the_shorter_way_of_flat_records_does_not_show(record: StoredRecord, more: st.DataObject) -> None:
+    kind, unknown = type(record), more.draw(st.sampled_from([{}, {"zone9": 3}]))
+    record = replace(record, unknown=unknown)
+    data = encode(record)
+    plain = json.loads(data)
+    for name in more.draw(st.lists(st.sampled_from(sorted(plain)), min_size=1, max_size=2, unique=True)):
+        odd = st.sampled_from([None, True, -1, 1 << 70, 1.5, "7", "always", [], [1, "x"], {}, {"07": 1}, {"x": 2}])
+        value = more.draw(odd | st.just(plain[name]))
+        if more.draw(st.booleans()):
+            plain[name] = value
+        else:
+            del plain[name]
+    newer = json.dumps({**plain, "format": FORMAT + 1}).encode()
+    read = [data, json.dumps(plain).encode(), newer, data[:-1]]
+    assert codec._flat(kind) is not None
+    shorter = [encode(record), *(outcome(kind, each) for each in read)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_flat", lambda kind: None)
+        longer = [encode(record), *(outcome(kind, each) for each in read)]
+    assert shorter == longer
+
+
+def test_a_partition_as_this_version_writes_it_goes_the_shorter_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = PartitionMeta(leader=1, isr={1: 2}, replicas=(1, 3), sync="always", version=4)
+    monkeypatch.setattr(codec, "_converted", None)
+    monkeypatch.setattr(codec, "_of_texts", None)
+    assert decode(PartitionMeta, encode(meta, version=0), version=9) == replace(meta, version=9)
+    assert b'"version":0' in encode(meta, version=0)
+
+
 def test_the_form_is_stable() -> None:
     assert json.loads(encode(TOPIC)) == {
         "format": 1,
