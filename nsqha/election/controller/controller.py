@@ -247,7 +247,7 @@ class ControllerMachine:
             self._unscanned = list(state.parts)[::-1]
         some = self._unscanned[-state.limits.scan_parts :][::-1]
         del self._unscanned[-state.limits.scan_parts :]
-        for name in some:
+        for name in self._elections.not_in_order(some):
             part, round_ = state.parts.get(name), state.rounds.get(name)
             if part is None or (round_ is not None and round_.due < math.inf):
                 continue  # it is looked at when it is due

@@ -98,6 +98,11 @@ class LeaderCheck:
             weight = (self._limits.idle_audits + 1) // 2 if gave_up else 1
             self._idle[part.name] = Idle(meta.epoch, idle.audits + weight, now)
 
+    @property
+    def doubted(self) -> set[PartitionName]:
+        """Those with anything counted against the leader."""
+        return self._idle.keys() | self._stuck.keys()
+
     def does_not_lead(self, name: PartitionName, meta: PartitionMeta) -> bool:
         """Whether the leader has reported often enough that it does not lead."""
         idle = self._idle.get(name)

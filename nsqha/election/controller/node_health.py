@@ -109,6 +109,14 @@ class NodeHealth:
         led_by, known = meta.leader, meta.registration
         return bool(known) and (self.nodes[led_by].registration > known or self._lives.get(led_by, 0) > known)
 
+    def in_order(self) -> dict[int, int]:
+        """Nodes that answer, whose disks are open, and of which nobody complains, with their newest known lives."""
+        return {
+            uid: max(node.registration, self._lives.get(uid, 0))
+            for uid, node in self.nodes.items()
+            if not (node.poisoned or uid in self.silent or self._blame.get(uid) or self._unheard.get(uid))
+        }
+
     def cut_off(self, meta: PartitionMeta, now: float, *, after: float) -> bool:
         """Whether it cannot commit, as so many followers have lost the leader, or not heard it, for `after` seconds."""
         told = (self._blame.get(meta.leader, {}), self._unheard.get(meta.leader, {}))

@@ -76,6 +76,7 @@ class World:
     unled: frozenset[PartitionName] = frozenset()  # a leader is being elected
     unreachable: frozenset[int] = frozenset()  # nodes that the controller does not reach now
     holders: frozenset[int] | None = None  # nodes that have replicas, if they were counted
+    version: int = 0  # another one if `metas` or `settings` are other ones; 0: not counted
 
     def replica_nodes(self) -> set[int]:
         """Nodes that have replicas, by the records."""
@@ -123,6 +124,7 @@ class Planner:
         self._known: dict[int, int] = {}  # node -> registration
         self._next_transfers = now + limits.settle_s
         self._ready = False
+        self._well: object = None  # what the partitions were when none needed other replicas
 
     def metadata(
         self, world: World, intents: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int], now: float
@@ -204,6 +206,9 @@ class Planner:
         long_away = {uid for uid, since in self._away.items() if uid in self._forgotten or now - since >= wait}
         suspects = self.decommissions | long_away | self._successors.keys()
         default = replicas_wanted(TopicSettings(), nodes)
+        given = (world.version, room > 0, replacing > 0, self.moves, suspects, frozenset(self._successors), default)
+        if world.version and given == self._well:
+            return  # nobody looks at thousands of partitions again, twice a second, of which none has changed
         closer = sorted(
             name
             for name, meta in world.metas.items()
@@ -222,6 +227,7 @@ class Planner:
             )
         )
         if not closer:
+            self._well = given
             return
         load = world.load()
         for name in closer:
@@ -311,7 +317,7 @@ class Planner:
 
     def _keep_names(self, world: World, steps: Steps) -> None:
         """Store names of nodes that have replicas or are being emptied; forget those of other nodes that are away."""
-        named = self.decommissions.union(*(meta.replicas for meta in world.metas.values()))
+        named = self.decommissions | world.replica_nodes()
         for uid in sorted(named & world.nodes.keys()):
             name, key = world.nodes[uid].name, moves.node_name(uid)
             if name and name != self._names.get(uid) and key not in self._asked:

@@ -25,6 +25,7 @@ class PlannedPartitions:
         self._metas: dict[PartitionName, PartitionMeta] = {}
         self._settings: dict[PartitionName, TopicSettings] = {}
         self._holders: Counter[int] = Counter()  # node -> partitions that it is to have a replica of
+        self._version = 1
 
     def put(self, name: PartitionName, meta: PartitionMeta, settings: TopicSettings) -> None:
         """A partition is new, or has changed."""
@@ -34,18 +35,21 @@ class PlannedPartitions:
                 self._holders.subtract(before.replicas)
             self._holders.update(meta.replicas)
         self._metas[name], self._settings[name] = meta, settings
+        self._version += 1
 
     def forget(self, name: PartitionName) -> None:
         """The partition is gone."""
         self._holders.subtract(self._metas.pop(name).replicas)
         del self._settings[name]
+        self._version += 1
 
     def world(self, nodes: Mapping[int, NodeInfo], writing: Mapping[PartitionName, PartitionMeta]) -> World:
         """All of it, with what is being written as if it were, or the same work would be planned twice."""
         holders = {uid for uid, count in self._holders.items() if count > 0}
         holders.update(uid for meta in writing.values() for uid in meta.replicas)
         metas = {**self._metas, **writing} if writing else self._metas
-        return World(metas, self._settings, nodes, holders=frozenset(holders))
+        version = 0 if writing else self._version
+        return World(metas, self._settings, nodes, holders=frozenset(holders), version=version)
 
 
 class ControllerState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, ItemsView
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from benchmarks.elections import NODES, answer, elect_all, judged, topics
 from nsqha.election.controller.controller import ControllerMachine
 from nsqha.election.controller.elections import Elections
-from nsqha.election.controller.events import Metadata, NotAnswered, Probe, PutPartition, Suspect, Tick
-from nsqha.election.controller.rounds import ControllerLimits, TopicPartition
+from nsqha.election.controller.events import Answered, Metadata, NotAnswered, Probe, PutPartition, Suspect, Tick
+from nsqha.election.controller.rounds import ControllerLimits, Round, TopicPartition
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import PartitionMeta
 from nsqha.election.placement import PartitionName
 
 # A twentieth of what is asked and scanned at a time, and twenty times as long: hundreds are as thousands are.
@@ -83,20 +86,96 @@ def test_a_node_that_is_silent_is_not_waited_for_whatever_it_was_asked_for() -> 
     assert len(elected) == 60
 
 
-def test_a_scan_looks_at_so_many_and_in_turn_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def looked_at(
+    monkeypatch: pytest.MonkeyPatch, machine: ControllerMachine, times: int, now: float = 100.0
+) -> list[list[PartitionName]]:
+    """The partitions that each of so many scans judges the leader of."""
     looked: list[PartitionName] = []
 
     def reason(_: Elections, part: TopicPartition, now: float) -> str:
         looked.append(part.name)
         return ""
 
-    machine = ControllerMachine(100.0, replace(SMALL, scan_parts=4))
-    machine.step(Metadata(topics(10), NODES, {}), 100.0)
     monkeypatch.setattr(Elections, "reason", reason)
     scans: list[list[PartitionName]] = []
-    for n in range(6):
-        machine.step(Tick(), 100.0 + n)
+    for n in range(times):
+        machine.step(Tick(), now + n)
         scans.append(looked[:])
         looked.clear()
+    return scans
+
+
+def test_a_scan_looks_at_so_many_and_in_turn_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = ControllerMachine(100.0, replace(SMALL, scan_parts=4))
+    machine.step(Metadata(topics(10), NODES, {}), 100.0)
+    machine.state.standing.unheard(2, frozenset({1}), 100.0)
+    scans = looked_at(monkeypatch, machine, 6)
     assert [len(scan) for scan in scans] == [4, 4, 2] * 2
     assert scans[3:] == scans[:3] and len({name for scan in scans for name in scan}) == 10
+
+
+TROUBLES: dict[str, Callable[[ControllerMachine, PartitionName], object]] = {
+    "silent": lambda m, _: m.state.standing.silent.update({1: 100.0}),
+    "lost by a follower": lambda m, _: m.state.standing.blamed(2, frozenset({1}), 100.0),
+    "not heard by one": lambda m, _: m.state.standing.unheard(2, frozenset({1}), 100.0),
+    "in a later life": lambda m, _: m.state.standing.answered(1, 12, 100.0),
+    "gone": lambda m, _: m.state.standing.changed({uid: NODES[uid] for uid in (2, 3)}, 100.0),
+    "disk closed": lambda m, _: m.state.standing.changed({**NODES, 1: replace(NODES[1], poisoned="EIO")}, 100.0),
+    "does not lead": lambda m, name: answered(m, name, ReplicaReport(11, 1, 1, 5)),
+    "commits nothing": lambda m, name: answered(m, name, ReplicaReport(11, 1, 1, 5, committed=1, leading=True)),
+    "its round has no time": lambda m, name: m.state.rounds.update({name: Round("watch", "", 100.0)}),
+}
+
+
+def answered(machine: ControllerMachine, name: PartitionName, report: ReplicaReport) -> None:
+    state = machine.state
+    state.leader_check.answered(state.parts[name], 1, report, 100.0)
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_scans_judge_no_leader_of_which_nothing_bad_is_known(monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    machine = ControllerMachine(100.0)
+    machine.step(Metadata(topics(10), NODES, {}), 100.0)
+    machine.step(Tick(), 100.0)
+    name = min(machine.state.parts)
+    asked = [probe for probe in machine.step(Tick(), 102.1) if isinstance(probe, Probe)]
+    for probe in asked:
+        report = ReplicaReport(NODES[probe.node].registration, probe.node, 1, 5, committed=5, leading=probe.node == 1)
+        reports = dict.fromkeys(probe.keys, report)
+        machine.step(Answered(probe.number, probe.node, report.registration, reports), 102.2)
+    with monkeypatch.context() as patch:
+        assert looked_at(patch, machine, 3, 103.0) == [[], [], []]
+    TROUBLES[trouble](machine, name)
+    with monkeypatch.context() as patch:
+        (looked,) = looked_at(patch, machine, 1, 106.0)
+    assert set(looked) == {name} or len(set(looked)) == 10
+
+
+class CountedWalks(dict[PartitionName, PartitionMeta]):
+    walks = 0
+
+    def items(self) -> ItemsView[PartitionName, PartitionMeta]:
+        self.walks += 1
+        return super().items()
+
+
+def test_plans_look_at_partitions_again_when_one_of_them_or_a_node_has_changed() -> None:
+    machine = ControllerMachine(100.0)
+    machine.step(Metadata(topics(10), NODES, {}), 100.0)
+    planner, planned = machine.state.planner, machine.state.planned
+    planned._metas = metas = CountedWalks(planned._metas)
+
+    def walks(now: float) -> int:
+        before = metas.walks
+        planner.plan(machine.state.world(), now)
+        return metas.walks - before
+
+    assert walks(101.0) == 1 and walks(101.5) == 0
+    name = min(machine.state.parts)
+    part = machine.state.parts[name]
+    planned.put(name, replace(part.meta, replicas=(1, 2)), part.settings)
+    assert walks(102.0) == 1 and planner.plan(machine.state.world(), 120.0).intents, "one has too few replicas"
+    planned.put(name, part.meta, part.settings)
+    assert walks(103.0) == 1 and walks(103.5) == 0
+    planner.decommissions = frozenset({3})
+    assert walks(104.0) >= 1
