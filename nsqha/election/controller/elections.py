@@ -120,6 +120,7 @@ class Elections:
     def elect(self, part: TopicPartition, round_: Round, now: float) -> None:
         state = self._state
         meta = part.meta
+        round_.many = max(round_.many, len(state.rounds))
         if meta.isr and not round_.reports:  # as with most of a thousand, when their rounds begin
             if now - round_.since > SAID_S:
                 self._wait(part, round_, unanswered(sorted(meta.isr)), now)
@@ -148,7 +149,7 @@ class Elections:
                 now,
                 frozenset(dead),
                 state.last(part.name, now, self._avoided) | ({meta.leader} if round_.why == IDLE else set()),
-                state.gather_s,
+                state.gather_s(round_),
             )
         )
         if isinstance(found, Elected):

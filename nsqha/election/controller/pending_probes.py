@@ -37,24 +37,26 @@ class PendingProbes:
         return self._send(node, keys, now, urgent=urgent, suspected=suspected)
 
     def ask_part(
-        self, node: int, keys: Sequence[PartitionKey], now: float, *, urgent: bool, suspected: bool
+        self, node: int, keys: Sequence[PartitionKey], now: float, *, urgent: bool, suspected: bool, beside: int = 0
     ) -> Probe | None:
-        """Ask beside what is under way, as long as it is not of too many partitions; None: it is."""
+        """Ask beside what is under way, as long as it is not of too many partitions; None: it is. The node is asked for
+        `beside` partitions at once, so the first part has the time of all."""
         begun = self._drop_lost(node, urgent, now)
         if begun and len(self._asked[node, urgent]) + len(keys) > self._limits.keys_max:
             return None
-        return self._send(node, keys, now, urgent=urgent, suspected=suspected)
+        beside = min(beside, self._limits.keys_max)
+        return self._send(node, keys, now, urgent=urgent, suspected=suspected, beside=beside)
 
     def _send(
-        self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool, suspected: bool
-    ) -> Probe | None:
+        self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool, suspected: bool, beside: int = 0
+    ) -> Probe:
         chosen = tuple(sorted(set(keys))[: self._limits.keys_max])
         self._number += 1
         under_way = self._asked[node, urgent]
         timeout = self._limits.doubt_s if urgent else self._limits.probe_s
         if not suspected:
             # Also for the parts that are answered before.
-            timeout += self._limits.key_s * max(0, len(under_way) + len(chosen) - 1)
+            timeout += self._limits.key_s * max(0, len(under_way) + len(chosen) - 1, beside - 1)
         # A lost answer would block the node for ever; after twice its time-out the request counts as lost.
         asked = OpenProbe(self._number, frozenset(chosen), now, now + 2 * timeout, urgent)
         self._open[node, urgent][self._number] = asked

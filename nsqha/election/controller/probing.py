@@ -78,7 +78,7 @@ class Probing:
     def _more_to_hear(self, part: TopicPartition, round_: Round, now: float) -> bool:
         """Whether others that live are to be heard before anything can be decided. To look at each of a thousand again
         for every answer would double the work of their elections."""
-        state, until = self._state, round_.since + self._state.gather_s
+        state, until = self._state, round_.since + self._state.gather_s(round_)
         if round_.kind != "elect" or now >= until:
             return False
         heard, silent, nodes = round_.heard, state.standing.silent, state.nodes
@@ -173,7 +173,7 @@ class Probing:
         suspected = state.standing.suspected_since(node) is not None
         for first in range(0, len(names), room):
             keys = [state.parts[name].key for name in names[first : first + room]]
-            probe = self._probes.ask_part(node, keys, now, urgent=urgent, suspected=suspected)
+            probe = self._probes.ask_part(node, keys, now, urgent=urgent, suspected=suspected, beside=len(names))
             if probe is None:
                 return names[first:]
             parts.append((first, probe))

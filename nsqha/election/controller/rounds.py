@@ -73,6 +73,7 @@ class Round:
     heard: dict[int, float] = field(default_factory=dict)  # when the last answer or failure came
     failed: set[int] = field(default_factory=set)
     waiting: str = ""
+    many: int = 1  # partitions whose leaders were sought at the same time, at most
     due: float = math.inf  # when it is looked at again, even if nothing happens
 
     def due_at(self, moment: float) -> None:

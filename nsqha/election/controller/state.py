@@ -83,11 +83,11 @@ class ControllerState:
         each would grow with their number else."""
         return self.limits.ask_again_s + self.limits.key_s * max(0, len(self.rounds) - 1)
 
-    @property
-    def gather_s(self) -> float:
+    def gather_s(self, round_: Round) -> float:
         """How long members that live are waited for. Who has much to say of many is waited for, or who answers first
-        would lead all of them."""
-        return GATHER_S + self.limits.key_s * max(0, len(self.rounds) - 1)
+        would lead all of them; also the last of them, when most have been elected."""
+        round_.many = max(round_.many, len(self.rounds))
+        return GATHER_S + self.limits.key_s * (round_.many - 1)
 
     def free(self, name: PartitionName) -> bool:
         return name in self.parts and name not in self.puts and name.topic not in self.reading

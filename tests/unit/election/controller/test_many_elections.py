@@ -11,7 +11,16 @@ import pytest
 from benchmarks.elections import NODES, answer, elect_all, judged, topics
 from nsqha.election.controller.controller import ControllerMachine
 from nsqha.election.controller.elections import Elections
-from nsqha.election.controller.events import Answered, Metadata, NotAnswered, Probe, PutPartition, Suspect, Tick
+from nsqha.election.controller.events import (
+    Answered,
+    Metadata,
+    NotAnswered,
+    Probe,
+    PutDone,
+    PutPartition,
+    Suspect,
+    Tick,
+)
 from nsqha.election.controller.rounds import ControllerLimits, Round, TopicPartition
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta
@@ -65,6 +74,21 @@ def test_nodes_are_asked_for_all_at_once_and_the_first_are_elected_meanwhile() -
         elected += [action.name.topic for action in actions if isinstance(action, PutPartition)]
         assert len(elected) == (n + 1) // 2 * 50
     assert elected == sorted(f"t{n}" for n in range(200)), "those that are asked for first are elected first"
+
+
+def test_who_answers_late_for_the_last_of_many_is_waited_for_as_for_the_first() -> None:
+    machine, asked = begun(1000, ControllerLimits())
+    assert {probe.timeout_s for probe in asked} == {0.1 + 0.0003 * 999}
+    led, last = Counter[int](), asked[-1]
+    for n, probe in enumerate([*asked[:-1], last]):
+        if probe is last:
+            assert not any(isinstance(action, PutPartition) for action in machine.step(Tick(), 100.3))
+        for action in machine.step(answer(probe), 100.31 if probe is last else 100.01 + 0.01 * n):
+            if isinstance(action, PutPartition):
+                led[action.meta.leader] += 1
+                done = replace(action.meta, version=action.meta.version + 1)
+                machine.step(PutDone(action.name, "applied", done), 100.1)
+    assert led.total() == 1000
 
 
 def test_a_node_that_is_silent_is_not_waited_for_whatever_it_was_asked_for() -> None:
