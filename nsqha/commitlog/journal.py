@@ -237,25 +237,25 @@ class NodeJournal:
         """Change fields of a partition's record; a partition that is new begins with an empty one. `recovered`: the log
         was opened in this life, and a new log_uid is staged no later than this where one was due."""
         with self._staging:
-            old = self._records.get(Key(*key), PartitionRecord())
-            new = old
+            old, changed = self._records.get(Key(*key), PartitionRecord()), dict[str, Any]()
             if promise is not None:
                 assert promise >= old.promise, f"{key}: promise {promise} is below {old.promise}"
-                new = replace(new, promise=promise, promise_trusted=True)
+                changed |= {"promise": promise, "promise_trusted": True}
             if log_uid is not None:
                 assert log_uid, f"{key}: log_uid 0"
-                new = replace(new, log_uid=log_uid, log_uid_trusted=True)
+                changed |= {"log_uid": log_uid, "log_uid_trusted": True}
             if local_durable is not None:
                 # A log that is replaced has a new log_uid; any other way down is a cut.
-                assert local_durable >= old.local_durable or new.log_uid != old.log_uid, (
+                assert local_durable >= old.local_durable or log_uid not in (None, old.log_uid), (
                     f"{key}: local_durable {local_durable} is below {old.local_durable}"
                 )
-                new = replace(new, local_durable=local_durable)
+                changed["local_durable"] = local_durable
             if lazy is not None:
-                new = replace(new, lazy=lazy)
+                changed["lazy"] = lazy
             if recovered:
-                new = replace(new, page_cache_lost=False)
-            self._put(Key(*key), new)
+                changed["page_cache_lost"] = False
+            # Once: a failover stages a thousand promises, each with most of these.
+            self._put(Key(*key), replace(old, **changed))
 
     def stage_cut(self, key: tuple[int, int], intent: CutIntent) -> None:
         """The log is about to be cut; has to be written before the files are touched."""
