@@ -35,7 +35,7 @@ from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.frames import LOST
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.storage import File, Storage
+    from nsqha.commitlog.storage import Directory, File, Storage
 
 __all__ = ["LogIdentity", "LogLimits", "PairInfo", "PartitionLog", "Place", "SyncTicket"]
 
@@ -61,7 +61,7 @@ class SyncTicket:
     """
 
     log_id: int
-    files: tuple[File, ...]
+    files: tuple[File | Directory, ...]
     past: object = None  # of the log that drew it
 
     def run(self) -> None:
@@ -108,19 +108,26 @@ class PartitionLog(LogReader):
         *,
         cache: BatchCache,
         limits: LogLimits | None = None,
+        at_once: bool = True,
     ) -> PartitionLog:
         """An empty log in a new or empty directory; durable when this returns, with the names of the folders above it.
+        Not `at_once`: with its first entries, as the first `unsynced` has the folders, too, and one commit of the file
+        system's journal carries all of it.
 
-        Everything is made before anything is synced: the first sync is then one commit of the file system's journal for
-        all of it. Until the log is used, `recovery.settle` expects any part of it, and any name not to be durable."""
+        Everything is made before anything is synced. Until the journal says that an entry is durable, `recovery.settle`
+        expects any part of it, and any name not to be durable."""
         above = storage.begin_dirs(directory, FOLDERS)
         first = genesis(identity.topic_uid, identity.partition)
         try:
-            pair = Pair.create(storage, directory, first)
+            if at_once:
+                pair = Pair.create(storage, directory, first)
+            else:  # opened now, so that no descriptor is lacking when they are synced
+                pair = Pair.begin(storage, [storage.open_dir(path) for path in (directory, *above)], directory, first)
         except OSError:
             sync_dirs(storage, above)  # the folders stay; who finds them looks no further up
             raise
-        sync_dirs(storage, above)
+        if at_once:
+            sync_dirs(storage, above)
         return cls(storage, directory, identity, [pair], first, cache, limits=limits or LogLimits(), local_durable=1)
 
     # ---- writing
@@ -209,12 +216,14 @@ class PartitionLog(LogReader):
         """What to sync so that the log is durable to its present end; None if it is. Asking changes nothing."""
         if self.local_durable >= self.end.log_id:
             return None
-        return SyncTicket(self.end.log_id, (self._active.segment, self._active.commitlog), self._past)
+        pair = self._active
+        return SyncTicket(self.end.log_id, (pair.segment, pair.commitlog, *pair.unnamed), self._past)
 
     def synced(self, ticket: SyncTicket) -> int:
         """The ticket has run. The end of what is durable here; a ticket of before a cut, or of another log, is void."""
         if ticket.past is self._past and ticket.log_id > self.local_durable:
             self.local_durable = ticket.log_id
+            self._active.unnamed = ()
         return self.local_durable
 
     @property
@@ -245,8 +254,8 @@ class PartitionLog(LogReader):
         old, last = self._active, self.files.last
         if last is old.anchor:
             return None  # nothing in it: a new pair would have the same name
-        old.segment.sync()
-        old.commitlog.sync()
+        for file in (old.segment, old.commitlog, *old.unnamed):
+            file.sync()
         try:
             return Pair.create(self.files.storage, self.directory, last)
         except OSError as error:
@@ -257,6 +266,7 @@ class PartitionLog(LogReader):
         if new is None:
             return
         self.local_durable = max(self.local_durable, new.first.log_id)
+        self._active.unnamed = ()
         self.files.add(new)
         self._active = new
 
@@ -279,7 +289,7 @@ class PartitionLog(LogReader):
         """Close the files until they are used again; False if something of them is not durable."""
         if self.poisoned is not None:
             return False
-        if self.local_durable < self.end.log_id:
+        if self.local_durable < self.end.log_id or self._active.unnamed:
             if self.on_wanted_durable is not None:
                 self.on_wanted_durable()
             return False

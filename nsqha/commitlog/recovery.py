@@ -83,8 +83,9 @@ class SettledFiles:
     pairs: list[Pair]  # the last two, or the only one
 
 
-def settle(storage: Storage, directory: str, identity: LogIdentity) -> SettledFiles:
-    """The first part of `recover`, for files that nobody else uses meanwhile."""
+def settle(storage: Storage, directory: str, identity: LogIdentity, *, named: bool = False) -> SettledFiles:
+    """The first part of `recover`, for files that nobody else uses meanwhile. `named`: the names of the folders are
+    durable (`was_named`)."""
     above = storage.begin_dirs(directory, FOLDERS)
     found = find(storage, directory, identity)
     check_versions(storage, directory, found.pairs[-2:])
@@ -94,14 +95,16 @@ def settle(storage: Storage, directory: str, identity: LogIdentity) -> SettledFi
     settled = SettledFiles(found, found.pairs[-2:])
     if settled.pairs:
         _settle(storage, settled.pairs, found)
-    # Who wrote an entry had made the names of all folders durable; the process that made this log may have been killed
-    # before that. That of the partition is synced in any case, as somebody may have put a copy there.
-    sync_dirs(storage, above[:1] if _has_entries(found) else above)
+    # The process that made this log may have been killed before the names of its folders were on the disk. That of the
+    # partition is synced in any case, as somebody may have put a copy there.
+    sync_dirs(storage, above[:1] if named else above)
     return settled
 
 
-def _has_entries(found: LogFiles) -> bool:
-    return len(found.pairs) > 1 or any(pair.size(COMMITLOG) > ENTRY_BYTES for pair in found.pairs)
+def was_named(record: PartitionRecord | None) -> bool:
+    """Whether the names of a log's folders are durable, by its record in the journal: who knew that an entry was on the
+    disk had made all names durable, with that entry at the latest."""
+    return record is not None and record.local_durable > 1
 
 
 def _settle(storage: Storage, pairs: list[Pair], found: LogFiles) -> None:
@@ -141,7 +144,7 @@ def recover(
     local_durable = record.local_durable if record is not None else 0
     circumstances = Circumstances(sync_always, replicas, page_cache_lost, known, local_durable)
     limits = limits or LogLimits()
-    settled = settled or settle(storage, directory, identity)
+    settled = settled or settle(storage, directory, identity, named=was_named(record))
     found = settled.found
     if not found.pairs:
         if found.unreadable and replicas == 1:
@@ -180,12 +183,14 @@ def _begin(
     """No files: a new partition, or everything is gone; `lost`: something was here."""
     log = PartitionLog.create(storage, directory, identity, cache=cache, limits=limits)
     gone = lost or circumstances.local_durable > log.end.log_id
+    # A lone log takes messages before anything of it is on the disk (`PartitionLog.create`).
+    unsynced = circumstances.known and not circumstances.sync_always and circumstances.page_cache_lost
     verdict = Verdict(
         cut_at=None,
         bad=log.end.log_id if gone else None,
         alarm=gone,
         new_log_uid=gone or not circumstances.known,
-        possible_loss=False,
+        possible_loss=unsynced and circumstances.replicas == 1,
     )
     return Recovery(log, RecoveryReport(created=True, watermark=circumstances.local_durable, verdict=verdict))
 
@@ -226,9 +231,15 @@ class _Work:
             trimmed_bytes=self.trimmed_bytes,
             damage=tuple(self.damage),
             serve_end=self.serve_end,
-            restored_anchors=sum(pair is not self.found.unfinished for pair in self.found.restored),
+            restored_anchors=self._lost_anchors(),
             unreadable=tuple(self.found.unreadable),
         )
+
+    def _lost_anchors(self) -> int:
+        """Anchors that had been durable. That of a lone log is so with its first entry (`PartitionLog.create`)."""
+        not_yet = self.circumstances.local_durable == 1 and self.circumstances.replicas == 1
+        lost = [pair for pair in self.found.restored if pair is not self.found.unfinished]
+        return sum(pair.position > 0 or not not_yet for pair in lost)
 
     # ---- before looking
 

@@ -212,24 +212,28 @@ class OsFile:
 
 
 class OsDirectory:
-    """A directory of the operating system."""
+    """A directory of the operating system; a sync in another thread may be its last user, as with a File."""
 
-    __slots__ = ("_fd", "_path")
+    __slots__ = ("_path", "_synced")
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._synced = hot.SyncedFile(os.open(path, os.O_RDONLY | os.O_DIRECTORY), True)
 
     def sync(self) -> None:
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            raise Poisoned(f"fsync of directory {self._path} failed: {error}") from error
+        if failed := self._synced.sync(os.fsync):
+            raise self.sync_failed(failed)
+
+    def synced(self) -> hot.SyncedFile:
+        """The same directory for `hot.SyncThreads`."""
+        return self._synced
+
+    def sync_failed(self, error: int) -> Poisoned:
+        """What `sync` raises after this errno."""
+        return Poisoned(f"fsync of directory {self._path} failed: {OSError(error, os.strerror(error))}")
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._synced.close()
 
 
 class OsLock:

@@ -199,12 +199,13 @@ class MemoryRecords:
         *,
         partitions: Mapping[int, PartitionMeta] | None = None,
         channels: ChannelList | None = None,
+        uid: int | None = None,
     ) -> Versioned[TopicRecord]:
         partitions = new_partitions(name, settings, partitions)
         if name in self._tables.state.topics:
             raise Conflict(f"topic {name} exists already")
         cluster = self._tables.state.cluster.record
-        uid, salt = new_uid(self._rng), cluster.next_salt()
+        uid, salt = uid or new_uid(self._rng), cluster.next_salt()
         record = TopicRecord(name, uid, salt, settings, channels=channels or ChannelList(), partitions=partitions)
         return self._add(record, replace(cluster, salt_counter=cluster.salt_counter + 1))
 

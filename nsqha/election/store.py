@@ -89,9 +89,10 @@ class MetadataRecords(Protocol):
         *,
         partitions: Mapping[int, PartitionMeta] | None = None,
         channels: ChannelList | None = None,
+        uid: int | None = None,
     ) -> Versioned[TopicRecord]:
         """Draw a uid, take a salt and store the record. Without `partitions` they wait for a leader, in epoch 1.
-        `channels`: those that exist from its first message on.
+        `channels`: those that exist from its first message on. `uid`: one that the caller has drawn for it.
 
         Conflict if it exists; ValueError if the name or the partitions do not fit."""
 

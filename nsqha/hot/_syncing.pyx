@@ -17,7 +17,7 @@ cdef extern from "sync_threads.h" nogil:
         int count
         synced_file **files
 
-    void synced_file_init(synced_file *file, int fd)
+    void synced_file_init(synced_file *file, int fd, int names)
     void synced_file_close(synced_file *file)
     int synced_file_begin(synced_file *file)
     void synced_file_end(synced_file *file, int error)
@@ -33,8 +33,8 @@ cdef extern from "sync_threads.h" nogil:
 cdef class SyncedFile:
     cdef synced_file _file
 
-    def __cinit__(self, int fd):
-        synced_file_init(&self._file, fd)
+    def __cinit__(self, int fd, bint names=False):
+        synced_file_init(&self._file, fd, names)
 
     def sync(self, fdatasync):
         cdef int fd, failed = EIO

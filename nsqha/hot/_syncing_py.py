@@ -25,11 +25,13 @@ SYNC_THREADS_MAX = 16
 class SyncedFile:
     """An open descriptor, and whether its syncs have failed."""
 
-    __slots__ = ("_busy", "_closed", "_failed", "_fd", "_fields", "_syncing")
+    __slots__ = ("_busy", "_closed", "_failed", "_fd", "_fields", "_syncing", "call")
 
-    def __init__(self, fd: int) -> None:
-        """The descriptor is this object's own from now on."""
+    def __init__(self, fd: int, names: bool = False) -> None:
+        """The descriptor is this object's own from now on. `names`: it is a directory's, for which the threads call
+        fsync: fdatasync may leave its names to a later commit of the file system."""
         self._fd = fd
+        self.call = os.fsync if names else os.fdatasync
         self._busy = self._closed = False
         self._failed = 0
         self._syncing = threading.Lock()  # the kernel reports a failure to one caller, and success to another
@@ -106,7 +108,7 @@ class SyncThreads:
                 place, files = self._begun, self._round
                 self._begun += 1
             assert files is not None
-            failed = files[place].sync(os.fdatasync)
+            failed = files[place].sync(files[place].call)
             with self._lock:
                 self._failed[place] = failed
                 self._ended += 1

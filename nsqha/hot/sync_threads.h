@@ -37,15 +37,17 @@ struct synced_file {
     pthread_mutex_t syncing; /* one at a time: the kernel reports a failure to one caller, and success to another */
     pthread_mutex_t fields;  /* of those below; never held while the disk works */
     int fd;
+    int names; /* a directory: fdatasync may leave its names to a later commit, fsync does not */
     int busy;
     int closed;
     int failed; /* the errno of the first sync that failed */
 };
 
-static void synced_file_init(struct synced_file *file, int fd) {
+static void synced_file_init(struct synced_file *file, int fd, int names) {
     pthread_mutex_init(&file->syncing, NULL);
     pthread_mutex_init(&file->fields, NULL);
     file->fd = fd;
+    file->names = names;
     file->busy = file->closed = file->failed = 0;
 }
 
@@ -86,7 +88,7 @@ static void synced_file_end(struct synced_file *file, int error) {
 static void synced_file_sync(struct synced_file *file) {
     int error = 0, fd = synced_file_begin(file);
     if (fd < 0) return;
-    while (fdatasync(fd) != 0 && (error = errno) == EINTR) error = 0;
+    while ((file->names ? fsync(fd) : fdatasync(fd)) != 0 && (error = errno) == EINTR) error = 0;
     synced_file_end(file, error);
 }
 

@@ -400,9 +400,10 @@ class SimRecords:
         *,
         partitions: Mapping[int, PartitionMeta] | None = None,
         channels: ChannelList | None = None,
+        uid: int | None = None,
     ) -> Versioned[TopicRecord]:
         return self._handle.write(
-            lambda: self._store.create_topic(name, settings, partitions=partitions, channels=channels)
+            lambda: self._store.create_topic(name, settings, partitions=partitions, channels=channels, uid=uid)
         )
 
     def replace(

@@ -15,7 +15,7 @@ thread still syncs stays alive until that thread lets go of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,7 @@ class Pair:
         "on_open",
         "position",
         "read_only",
+        "unnamed",
     )
 
     def __init__(self, storage: Storage, directory: str, anchor: Entry, *, read_only: bool = False) -> None:
@@ -66,6 +67,7 @@ class Pair:
         self.read_only = read_only
         self._storage = storage
         self._files: dict[str, File] = {}  # those that are open, by suffix
+        self.unnamed: tuple[Directory, ...] = ()  # to be synced with both files before anything of the pair is durable
         self.on_open: Callable[[], object] | None = None  # one of its files was opened, in any thread
 
     @classmethod
@@ -74,12 +76,23 @@ class Pair:
 
         OSError: there is none. Its names must not stay behind either: the log would seem to go on in it.
         """
-        pair = cls(storage, directory, anchor)
         names = storage.open_dir(directory)
         try:
+            pair = cls(storage, directory, anchor)
             pair._create(names)
+            pair.commitlog.sync()  # it has data: what the file system does for that leaves little for the others
+            pair.segment.sync()
+            names.sync()
         finally:
             names.close()
+        return pair
+
+    @classmethod
+    def begin(cls, storage: Storage, names: Sequence[Directory], directory: str, anchor: Entry) -> Pair:
+        """`create`, but nothing of it is durable yet. `names`: the directory first, and others that are `unnamed`."""
+        pair = cls(storage, directory, anchor)
+        pair._create(names[0])
+        pair.unnamed = tuple(names)
         return pair
 
     def _create(self, names: Directory) -> None:
@@ -87,15 +100,13 @@ class Pair:
             segment = self._files[SEGMENT] = self._storage.open(self.path(SEGMENT), create=True)
             commitlog = self._files[COMMITLOG] = self._storage.open(self.path(COMMITLOG), create=True)
             # What a crash may have left under these names was never acknowledged.
-            segment.truncate(0)
-            commitlog.truncate(0)
+            for file in (segment, commitlog):
+                if file.size():
+                    file.truncate(0)
             commitlog.pwrite(self.anchor.encode(), 0)
         except OSError as error:
             self._undo_create(names, error)
             raise
-        commitlog.sync()  # it has data: what the file system does for that leaves next to nothing for the others
-        segment.sync()
-        names.sync()
 
     def _undo_create(self, names: Directory, error: OSError) -> None:
         self.close()
@@ -137,6 +148,7 @@ class Pair:
     def release(self) -> None:
         """Let go of the handles; they close when a sync in another thread has also let go."""
         self._files = {}
+        self.unnamed = ()
 
     def close(self) -> None:
         """Close the files now."""

@@ -130,9 +130,10 @@ class EtcdRecords:
         *,
         partitions: Mapping[int, PartitionMeta] | None = None,
         channels: ChannelList | None = None,
+        uid: int | None = None,
     ) -> Versioned[TopicRecord]:
         partitions = rules.new_partitions(name, settings, partitions)
-        uid, known = new_uid(self._rng), channels or ChannelList()
+        uid, known = uid or new_uid(self._rng), channels or ChannelList()
 
         def made(cluster: ClusterRecord) -> tuple[TopicRecord, ClusterRecord]:
             record = TopicRecord(name, uid, cluster.next_salt(), settings, channels=known, partitions=partitions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -23,14 +23,14 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
-from nsqha.commitlog.recovery import JournalCuts, RecoveryReport, SettledFiles, recover, settle
+from nsqha.commitlog.recovery import JournalCuts, RecoveryReport, SettledFiles, recover, settle, was_named
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
 from nsqha.cursor.cache.lmdb_cache import LmdbCache
 from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
+from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
@@ -157,14 +157,15 @@ class PartitionOpener:
 
     # ---- files, on the disk thread
 
-    def create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> dict[int, OpenedLog]:
-        """New, empty logs. The record is durable already, so a crash here leaves nothing that is not known of."""
+    def create(self, record: TopicRecord, log_uids: Mapping[int, int], *, at_once: bool = True) -> dict[int, OpenedLog]:
+        """New, empty logs; not `at_once`: on the disk with their first entries. The record is durable already, so a
+        crash here leaves nothing that is not known of."""
         opened = {}
         for number, log_uid in log_uids.items():
             identity = LogIdentity(record.uid, number)
             storage, folder = self.folders.storage_of(record), self.folders.partition(record, number)
             limits = self.folders.ephemeral.limits if ids.is_ephemeral(record.name) else self._limits
-            log = PartitionLog.create(storage, folder, identity, cache=self._cache, limits=limits)
+            log = PartitionLog.create(storage, folder, identity, cache=self._cache, limits=limits, at_once=at_once)
             if not ids.is_ephemeral(record.name):
                 log.share_descriptors(self.folders.open_logs)
             state = PartitionState() if ids.is_ephemeral(record.name) else self.states.load((record.uid, number), log)
@@ -173,11 +174,12 @@ class PartitionOpener:
 
     def settle(self, record: TopicRecord, numbers: Iterable[int] | None = None) -> dict[int, SettledFiles]:
         """Bring the files of logs that are about to be recovered to the disk. Topics may be settled at once."""
-        storage = self.folders.storage
-        return {
-            number: settle(storage, self.folders.partition(record, number), LogIdentity(record.uid, number))
-            for number in (record.partitions if numbers is None else numbers)
-        }
+        settled = {}
+        for number in record.partitions if numbers is None else numbers:
+            folder, identity = self.folders.partition(record, number), LogIdentity(record.uid, number)
+            named = was_named(self._journal.record((record.uid, number)))
+            settled[number] = settle(self.folders.storage, folder, identity, named=named)
+        return settled
 
     def recover(
         self,
@@ -267,12 +269,14 @@ class PartitionOpener:
             partitions.append(self.partition(record, number, meta, opened))
         return partitions
 
-    def promise_new(self, record: TopicRecord, log_uids: Mapping[int, int]) -> None:
-        """Stage what `lead` promises for logs that are being made, and are empty."""
-        lazy = self.sync_of(record) != "always"
-        for number, log_uid in log_uids.items():
-            key, epoch = (record.uid, number), record.partitions[number].epoch
-            self._journal.stage(key, promise=epoch, log_uid=log_uid, local_durable=1, lazy=lazy, recovered=True)
+    def promise_new(self, uid: int, settings: TopicSettings, metas: Mapping[int, PartitionMeta]) -> None:
+        """Stage what `lead` promises for the logs of a new topic, which are empty."""
+        lazy = (settings.sync or self._options.sync) != "always"
+        for number, meta in metas.items():
+            log_uid = meta.isr[self._journal.identity.node_uid]
+            self._journal.stage(
+                (uid, number), promise=meta.epoch, log_uid=log_uid, local_durable=1, lazy=lazy, recovered=True
+            )
 
     def stage_promise(self, key: tuple[int, int], epoch: int, log: PartitionLog, log_uid: int, sync: str) -> None:
         """Nothing of a lower epoch is taken for this open log any more; the caller makes it durable. `sync`: how it
@@ -347,6 +351,13 @@ class PartitionOpener:
         if known is not None and log.vouched_durable > known.local_durable:
             self._journal.stage(key, local_durable=log.vouched_durable)
         self.syncs.synced(key, log)
+
+    def forget_unnamed(self, topic_uids: Collection[int]) -> None:
+        """Forget promises for topics other than these which were to be made by a process that died before there was a
+        record; there are no files. Of a log with entries the journal keeps what it knows."""
+        for key, known in self._journal.records().items():
+            if key.topic_uid not in topic_uids and known.local_durable <= 1:
+                self.forget_partition(key)
 
     def forget(self, record: TopicRecord) -> None:
         """The topic's files are gone."""

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 from nsqha import hot
 from nsqha.clock import Clock
 from nsqha.commitlog.log import SyncTicket
-from nsqha.commitlog.storage import OsFile
+from nsqha.commitlog.storage import OsDirectory, OsFile
 from nsqha.errors import Poisoned
 from nsqha.nsqlog import Logger
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
@@ -69,14 +69,14 @@ class QuickSyncs:
         self._loop = loop
         self._ended = ended
         self._threads: hot.SyncThreads | None = None
-        self._files: list[OsFile] = []
+        self._files: list[OsFile | OsDirectory] = []
         self._closed = False
 
     def start(self, files: list[Any]) -> bool:
         """Begin a round. False if not all of them are such files, or there are no threads to be had."""
         of_round: list[hot.SyncedFile] = []
         for file in files:
-            synced = file.synced() if isinstance(file, OsFile) else None
+            synced = file.synced() if isinstance(file, (OsFile, OsDirectory)) else None
             if synced is None:
                 return False
             of_round.append(synced)

@@ -39,9 +39,14 @@ class JournalWriter:
 
     async def promise(self) -> None:
         """Return when what is staged is durable, so that the caller may rely on it."""
+        await asyncio.shield(self.promising())
+
+    def promising(self) -> asyncio.Task[None]:
+        """The round that makes durable what is staged, for a caller who does something else meanwhile, and is not
+        cancelled: others wait for it as well."""
         if self._gathering is None:
             self._gathering = awaited(asyncio.get_running_loop(), self._round())
-        await asyncio.shield(self._gathering)
+        return self._gathering
 
     async def _round(self) -> None:
         async with self._turn:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nsqha import ids
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.rules import changed_settings
-from nsqha.errors import NsqhaError, StorageError, Unavailable
+from nsqha.errors import NsqhaError, Poisoned, StorageError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.settings import check_number, remarks_alone
@@ -82,20 +82,16 @@ class SingleNodePlacement:
             channels = ChannelList()  # in the first record: one write, however many there are
             for channel in await self._topics.announcer.known_channels(name):
                 channels = channels.with_channel(channel, ids.new_uid(self._context.rng))
-            log_uids = {n: ids.new_uid(self._context.rng) for n in range(settings.partitions)}
-            metas = {n: PartitionMeta().led_by(self._context.node_uid, uid) for n, uid in log_uids.items()}
-            versioned = await self._context.metadata.write(
-                lambda: self._records.create_topic(name, settings, partitions=metas, channels=channels)
-            )
+            versioned, logs = await self._stored(name, settings, channels)
             record = versioned.record
             partitions: list[Partition] = []
             try:
-                logs = await self._files_and_promises(record, log_uids)
+                if isinstance(logs, Exception):
+                    raise logs
                 partitions = self._context.opener.lead(record, logs)
                 topic = Topic(versioned, partitions, self._context.new_delivery)
-                for partition in partitions:
-                    await partition.start_epoch()
-                await topic.reconcile()
+                for started in [partition.start_epoch(record.channels) for partition in partitions]:
+                    await started
             except (NsqhaError, OSError) as error:
                 self._half_made[name] = record
                 for partition in partitions:
@@ -108,20 +104,46 @@ class SingleNodePlacement:
         self._topics.announce(name)
         return topic
 
-    async def _files_and_promises(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Mapping[int, OpenedLog]:
-        """Logs and promises of a new topic, durable: both at once. A start may find either without the other: a log
-        that is not there begins again, as the journal knows of nothing in it, and a promise is made again."""
-        opener, disk = self._context.opener, self._context.disk
-        making = disk.run(lambda: opener.create(record, log_uids))
-        if ids.is_ephemeral(record.name):
-            return await making
-        opener.promise_new(record, log_uids)
-        promised, logs = await asyncio.gather(self._context.journal_writer.promise(), making, return_exceptions=True)
-        for outcome in (promised, logs):  # only when both have ended: what fails is removed
-            if isinstance(outcome, BaseException):
-                raise outcome
-        assert isinstance(logs, Mapping)
-        return logs
+    async def _stored(
+        self, name: str, settings: TopicSettings, channels: ChannelList
+    ) -> tuple[Versioned[TopicRecord], Mapping[int, OpenedLog] | Exception]:
+        """The record of a new topic and the promises of its epochs, durable, both in the time of one disk round; and
+        its logs, or why they could not be made.
+
+        The promise does not wait for the record: a start forgets one that no record names (`Topics.recover`). The files
+        do, or a process that dies here would leave some that nobody knows of; they are durable with their first
+        entries, as the journal knows of nothing in them until then. No record: nothing was stored."""
+        uid, log_uids = ids.new_uid(self._context.rng), self._drawn(settings.partitions)
+        metas = {n: PartitionMeta().led_by(self._context.node_uid, log_uid) for n, log_uid in log_uids.items()}
+
+        def make() -> tuple[Versioned[TopicRecord], Mapping[int, OpenedLog] | Exception]:
+            made = self._records.create_topic(name, settings, partitions=metas, channels=channels, uid=uid)
+            try:
+                return made, self._context.opener.create(made.record, log_uids, at_once=False)
+            except Poisoned:
+                raise
+            except (NsqhaError, OSError) as error:
+                return made, error
+
+        opener, promise = self._context.opener, None
+        if not ids.is_ephemeral(name):
+            opener.promise_new(uid, settings, metas)
+            promise = self._context.journal_writer.promising()
+        try:
+            made, logs = await self._context.metadata.write(make)
+        except BaseException:
+            for number in log_uids:
+                opener.forget_partition((uid, number))
+            raise
+        if promise is not None:
+            try:
+                await asyncio.shield(promise)
+            except NsqhaError as error:
+                return made, error
+        return made, logs
+
+    def _drawn(self, partitions: int) -> dict[int, int]:
+        return {number: ids.new_uid(self._context.rng) for number in range(partitions)}
 
     async def _bury_half_made(self, name: str) -> None:
         record = self._half_made.get(name)

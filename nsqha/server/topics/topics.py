@@ -77,6 +77,7 @@ class Topics(Mapping[str, Topic]):
             recovered[name] = await self._context.disk.run(lambda: self._context.opener.recover(record, None, settled))
 
         found = self._records.topics().items()
+        self._context.opener.forget_unnamed({versioned.record.uid for _, versioned in found})
         await some_at_once((recover(name, versioned.record) for name, versioned in found), RECOVERED_AT_ONCE)
         raised = await self._context.metadata.write(lambda: self._records.raise_epochs(leader=self._context.node_uid))
         for name, versioned in raised.items():

@@ -50,8 +50,11 @@ class Cuts:
         self.record = replace(self.record, cut=None, local_durable=durable)
 
 
-def new_log(storage: Storage, *, limits: LogLimits = SMALL, cache_bytes: int = 64 << 10) -> PartitionLog:
-    return PartitionLog.create(storage, DIRECTORY, IDENTITY, cache=BatchCache(cache_bytes), limits=limits)
+def new_log(
+    storage: Storage, *, limits: LogLimits = SMALL, cache_bytes: int = 64 << 10, at_once: bool = True
+) -> PartitionLog:
+    cache = BatchCache(cache_bytes)
+    return PartitionLog.create(storage, DIRECTORY, IDENTITY, cache=cache, limits=limits, at_once=at_once)
 
 
 def add(

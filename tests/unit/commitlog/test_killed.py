@@ -7,6 +7,7 @@ second one says is durable has to be so with all that it rests on.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 from pathlib import Path
@@ -98,8 +99,6 @@ def test_a_new_log_whose_process_was_killed_at_any_step(again: str) -> None:
         "make_dir 0",
         "create 0/.segment",
         "create 0/.commitlog",
-        "truncate 0/.segment",
-        "truncate 0/.commitlog",
         "pwrite 0/.commitlog",
         "sync 0/.commitlog",
         "sync 0/.segment",
@@ -138,15 +137,99 @@ def test_a_recovery_of_a_new_log_that_was_killed_as_well() -> None:
 
 def test_a_new_log_that_could_not_be_made_leaves_no_name_in_doubt() -> None:
     """The process goes on: who finds the folders later looks at the lowest name only, once there is an entry."""
-    for operation in ("create", "truncate", "pwrite"):
+    for operation, at_once in itertools.product(("create", "pwrite"), (True, False)):
         for seed in range(20):
             storage = SimStorage(random.Random(seed))
             storage.fail(operation, DIRECTORY, code=errno.ENOSPC)
             with pytest.raises(OSError):
-                new_log(storage)
+                new_log(storage, at_once=at_once)
             assert not storage.list_dir(DIRECTORY)
             left = storage.crash(random.Random(seed))
             assert left.exists(DIRECTORY), "its name is durable"
+
+
+def with_its_first_entries(n: int, rng: random.Random) -> tuple[SimStorage, list[tuple[Entry, bytes]], str]:
+    """The disk of a lone node whose process was killed at the n-th change of a log that is made durable with its first
+    entries; what a round had synced of it by then; which change that was."""
+    storage, synced, change = SimStorage(rng), [], ""
+    storage.make_dirs(parent(parent(DIRECTORY)))
+    storage.crash_after(n)
+    try:
+        log = new_log(storage, at_once=False)
+        written = [(entry := add(log, b"%d" % n), bytes(log.read(entry))) for n in range(2)]
+        sync(log)
+        synced = written
+    except Crashed as crashed:
+        change = str(crashed)
+    return storage, synced, change
+
+
+STEPS = 20  # more than there are
+
+
+def test_a_log_before_its_first_round_when_the_power_went_at_any_step() -> None:
+    """What a round has synced is there; all else is no damage, whatever is left of it."""
+    for n, seed in itertools.product(range(1, STEPS), range(40)):
+        storage, synced, change = with_its_first_entries(n, random.Random(seed))
+        left = storage.crash(random.Random(seed))
+        log, report = (recovery := reopen(left, local_durable=1)).log, recovery.report
+        assert contents(log)[: len(synced)] == synced, change
+        assert not report.damage and not report.restored_anchors and not report.verdict.alarm, change
+        acked = [*contents(log), write_one(log)]
+        after = reopen(left.crash(random.Random(seed)), local_durable=log.local_durable)
+        assert contents(after.log) == acked, change
+
+
+def test_a_log_before_its_first_round_whose_process_was_killed_at_any_step() -> None:
+    """The next process finds entries under names that are not on the disk, and acknowledges more behind them."""
+    changes: list[str] = []
+    for n in range(1, STEPS):
+        for seed in range(40):
+            storage, _, change = with_its_first_entries(n, random.Random(seed))
+            storage.kill()
+            log, report = (recovery := reopen(storage, local_durable=1)).log, recovery.report
+            assert not report.damage and not report.restored_anchors and not report.verdict.alarm, change
+            acked = [*contents(log), write_one(log)]
+            after = reopen(storage.crash(random.Random(seed)), local_durable=log.local_durable)
+            assert contents(after.log) == acked, change
+            assert not after.report.damage and not after.report.verdict.alarm, change
+        changes.append(change)
+    made = [change.split(",")[0].replace(DIRECTORY, "0").replace("0" * 20, "") for change in changes if change]
+    assert made == [
+        "make_dir data/topics/topic-0",
+        "make_dir 0",
+        "create 0/.segment",
+        "create 0/.commitlog",
+        "pwrite 0/.commitlog",
+        *["pwrite 0/.segment", "pwrite 0/.commitlog"] * 2,
+        "sync 0/.segment",
+        "sync 0/.commitlog",
+        "sync_dir 0",
+        "sync_dir data/topics/topic-0",
+        "sync_dir data/topics",
+    ]
+
+
+def test_only_the_first_round_of_a_log_has_the_names_of_its_folders() -> None:
+    log = new_log(storage := SimStorage(random.Random(1)), at_once=False)
+    assert log.unsynced() is None and not log.close_idle_files()
+    add(log, b"a")
+    first, second = log.unsynced(), log.unsynced()
+    assert first is not None and second is not None and len(first.files) == len(second.files) == 5
+    first.run()
+    assert log.synced(first) == 2 and log.close_idle_files()
+    add(log, b"b")
+    later = log.unsynced()
+    assert later is not None and len(later.files) == 2
+    assert reopen(storage.crash(random.Random(1))).log.end.log_id >= 2
+
+
+def test_a_log_that_rolls_before_its_first_round_has_made_its_names_durable() -> None:
+    for seed in range(20):
+        log = new_log(storage := SimStorage(random.Random(seed)), at_once=False)
+        acked = [(entry := add(log, b"a"), bytes(log.read(entry)))]
+        roll(log)
+        assert contents(reopen(storage.crash(random.Random(seed)), local_durable=2).log) == acked
 
 
 def test_a_record_file_that_a_killed_process_made_anew() -> None:

@@ -37,6 +37,19 @@ def unsyncable(syncing: ModuleType) -> Any:
     return syncing.SyncedFile(ours.detach())
 
 
+def test_names_of_a_directory_are_not_left_for_later(
+    threads: Any, syncing: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fdatasync` may. The compiled threads call the C library: of these only that it works is seen here."""
+    calls: list[str] = []
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd, name=name: calls.append(name))
+    names = syncing.SyncedFile(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), True)
+    threads.start([names, *opened(syncing, tmp_path, 1)])
+    assert outcomes(threads) == [0, 0]
+    assert sorted(calls) == ([] if syncing.__name__.endswith("_syncing") else ["fdatasync", "fsync"])
+
+
 def outcomes(threads: Any) -> list[int]:
     assert select.select([threads.fileno()], [], [], 60)[0], "the round does not end"
     taken = threads.take()

@@ -59,6 +59,10 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
+    def hold(self) -> None:
+        """Also a call that is to fail waits for `open`."""
+        self._open.clear()
+
     async def until_reached(self) -> None:
         while not self.reached.is_set():
             await asyncio.sleep(0.001)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,20 @@ import pytest
 
 from nsqha import hot
 from nsqha.commitlog.idle_turns import IDLE_LOOKS
-from nsqha.commitlog.storage import OsStorage
+from nsqha.commitlog.journal import inspect as inspect_journal
+from nsqha.commitlog.storage import OsDirectory, OsFile, OsStorage
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import TopicSettings
-from nsqha.errors import AppendFailed, LimitReached, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
+from nsqha.errors import (
+    AppendFailed,
+    LimitReached,
+    LogCorrupt,
+    NotFound,
+    OutcomeUnknown,
+    Poisoned,
+    StorageError,
+    Unavailable,
+)
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.cluster.routing import ClusterConsumerRoutes
 from nsqha.server.opening.log_folders import LogFolders
@@ -218,6 +229,67 @@ def test_a_topic_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path):
             await broker.publishing.publish("t", ONE)
         async with running(tmp_path) as broker:
             assert led(broker).log.end.offset == 1
+
+    asyncio.run(story())
+
+
+def promises_written(folder: Path) -> int:
+    return len(inspect_journal(OsStorage(), str(folder)).partitions)
+
+
+def test_the_promise_of_a_new_topic_does_not_wait_for_its_record(tmp_path: Path):
+    """Both are on the disk after one round. A record that never came leaves a promise, which the next start forgets."""
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            gate = Gate.at(broker.parts.store.records, "create_topic", error=AppendFailed("disk full"))
+            gate.hold()
+            publish = asyncio.create_task(broker.publishing.publish("late", ONE))
+            await gate.until_reached()
+            await until(lambda: promises_written(tmp_path) == 2)
+            shutil.copytree(tmp_path, tmp_path / "copy")
+            gate.open()
+            with pytest.raises(StorageError):
+                await publish
+        assert promises_written(tmp_path) == 1, "the record could not be written"
+        async with running(tmp_path / "copy") as broker:
+            assert list(broker.topics) == ["t"] and led(broker).log.end.offset == 1
+        assert promises_written(tmp_path / "copy") == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("sync", ["always", "interval"])
+def test_a_new_topic_waits_for_no_sync_of_its_own_files_but_with_sync_always(
+    tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its record and promise are synced; its files, and the names of the folders, with its first entries."""
+    synced: list[str] = []
+    sync_file = OsFile.sync
+
+    def note(self: OsFile) -> None:
+        synced.append(os.path.relpath(self.path, tmp_path).removesuffix(".new"))
+        sync_file(self)
+
+    async def story() -> None:
+        async with running(tmp_path, sync=sync) as broker:
+            await broker.publishing.publish("first", ONE)  # the folder of all topics is there
+            disk = broker.parts.disk
+            request, wanting = disk.request, []
+            disk.request = lambda log, *, patient=False: wanting.append(log)  # type: ignore[method-assign]
+            with monkeypatch.context() as patch:
+                patch.setattr(OsFile, "sync", note)
+                patch.setattr(OsDirectory, "sync", lambda self: pytest.fail("a folder was synced in its own time"))
+                publish = asyncio.create_task(broker.publishing.publish("t", ONE))
+                await until(lambda: wanting)
+                await asyncio.wait([publish], timeout=None if sync == "interval" else 0.01)
+            assert sorted(synced) == ["journal", "metadata"]
+            assert publish.done() == (sync == "interval")
+            disk.request = request  # type: ignore[method-assign]
+            for log in wanting:
+                request(log)
+            await publish
 
     asyncio.run(story())
 

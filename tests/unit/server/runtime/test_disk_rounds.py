@@ -19,7 +19,7 @@ from nsqha.clock import ManualClock, SystemClock
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
-from nsqha.commitlog.storage import OsFile, OsStorage
+from nsqha.commitlog.storage import OsDirectory, OsFile, OsStorage
 from nsqha.errors import Poisoned
 from nsqha.server.runtime.disk import PATIENT_SECONDS, PROGRESS_SECONDS, DiskRounds, bound_progress
 from tests.fakes.loop import VirtualLoop
@@ -222,6 +222,20 @@ def test_files_of_a_round_that_is_waited_for_are_synced_beside_the_interpreter(
             disk.request(second)
             await rounds(second, n)
         assert (first.rounds, failures, disk.running) == (3, [], 0)
+
+    with_rounds(story)
+
+
+def test_names_of_folders_are_synced_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a new log, with its first batch: others may wait for the same round."""
+    pool_is_not_used(monkeypatch)
+    monkeypatch.setattr(OsDirectory, "sync", lambda self: pytest.fail("a thread of Python synced a directory"))
+
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        files = cast("list[OsFile]", [*os_files(tmp_path), OsStorage().open_dir(str(tmp_path))])
+        disk.request(partition := WantingFiles(*files))
+        await rounds(partition, 1)
+        assert failures == []
 
     with_rounds(story)
 
