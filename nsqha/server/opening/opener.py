@@ -158,15 +158,15 @@ class PartitionOpener:
     # ---- files, on the disk thread
 
     def create(self, record: TopicRecord, log_uids: Mapping[int, int], *, at_once: bool = True) -> dict[int, OpenedLog]:
-        """New, empty logs; not `at_once`: on the disk with their first entries. The record is durable already, so a
-        crash here leaves nothing that is not known of."""
+        """New, empty logs. The record is durable already, so a crash here leaves nothing that is not known of. Not
+        `at_once`: they are on the disk with their first entries; the loop has them `share` descriptors."""
         opened = {}
         for number, log_uid in log_uids.items():
             identity = LogIdentity(record.uid, number)
             storage, folder = self.folders.storage_of(record), self.folders.partition(record, number)
             limits = self.folders.ephemeral.limits if ids.is_ephemeral(record.name) else self._limits
             log = PartitionLog.create(storage, folder, identity, cache=self._cache, limits=limits, at_once=at_once)
-            if not ids.is_ephemeral(record.name):
+            if at_once and not ids.is_ephemeral(record.name):
                 log.share_descriptors(self.folders.open_logs)
             state = PartitionState() if ids.is_ephemeral(record.name) else self.states.load((record.uid, number), log)
             opened[number] = OpenedLog(log, log_uid, state, None)
@@ -257,6 +257,11 @@ class PartitionOpener:
         return "none" if ids.is_ephemeral(record.name) else record.settings.sync or self._options.sync
 
     # ---- memory, on the loop
+
+    def share(self, logs: Mapping[int, OpenedLog]) -> None:
+        """New logs, with files that stay open until they are durable, are among those of which some are closed."""
+        for opened in logs.values():
+            opened.log.share_descriptors(self.folders.open_logs)
 
     def lead(self, record: TopicRecord, logs: Mapping[int, OpenedLog]) -> list[Partition]:
         """Partitions over open logs, in the epochs that the record names; their promises are staged."""

@@ -136,6 +136,8 @@ class SingleNodePlacement:
                 opener.forget_partition((uid, number))
             raise
         if promise is not None:
+            if isinstance(logs, Mapping):
+                opener.share(logs)
             try:
                 await asyncio.shield(promise)
             except NsqhaError as error:
