@@ -53,8 +53,13 @@ class Housekeeping:
         self._wall_ahead = 0.0  # of the monotonic clock
 
     def start(self) -> None:
-        """Look for the first time now."""
-        self._due()
+        """Look at clock and disk before clients come. The partitions, of which there may be thousands that have all
+        just begun, make nobody wait: they are looked at a second later."""
+        self._side.look_at_clock()
+        self._availability.look_at_disk()
+        now = read(self._parts.clock)
+        self._wall_ahead = now.wall_ns / 1e9 - now.mono
+        self._timer = self._parts.loop.call_later(HOUSEKEEPING_SECONDS, self._due)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -33,6 +33,7 @@ from nsqha.errors import (
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.cluster.routing import ClusterConsumerRoutes
 from nsqha.server.opening.log_folders import LogFolders
+from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from tests.unit.commitlog.logs import roll
@@ -213,6 +214,23 @@ async def test_metadata_that_can_not_be_written_closes_the_node(broker: Broker):
     assert broker.availability.failure is not None
     with pytest.raises(Unavailable):
         await broker.publishing.publish("t", ONE)
+
+
+def test_no_client_waits_for_a_look_at_all_partitions_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They have just begun, and there may be thousands; they are looked at when clients are served."""
+    looks: list[Partition] = []
+    keep_house = Partition.keep_house
+    monkeypatch.setattr(Partition, "keep_house", lambda self, now: looks.append(self) or keep_house(self, now))
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+        looks.clear()
+        async with running(tmp_path) as broker:
+            assert looks == []
+            await until(lambda: led(broker) in looks)
+
+    asyncio.run(story())
 
 
 # ---- creating a topic
