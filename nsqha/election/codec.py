@@ -174,6 +174,8 @@ def _check_required(kind: type[StoredRecord], given: Mapping[str, object]) -> No
 
 
 def _typed(hint: Any, value: Any) -> Any:
+    if type(value) in _kept_types(hint):
+        return value
     if isinstance(hint, type) and issubclass(hint, StoredRecord):
         return value if isinstance(value, hint) else _record(hint, msgspec.convert(value, dict[str, Any]))
     if get_origin(hint) is Mapping:
@@ -181,6 +183,14 @@ def _typed(hint: Any, value: Any) -> Any:
         items = value if isinstance(value, dict) else msgspec.convert(value, dict[str, Any])
         return {key_type(key): _typed(item_type, item) for key, item in items.items()}
     return msgspec.convert(value, hint)
+
+
+@cache
+def _kept_types(hint: Any) -> frozenset[type]:
+    """Types whose values are in JSON what a field of this type has. Nearly all are: a start reads thousands of records,
+    most of whose fields are None."""
+    choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return frozenset(choice for choice in choices if choice in (str, int, bool, NoneType))
 
 
 def _read_hints(kind: type[StoredRecord]) -> dict[str, Any]:

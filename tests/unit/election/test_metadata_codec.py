@@ -235,3 +235,26 @@ def test_what_a_type_asks_for_is_found_out_once_and_not_for_each_record(monkeypa
 
 def test_fields_that_the_store_sets_are_not_those_of_the_bytes() -> None:
     assert decode(PartitionMeta, encode(PartitionMeta(leader=7, version=3)), version=9) == PartitionMeta(7, version=9)
+
+
+def test_values_that_are_as_their_type_asks_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start reads thousands of records; what is not as it should be is refused as ever."""
+    settings = TopicSettings(retention_ms=5)
+    topic = TopicRecord("t", 1, 2, settings, partitions={0: PartitionMeta().led_by(5, log_uid=7)})
+    plain = json.loads(json.dumps(to_plain(topic)))
+    converted: list[object] = []
+    convert = codec.msgspec.convert
+
+    def counting(value: object, hint: Any) -> Any:
+        converted.append(value)
+        return convert(value, hint)
+
+    monkeypatch.setattr(codec.msgspec, "convert", counting)
+    assert from_plain(TopicRecord, plain) == topic
+    values = [value for value in converted if not isinstance(value, dict)]
+    assert len(values) <= 2, "only what has no plain type"
+    for name, wrong in (("salt", True), ("salt", "2"), ("name", 1), ("name", None)):
+        with pytest.raises(LogCorrupt):
+            from_plain(TopicRecord, {**plain, name: wrong})
+    with pytest.raises(LogCorrupt):
+        from_plain(TopicRecord, {**plain, "settings": {**plain["settings"], "ordered": 1}})
