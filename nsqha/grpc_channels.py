@@ -10,6 +10,7 @@ forgotten the session has carried nothing out: on a loop, where channels live lo
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ ChannelOptions = Sequence[tuple[str, int]]
 
 CHALLENGE_SECONDS = 5.0
 LOOK_SECONDS = 1.0  # of a thread that waits in gRPC
+LISTEN_SECONDS = 0.5  # for what a server says first
+NO_ROOM = "takes no more connections: it has as many as it may, or is stopping; idle ones end within seconds, try again"
 
 # gRPC has no option for it. Where another version does not know the name, threads look as often as gRPC has them look.
 _common.MAXIMUM_WAIT_TIMEOUT = LOOK_SECONDS
@@ -69,6 +72,19 @@ def aio_channel(
     if session is not None:
         session.ask = made.unary_unary(CHALLENGE_PATH)
     return made
+
+
+def has_room(address: str) -> bool:
+    """Whether a server keeps a connection that says nothing. One that has as many as it may closes a new one at once,
+    and gRPC's error is the same as that of a server that wants TLS and hears none; that one waits."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), LISTEN_SECONDS) as connection:
+            return bool(connection.recv(1))
+    except TimeoutError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 def _not_shared(address: str, error: Exception) -> Unavailable:

@@ -188,7 +188,7 @@ class Segments:
                     if final := _final(error, broker, rpc, self._connection):
                         absent = error.code() is grpc.StatusCode.NOT_FOUND
                         raise (NotThere if absent else ReadFailed)(final) from None
-                    failures[broker] = _why_not(error, self._connection)
+                    failures[broker] = _why_not(error, broker, self._connection)
                     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                         _ask_last(broker, brokers)
                     continue
@@ -269,9 +269,11 @@ def _final(error: Any, broker: str, rpc: str, connection: ConnectOptions) -> str
     return text or f"{rpc} at {broker} failed: {code.name}"
 
 
-def _why_not(error: Any, connection: ConnectOptions) -> str:
+def _why_not(error: Any, broker: str, connection: ConnectOptions) -> str:
     """Why a broker could not answer, as the end of a sentence after its address."""
     import grpc
+
+    from nsqha import grpc_channels
 
     text = error.details() or ""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -280,6 +282,8 @@ def _why_not(error: Any, connection: ConnectOptions) -> str:
         return "refused the connection"
     if "HTTP/2" in text or "http1" in text.lower():
         return "does not speak gRPC"
+    if "Socket closed" in text and not grpc_channels.has_room(broker):
+        return grpc_channels.NO_ROOM
     if connection.tls is None and any(sign in text for sign in ("Socket closed", "Connection reset", "GOAWAY")):
         return "closed the connection (if it requires a certificate: nsqha.tls.cert, nsqha.tls.key, nsqha.tls.ca)"
     if "Hostname Verification" in text:

@@ -1,14 +1,15 @@
 """The Admin and Segments services of the other nodes, for a node that was asked about what they lead.
 
-One connection per address, made when it is first used. With cluster TLS it carries this node's newest certificate. An
-error of the other node is raised here as the same error. Without an answer there are two errors, as between nodes:
-`Unavailable` was not sent, `OutcomeUnknown` may have been carried out.
+One connection per address, made when it is used and kept while it is. With cluster TLS it carries this node's newest
+certificate. An error of the other node is raised here as the same error. Without an answer there are two errors, as
+between nodes: `Unavailable` was not sent, `OutcomeUnknown` may have been carried out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from grpc import aio
@@ -46,40 +47,46 @@ class GrpcOthers:
         self._generation = 0 if tls is None else tls.generation
         self._ending = TaskGroup()
         self._options = peer_grpc.client_options()
-        self._channels: dict[str, aio.Channel] = {}
+        self._channels: dict[str, peer_grpc.CallChannel] = {}
         self._closed = False
 
     async def call(self, address: str, rpc: str, request: Any, *, seconds: float) -> Any:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        stub = await self._connected(address, rpc, deadline)
         try:
-            return await getattr(stub, rpc)(request, timeout=max(deadline - loop.time(), 0.001))
+            async with self._connected(address, rpc, deadline) as stub:
+                return await getattr(stub, rpc)(request, timeout=max(deadline - loop.time(), 0.001))
         except aio.AioRpcError as error:
             raise peer_grpc.error_of_rpc(error, f"{rpc} at {address}") from None
 
     async def stream(self, address: str, rpc: str, request: Any, *, seconds: float) -> AsyncIterator[Any]:
-        stub = await self._connected(address, rpc, asyncio.get_running_loop().time() + seconds)
-        call = getattr(stub, rpc)(request)
-        try:
-            async for message in call:
-                yield message
-        except aio.AioRpcError as error:
-            raise peer_grpc.error_of_rpc(error, f"{rpc} at {address}") from None
-        finally:
-            call.cancel()
+        async with self._connected(address, rpc, asyncio.get_running_loop().time() + seconds) as stub:
+            call = getattr(stub, rpc)(request)
+            try:
+                async for message in call:
+                    yield message
+            except aio.AioRpcError as error:
+                raise peer_grpc.error_of_rpc(error, f"{rpc} at {address}") from None
+            finally:
+                call.cancel()
 
-    async def _connected(self, address: str, rpc: str, deadline: float) -> Any:
+    @asynccontextmanager
+    async def _connected(self, address: str, rpc: str, deadline: float) -> AsyncIterator[Any]:
         if self._closed:
             raise Unavailable("this node is stopping")
         self._renew()
+        for unused in peer_grpc.take_unused(self._channels):
+            self._ending.spawn(unused.close())
         channel = self._channels.get(address)
         if channel is None:
             tls = None if self._tls is None else peer_grpc.channel_credentials(self._tls.tls)
-            channel = self._channels[address] = aio_channel(address, self._options, tls, self._secret)
-        if not await peer_grpc.connected(channel, deadline):
-            raise Unavailable(f"{rpc} at {address}: no connection; nothing was sent")
-        return segments_pb2_grpc.SegmentsStub(channel) if rpc in _SEGMENTS else admin_pb2_grpc.AdminStub(channel)
+            made = aio_channel(address, self._options, tls, self._secret)
+            channel = self._channels[address] = peer_grpc.CallChannel(made)
+        with channel.in_use():
+            if not await peer_grpc.connected(channel.grpc, deadline):
+                raise Unavailable(f"{rpc} at {address}: no connection; nothing was sent")
+            service = segments_pb2_grpc.SegmentsStub if rpc in _SEGMENTS else admin_pb2_grpc.AdminStub
+            yield service(channel.grpc)
 
     def _renew(self) -> None:
         """Make new connections if certificates changed; calls on the old connections may end there."""
@@ -88,7 +95,7 @@ class GrpcOthers:
         self._generation = self._tls.generation
         channels, self._channels = self._channels, {}
         for channel in channels.values():
-            self._ending.spawn(channel.close(grace=ENDING_SECONDS))
+            self._ending.spawn(channel.grpc.close(grace=ENDING_SECONDS))
 
     async def close(self) -> None:
         """End calls that are under way; the node stops."""
@@ -96,4 +103,4 @@ class GrpcOthers:
         channels, self._channels = self._channels, {}
         self._ending.cancel()
         for channel in channels.values():
-            await channel.close()
+            await channel.grpc.close()

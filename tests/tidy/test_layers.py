@@ -42,7 +42,7 @@ ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
     "nsqha.hot._syncing_py": {"os", "threading"},  # the threads that sync what storage has opened
-    "nsqha.grpc_channels": {"grpc", "asyncio", "threading"},  # the one maker of channels, for all layers
+    "nsqha.grpc_channels": {"grpc", "asyncio", "threading", "socket"},  # the one maker of channels, for all layers
     "nsqha.cluster_secret": {"os"},  # draws nonces
     "nsqha.private_file": {"os"},  # the one reader of files with secrets
     "nsqha.grpc_env": {"os"},  # what gRPC has to find in the environment before it is imported

@@ -41,6 +41,7 @@ class Admin:
         self.messages: Any = admin_pb2
         self.address = address
         self._grpc: Any = grpc
+        self._has_room, self._no_room = grpc_channels.has_room, grpc_channels.NO_ROOM
         self._timeout_s = timeout_s
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
         self._certified = certified is not None
@@ -106,6 +107,8 @@ class Admin:
             if not rpc.startswith(CHANGES_NOTHING):
                 what += "; it may or may not have been done: check before you try again, or raise --timeout"
             return exits.Exit(exits.UNREACHABLE, what + self._trouble(fields.get("topic", "")))
+        if code is codes.UNAVAILABLE and "Socket closed" in text and not self._has_room(self.address):
+            return exits.Exit(exits.UNREACHABLE, f"{self.address} {self._no_room}")
         if code is codes.UNAVAILABLE and not self._certified and "Socket closed" in text:
             wanted = "if it requires a certificate, give --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca"
             what = f"{self.address} closed the connection; {wanted}"

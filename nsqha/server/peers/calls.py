@@ -9,6 +9,9 @@ What grpc.aio leaves open is decided here:
 - A dead address is refused at once, never waited for (`wait_for_ready` is off); it is tried again 0.1 to 1 s later, for
   calls by gRPC and for streams by `nsqha.server.peers.dialling`. A host that went silent is noticed by pings after
   KEEPALIVE_SECONDS + PING_TIMEOUT_SECONDS; that is the backstop of deadlines, acks and leases, which notice earlier.
+- A connection for calls is closed when it had none for IDLE_MS, as a port has a bounded number of them, which strangers
+  could fill. What became of a call that meets that end may be unknown, so a node closes such a connection first
+  (UNUSED_SECONDS). Other clients connect again with their next call; what was not seen is sent again by gRPC.
 - Each `GrpcPeers` has connections of its own, and each stream has one: catch-up and forwarding use other ones than live
   replication does.
 - With TLS both ports want a certificate of the cluster's CA, and the methods here want one that names a node
@@ -18,7 +21,8 @@ What grpc.aio leaves open is decided here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
@@ -77,11 +81,12 @@ from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
 
-UNUSED_SECONDS = 600.0  # that a connection is kept for
+UNUSED_SECONDS = 2.5  # that a channel for calls is kept for; well below IDLE_MS
 UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
 SILENT_MAX = 256  # streams that have named a method and said nothing yet; the one that waits longest goes first
 SILENT_OF_ADDRESS_MAX = 64  # of these, from one host
 HANDSHAKE_SECONDS = 10  # until a connection for calls has said that it speaks HTTP/2
+IDLE_MS = 5000  # without a call, until a connection for calls is closed: its place is for others
 STOPPING = "this node is stopping"
 SERVICES = (
     replication_pb2.DESCRIPTOR.services_by_name["Replication"],
@@ -102,7 +107,9 @@ _CONNECTING = (
     ("grpc.min_reconnect_backoff_ms", 1000),  # also how long a connection may take to come about
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),  # else two GrpcPeers would share connections
-    ("grpc.enable_retries", 0),  # nothing is sent twice
+    # gRPC's transparent retries stay on: a call that meets the end of an idle connection is sent again if the server
+    # says that it has not seen it. Others would need a service config, which is not looked for: nothing is done twice.
+    ("grpc.service_config_disable_resolution", 1),
     ("grpc.enable_http_proxy", 0),  # an http_proxy of the environment is not for traffic between nodes
 )
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -118,6 +125,7 @@ def server_options(message_bytes: int = 0) -> list[tuple[str, int]]:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
         ("grpc.max_allowed_incoming_connections", listen.connections_max()),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
     ]
 
 
@@ -138,7 +146,7 @@ def _sizes(message_bytes: int) -> list[tuple[str, int]]:
 # ---- the side that calls
 
 
-class _CallChannel:
+class CallChannel:
     """The channel for calls to one address. It connects when it is first used, and again when that is lost."""
 
     def __init__(self, channel: aio.Channel) -> None:
@@ -147,11 +155,28 @@ class _CallChannel:
         self.left_at = 0.0  # by the last of them
         self._callables: dict[str, Any] = {}
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While a call is made."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            self.left_at = asyncio.get_running_loop().time()
+
     def method(self, method: Method) -> Any:
         found = self._callables.get(method.name)
         if found is None:
             found = self._callables[method.name] = self.grpc.unary_unary(method.path)
         return found
+
+
+def take_unused(channels: dict[str, CallChannel]) -> list[aio.Channel]:
+    """Take out those whose connection the other side may be about to close; nodes come back at other addresses, too."""
+    now = asyncio.get_running_loop().time()
+    unused = [at for at, each in channels.items() if not each.users and now - each.left_at >= UNUSED_SECONDS]
+    return [channels.pop(address).grpc for address in unused]
 
 
 async def connected(channel: aio.Channel, deadline: float) -> bool:
@@ -182,7 +207,7 @@ class GrpcPeers:
         self._credentials = channel_credentials(tls) if tls else None
         self._context = cluster_client_context(tls) if tls else None
         self._options = client_options()
-        self._channels: dict[str, _CallChannel] = {}
+        self._channels: dict[str, CallChannel] = {}
         self._streams: set[Http2Stream] = set()
         self._failures = Failures()  # of their connections
         self._ending = TaskGroup()  # connections that are being closed
@@ -202,17 +227,14 @@ class GrpcPeers:
         if why := too_large(len(data)):
             raise ValueError(f"{method} to {address}: {why}")
         channel = self._channel_to(address)
-        channel.users += 1
-        try:
+        with channel.in_use():
             answer = await self._answer(channel, chosen, data, f"{method} to {address}", timeout)
-        finally:
-            self._left(channel)
         try:
             return chosen.reply.FromString(answer)
         except DecodeError:
             raise OutcomeUnknown(f"{method} to {address}: the answer is not a {chosen.reply.__name__}") from None
 
-    async def _answer(self, channel: _CallChannel, method: Method, data: bytes, what: str, timeout: float) -> bytes:
+    async def _answer(self, channel: CallChannel, method: Method, data: bytes, what: str, timeout: float) -> bytes:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         if not await connected(channel.grpc, deadline):
@@ -245,30 +267,19 @@ class GrpcPeers:
             raise TypeError(f"{method.path} is {'a stream' if method.streaming else 'a call'}")
         return method
 
-    def _channel_to(self, address: str) -> _CallChannel:
+    def _channel_to(self, address: str) -> CallChannel:
         self._check_open()
+        for unused in take_unused(self._channels):
+            self._ending.spawn(unused.close())
         channel = self._channels.get(address)
         if channel is None:
-            self._close_unused()
             made = grpc_channels.aio_channel(address, self._options, self._credentials, self._secret)
-            channel = self._channels[address] = _CallChannel(made)
+            channel = self._channels[address] = CallChannel(made)
         return channel
 
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable(STOPPING)
-
-    def _left(self, channel: _CallChannel) -> None:
-        channel.users -= 1
-        channel.left_at = asyncio.get_running_loop().time()
-
-    def _close_unused(self) -> None:
-        """Nodes come back at other addresses: there are only ever more of those that were."""
-        loop = asyncio.get_running_loop()
-        for address, channel in list(self._channels.items()):
-            if not channel.users and loop.time() - channel.left_at >= UNUSED_SECONDS:
-                del self._channels[address]
-                self._ending.spawn(channel.grpc.close())
 
 
 def _cancelling() -> bool:
