@@ -10,7 +10,7 @@
     POST /cluster/recommission?node=                     allow replicas on it again
 
 A node is named by its uid (16 hex digits) or by its name. Requests are intents: they are answered when they are stored,
-and the current controller carries them out.
+and the current controller carries them out. Only a new topic is waited for until it is led (`LookupCluster.led`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SPREAD_LIMIT = 4
 SPREAD_LIMIT_MAX = 100
+LED_SECONDS = 10.0  # that a creation waits for the leaders of all partitions, as at a broker
 KNOWN_CHANNELS_S = 3.0  # for a broker to say what its lookup daemons know
 
 T = TypeVar("T")
@@ -83,6 +84,25 @@ class LookupCluster:
             self.changes.create_topic(name, settings, channels)
 
         await self.run(create)
+
+    async def led(self, name: str) -> None:
+        """Return once every partition of a stored topic has a leader that is alive. 504: one has none for long."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def hint(_: str) -> None:  # on any thread
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(changed.set)
+
+        unwatch = self.shell.store.watch.on_change(hint)
+        try:
+            async with asyncio.timeout(LED_SECONDS):
+                while without_leader(self.view, name) != []:
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            raise ApiError(504, "OUTCOME_UNKNOWN", why=_not_led(name, without_leader(self.view, name))) from None
+        finally:
+            unwatch()
 
     async def hide(self, topic_uid: int, node: int, wall_ns: int) -> None:
         """Let the brokers know for HIDDEN_SECONDS that this daemon hides the node for a topic."""
@@ -229,6 +249,24 @@ class ClusterApi:
     async def _intents(self) -> Intents:
         intents = await self._cluster.run(self._cluster.shell.store.intents.all)
         return read_intents({name: intent.record for name, intent in intents.items()})
+
+
+def without_leader(view: View, topic: str) -> list[int] | None:
+    """The partitions whose leader is not there; None: this view has no such topic, perhaps not yet."""
+    found = view.topics.get(topic)
+    if found is None:
+        return None
+    return [number for number, meta in sorted(found.record.partitions.items()) if meta.leader not in view.nodes]
+
+
+def _not_led(topic: str, without: list[int] | None) -> str:
+    said = f"topic {topic} is stored, but after {LED_SECONDS:.0f} s "
+    if without is None:
+        return said + "this daemon does not see it: it was deleted meanwhile, or the metadata store is late"
+    return said + (
+        f"these partitions have no leader: {', '.join(map(str, without))}; they get one as soon as enough of their "
+        "replicas answer (nsqha cluster status shows it)"
+    )
 
 
 def node_uid(view: View, text: str) -> int:

@@ -3,8 +3,8 @@
 Key order and spelling are upstream's. /nodes gives as many `tombstones` as `topics`: nsqadmin indexes one by the other.
 
 With a cluster, answers are the cluster's topics, channels and leaders together with what stock nsqds registered here;
-a create changes the metadata and the registrations. This daemon never puts #ephemeral names into the metadata: they
-live on the nodes that use them, which register them.
+a create changes the metadata and the registrations, and /topic/create waits for leaders. This daemon never puts
+#ephemeral names into the metadata: they live on the nodes that use them, which register them.
 
 /topic/delete and /channel/delete drop registrations, as upstream's: messages are deleted where clients of brokers are
 authorized, by the same requests to a broker or by `nsqha topic delete` and `nsqha channel delete`. nsqadmin sends
@@ -231,6 +231,7 @@ class LookupdApi:
             await cluster.run(lambda: cluster.changes.ensure_topic(topic, channels))
         else:
             await cluster.create_topic(topic, settings, channels)
+        await cluster.led(topic)
 
     async def create_channel(self, request: HttpRequest) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")

@@ -229,6 +229,51 @@ def test_more_replicas_than_nodes_are_refused_before_anything_is_made() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("settings", ["", "&partition_num=2"])
+def test_a_new_topic_is_answered_when_all_partitions_are_led(settings: str) -> None:
+    async def story(s: Site) -> None:
+        assert await s.post(f"/topic/create?topic=t{settings}") == 200
+        found = s.world.store.watch.view().topics["t"].record.partitions
+        assert len(found) == (2 if settings else 1)
+        assert all(meta.leader for meta in found.values())
+
+    run(story)
+
+
+def test_partitions_that_get_no_leader_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic is there all the same, and led as soon as its replicas answer."""
+    monkeypatch.setattr(cluster_api, "LED_SECONDS", 0.5)
+
+    async def story(s: Site) -> None:
+        for node in s.world.nodes.values():
+            node.frozen = True
+        status, answer = await s.ask("POST", "/topic/create?topic=t&partition_num=2")
+        assert (status, answer["message"]) == (504, "OUTCOME_UNKNOWN")
+        assert "topic t is stored" in answer["why"] and "have no leader: 0, 1; they get one" in answer["why"]
+        assert s.world.store.records.topic("t") is not None
+        monkeypatch.setattr(cluster_api, "LED_SECONDS", 60.0)
+        again = asyncio.create_task(s.post("/topic/create?topic=t&partition_num=2"))
+        for node in s.world.nodes.values():
+            node.frozen = False
+        assert await again == 200
+
+    run(story)
+
+
+def test_a_leader_without_a_lease_is_none() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        view = s.world.store.watch.view()
+        leader = view.topics["t"].record.partitions[0].leader
+        assert cluster_api.without_leader(view, "t") == []
+        nodes = {uid: node for uid, node in view.nodes.items() if uid != leader}
+        assert cluster_api.without_leader(replace(view, nodes=nodes), "t") == [0]
+        assert cluster_api.without_leader(view, "unheard") is None
+
+    run(story)
+
+
 def test_what_is_refused_names_what_is_taken() -> None:
     async def story(s: Site) -> None:
         _, answer = await s.ask("POST", "/topic/create?topic=t&extend=true")
