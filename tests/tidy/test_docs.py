@@ -60,6 +60,32 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not [path for path in paths if not (ROOT / path).exists()]
 
 
+def anchor(heading: str) -> str:
+    """What a link to this heading has behind its #: letters, digits, _ and -, in lower case."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {anchor(heading) for heading in re.findall(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE)}
+
+
+def test_anchors_are_made_as_where_the_pages_are_shown() -> None:
+    assert anchor("The bound of a broker's series") == "the-bound-of-a-brokers-series"
+    assert anchor("A [link](x.md), and `code_1`") == "a-link-and-code_1"
+
+
+@every_page
+def test_every_link_into_a_page_leads_to_a_heading(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text())
+    targets = [(page.parent / path if path else page, part) for path, part in links]
+    assert not [
+        (target.name, part) for target, part in targets if target.suffix == ".md" and part not in anchors(target)
+    ]
+
+
 @cache
 def flags() -> set[str]:
     """Everything that any of our programs takes, the tests' own tools included."""
