@@ -5,12 +5,12 @@
     python -m tests.jepsen.flood_latency --quiet           no stranger: what the machine does to the same client
     python -m tests.jepsen.flood_latency --together        strangers on the cores of the broker
 
-Strangers are those of `test_flood`, in processes of their own, at the lowest priority. Times count from when a publish
-should have been sent. The claim is about the broker: that it is fair. Strangers on its core would take time that it
-needs for anybody, which is a matter of the machine; so the broker and the client have the first core, and strangers the
-others, unless they run `--together`. Whatever else runs on the machine still counts: the threads of gRPC in the broker,
-other processes, and with sync=always the disk, which `TMPDIR=/dev/shm` leaves out. So what the loop itself did is
-counted, too, as CPU: how much of it the loop used while a publish waited.
+Strangers are those of `tests.integration.strangers`, in processes of their own, at the lowest priority. Times count
+from when a publish should have been sent. The claim is about the broker: that it is fair. Strangers on its core would
+take time that it needs for anybody, which is a matter of the machine; so the broker and the client have the first core,
+and strangers the others, unless they run `--together`. Whatever else runs on the machine still counts: the threads of
+gRPC in the broker, other processes, and with sync=always the disk, which `TMPDIR=/dev/shm` leaves out. So what the loop
+itself did is counted, too, as CPU: how much of it the loop used while a publish waited.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.procstat import ProcessTree
-from tests.integration.cluster import Cluster, Member
-from tests.integration.test_flood import Flood, Strangers, grpc_floods, http_floods, lives, resident, sized, v2_floods
+from tests.integration.cluster import Member
+from tests.integration.strangers import TOPIC, Flood, Strangers, flooded_cluster, floods_of, sized
+from tests.integration.test_flood import lives, resident
 
 SETTLE_SECONDS = 1.0
 ANSWER_SECONDS = 30.0
@@ -58,7 +59,7 @@ class Waited(NamedTuple):
 def waits(node: Member, rate: int, seconds: float) -> list[Waited]:
     """How long each publish took."""
     count = int(rate * seconds)
-    body = b"PUB steady\n" + struct.pack(">I", 100) + bytes(100)
+    body = b"PUB %b\n" % TOPIC.encode() + struct.pack(">I", 100) + bytes(100)
     host, _, port = node.tcp.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -138,23 +139,13 @@ def measured(
     )
 
 
-def groups(node: Member, *, each: bool) -> dict[str, list[Flood]]:
-    admin, push = (
-        grpc_floods(at, path)
-        for at, path in ((node.grpc, "/nsqha.v1.Admin/ListTopics"), (node.peer, "/nsqha.v1.Replication/Push"))
-    )
-    ports = {
-        "tcp": list(v2_floods(node.tcp)),
-        "http": list(http_floods(node.http)),
-        "grpc": list(admin),
-        "peer": list(push),
-    }
+def groups(ports: Mapping[str, Sequence[Flood]], *, each: bool) -> dict[str, list[Flood]]:
     if not each:
         return {"all": [flood for floods in ports.values() for flood in floods]}
     return {
-        f"{port} {opening[:14]!r}": list(found)
+        f"{port} {number} {opening[:14]!r}": list(found)
         for port, floods in ports.items()
-        for opening, found in groupby(floods, key=lambda flood: flood.opening)
+        for number, (opening, found) in enumerate(groupby(floods, key=lambda flood: flood.opening))
     }
 
 
@@ -166,11 +157,11 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="no strangers")
     parser.add_argument("--together", action="store_true", help="strangers on the cores of the broker")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, Cluster.running(Path(folder), nodes=1) as cluster:
+    with tempfile.TemporaryDirectory() as folder, flooded_cluster(Path(folder)) as cluster:
         [node] = cluster.nodes
-        cluster.create("steady", "c")
+        ports = floods_of(cluster)
         cores = os.sched_getaffinity(0) if args.together else part(node)
-        found = {"quiet": []} if args.quiet else groups(node, each=args.each)
+        found = {"quiet": []} if args.quiet else groups(ports, each=args.each)
         for name, floods in found.items():
             print(measured(node, name, floods, rate=args.rate, seconds=args.seconds, cores=cores), flush=True)
 
