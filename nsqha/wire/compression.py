@@ -7,9 +7,9 @@ Snappy is its framing format: the stream identifier, then chunks
 whose data is at most 64 KiB uncompressed. Deflate is raw (no zlib header), window 15; all that is written at once
 ends in a sync flush, so that the client can decode it at once.
 
-A few bytes may decompress to many. `decompress` returns at most PIECE_BYTES_MAX at a time and says with `pending` that
-there is more; the caller decides when. Held are the compressed bytes it was given and not more than one incomplete
-chunk.
+A few bytes may decompress to many, or be many chunks of nothing. `decompress` returns at most PIECE_BYTES_MAX at a
+time, looks at CHUNKS_AT_ONCE, and says with `pending` that there is more; the caller decides when. Held are the
+compressed bytes it was given and not more than one incomplete chunk.
 
 What is written is cut so that one chunk with its header fits one TLS record (16 KiB) when each is written by itself:
 pynsq takes a read in which no chunk ends for the end of the stream. nsqd writes headers and data apart, so with it that
@@ -25,6 +25,8 @@ import cramjam
 
 PIECE_BYTES_MAX = 256 << 10
 """What one call of `decompress` returns at most."""
+CHUNKS_AT_ONCE = 2000
+"""Snappy chunks that one call looks at, in a millisecond at most: they may be empty, and as short as four bytes."""
 
 _STREAM_ID = b"\xff\x06\x00\x00sNaPpY"
 _BLOCK_BYTES_MAX = 64 << 10
@@ -95,7 +97,7 @@ class Snappy:
 
     def decompress(self, data: bytes) -> bytes:
         held = self._held + data if self._held else data
-        pos = stop = 0
+        pos = stop = chunks = 0
         plain = 0  # bytes that held[pos:stop] will be
         out = []
         self.pending = False
@@ -105,6 +107,10 @@ class Snappy:
             end = stop + 4 + size
             if end > len(held):
                 break
+            if chunks == CHUNKS_AT_ONCE:
+                self.pending = True
+                break
+            chunks += 1
             if kind >= _SKIPPABLE:
                 out.append(_blocks(held[pos:stop]))
                 pos = stop = end

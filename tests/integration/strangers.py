@@ -97,6 +97,8 @@ def compressed_floods(address: str) -> Iterator[Flood]:
         yield Flood(address, opening, GARBAGE)
         yield Flood(address, opening, compressed(name, b"MPUB flooded\n" + struct.pack(">I", 5 << 20)))
         yield Flood(address, opening + compressed(name, SUB), compressed(name, REQ * (BURST_BYTES // len(REQ))))
+        if name == "snappy":
+            yield Flood(address, opening + compressed(name, SUB), b"\x80\0\0\0")  # a chunk that is skipped
         for command in COMMANDS:
             yield Flood(address, opening + compressed(name, SUB), compressed(name, command * COMPRESSED_COMMANDS))
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqha.wire import encoder
-from nsqha.wire.compression import PIECE_BYTES_MAX, Codec, Deflate, Snappy, new_codec
+from nsqha.wire.compression import CHUNKS_AT_ONCE, PIECE_BYTES_MAX, Codec, Deflate, Snappy, new_codec
 
 STREAM_ID = b"\xff\x06\x00\x00sNaPpY"
 
@@ -134,6 +134,20 @@ def test_snappy_chunks_that_may_be_skipped_are_skipped() -> None:
     plain = Snappy().compress(b"hello")
     sent = plain + chunk(0xFE, bytes(1000)) + STREAM_ID + chunk(0x80, b"") + plain[len(STREAM_ID) :]
     assert Snappy().decompress(sent) == b"hellohello"
+
+
+@pytest.mark.parametrize("nothing", [STREAM_ID, chunk(0x80, b""), chunk(0xFE, b"x")])
+def test_many_snappy_chunks_of_nothing_are_looked_at_in_parts(nothing: bytes) -> None:
+    codec, parts = Snappy(), 3
+    sent = STREAM_ID + nothing * (parts * CHUNKS_AT_ONCE) + Snappy().compress(b"hello")
+    assert drain(codec, sent) == [b""] * parts + [b"hello"]
+
+
+def test_many_small_snappy_chunks_come_out_in_parts() -> None:
+    codec = Snappy()
+    small = Snappy().compress(b"NOP\n")[len(STREAM_ID) :]
+    out = drain(codec, STREAM_ID + small * (CHUNKS_AT_ONCE + 1))
+    assert [len(piece) for piece in out] == [4 * (CHUNKS_AT_ONCE - 1), 8]
 
 
 def test_incompressible_bytes_are_sent_as_they_are() -> None:
