@@ -113,6 +113,8 @@ class CommandFlow:
             self.unblock(then)
 
         self._task = begin(self._loop, run())
+        # A client may be gone before `run` began; then nothing has awaited the work.
+        self._task.add_done_callback(lambda _: work.close())
 
     def after_replies(self, then: Then) -> None:
         """Do `then` when every earlier command has been answered; the session waits."""

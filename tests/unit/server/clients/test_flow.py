@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,3 +128,17 @@ def test_clients_that_rest_share_a_turn_of_the_loop():
         first.loop.run_ready()
         went_on.append(sum(client.done == ["pause", "go on"] for client in clients))
     assert went_on == [2, 4, 6, 8, 10, 10, 10, 10, 10, 10]
+
+
+def test_a_client_that_is_gone_before_its_command_began_leaves_nothing_unawaited() -> None:
+    client = Client()
+
+    async def command() -> None:
+        raise AssertionError("it began")
+
+    work = command()
+    client.flow.wait_for(work)
+    client.flow.cancel()
+    client.loop.turn()
+    client.loop.turn()
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
