@@ -81,12 +81,12 @@ from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
 
-UNUSED_SECONDS = 2.5  # that a channel for calls is kept for; well below IDLE_MS
+UNUSED_SECONDS = 10.0  # that a channel for calls is kept for: nodes ask each other every 5 s; well below IDLE_MS
 UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
 SILENT_MAX = 256  # streams that have named a method and said nothing yet; the one that waits longest goes first
 SILENT_OF_ADDRESS_MAX = 64  # of these, from one host
 HANDSHAKE_SECONDS = 10  # until a connection for calls has said that it speaks HTTP/2
-IDLE_MS = 5000  # without a call, until a connection for calls is closed: its place is for others
+IDLE_MS = 20_000  # without a call, until a connection for calls is closed: its place is for others
 STOPPING = "this node is stopping"
 SERVICES = (
     replication_pb2.DESCRIPTOR.services_by_name["Replication"],
