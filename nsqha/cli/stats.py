@@ -49,20 +49,20 @@ def run(args: argparse.Namespace) -> int:
     if args.watch == 0:
         args.parser.error("--watch needs a time above zero")
     before: StatsSample | None = None
-    with Admin.of(args) as admin:
-        while True:
+    while True:
+        with Admin.of(args) as admin:  # of each sample: a broker closes connections that make no call for seconds
             now = StatsSample(admin, args.topic or "")
-            if args.json:
-                print_json(now.json())
-            else:
-                live = args.watch is not None and sys.stdout.isatty()
-                sys.stdout.write(CLEAR if live else "\n" if before else "")
-                now.show(before, lines_max=shutil.get_terminal_size().lines - CHROME_LINES if live else None)
-            if args.watch is None:
-                return exits.OK
-            sys.stdout.flush()  # a pipe gets each sample at once, too
-            before = now
-            time.sleep(args.watch / 1e9)
+        if args.json:
+            print_json(now.json())
+        else:
+            live = args.watch is not None and sys.stdout.isatty()
+            sys.stdout.write(CLEAR if live else "\n" if before else "")
+            now.show(before, lines_max=shutil.get_terminal_size().lines - CHROME_LINES if live else None)
+        if args.watch is None:
+            return exits.OK
+        sys.stdout.flush()  # a pipe gets each sample at once, too
+        before = now
+        time.sleep(args.watch / 1e9)
 
 
 class StatsSample:

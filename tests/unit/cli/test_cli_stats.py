@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from nsqha.cli import build_parser
+from nsqha.cli import stats as stats_verb
 from nsqha.cli.brokers.admin import replication
 from nsqha.cli.stats import StatsSample
 from nsqha.election.health import BELOW, LEADERLESS, UNDER
@@ -43,3 +45,42 @@ def test_a_node_that_is_well_still_says_which_partitions_are_not(capsys: pytest.
     shown = capsys.readouterr().out
     assert "2 partitions below min_isr, nothing is acknowledged: orders/0, orders/1\n" in shown
     assert "orders/2" not in shown
+
+
+class Connections:
+    """Stands in for `Admin`; counts the connections that are open."""
+
+    def __init__(self) -> None:
+        self.opened = self.open = 0
+
+    def of(self, _: Any) -> Connections:
+        return self
+
+    def __enter__(self) -> Any:
+        self.opened += 1
+        self.open += 1
+        answers = {
+            "GetNode": pb.GetNodeResponse(),
+            "ListTopics": pb.ListTopicsResponse(),
+            "ListChannels": pb.ListChannelsResponse(),
+        }
+        return SimpleNamespace(call=lambda rpc, **_: answers[rpc])
+
+    def __exit__(self, *_: object) -> None:
+        self.open -= 1
+
+
+def test_a_watch_holds_no_connection_between_two_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker closes idle ones, perhaps just when the next call is on its way."""
+    connections, held = Connections(), []
+
+    def sleep(seconds: float) -> None:
+        held.append(connections.open)
+        if len(held) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stats_verb, "Admin", connections)
+    monkeypatch.setattr(stats_verb, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
+    with pytest.raises(KeyboardInterrupt):
+        stats_verb.run(build_parser("stats").parse_args(["stats", "--watch", "5s", "--json"]))
+    assert held == [0, 0, 0] and connections.opened == 3
