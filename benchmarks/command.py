@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{workload.name:<26} {workload.about}")
         return 0
     if options.many:
-        return _many(options.many, options.data_dir)
+        peers = [_peer(text, number) for number, text in enumerate(options.peer)]
+        return _many(options.many, options.data_dir, peers)
     selected = workloads.select(options.k)
     if not selected:
         parser.error(f"no workload matches {options.k!r}; --list shows them")
@@ -87,10 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_MISSED if options.check and any(verdict.passed is False for verdict in verdicts) else 0
 
 
-def _many(count: int, parent: Path | None) -> int:
+def _many(count: int, parent: Path | None, peers: Sequence[servers.Subject]) -> int:
     try:
         with runner.temporary_workspace(parent) as workspace:
-            for name, figure in many.run(count, workspace).items():
+            for name, figure in many.run(count, workspace, peers).items():
                 print(f"{name:<34} {figure:10.3f}")
     except servers.CannotStart as failure:
         runner.say(f"FAILED many: {failure}")

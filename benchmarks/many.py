@@ -2,7 +2,10 @@
 
     created      from the first POST /topic/create to the answer of the last one, `CREATORS` at a time, through one node
     idle         CPU of each broker per second, with every partition led, followed twice and not used
-    first PUB    to a topic that does not exist, at a broker that is alone on an empty folder
+    first PUB    to a topic that does not exist, at a broker that is alone on an empty folder; and ("looked up") at one
+                 with two lookup daemons, which it asks for the topic's channels
+    storm        `STORM` clients connect at once and IDENTIFY: until the last one is answered, or gone; median of
+                 `STORMS`, ours and those given by --peer in turn
     failover     kill -9 of the node that leads most: from there until each partition that it led takes a publish, sent
                  through another node
     start        of that node with all its logs, and of a broker that is alone on an empty folder: until both ports take
@@ -20,13 +23,16 @@ import http.client
 import json
 import os
 import re
+import resource
+import select
 import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +45,20 @@ IDLE_S = 10.0
 SETTLE_S = 5.0
 FAILOVER_S = 60.0
 FIRST_PUBS = 50
+LOOKUP_DAEMONS = 2
+STORM = 3000
+STORMS = 3
+STORM_S = 60.0
+SPARE_FILES = 100
 STARTS = 5
 RETRY_S = 0.02
 
 
-def run(count: int, workspace: Path) -> dict[str, float]:
-    """All rows; name -> figure. The names end with the unit."""
+def run(count: int, workspace: Path, peers: Sequence[servers.Subject] = ()) -> dict[str, float]:
+    """All rows; name -> figure. The names end with the unit. Storms are those of peers, too."""
     servers.compile_modules()
-    figures = {**_alone(workspace / "alone")}
+    figures = {**_alone(workspace / "alone"), **_looked_up(workspace / "looked_up")}
+    figures |= _storms([servers.our_broker("compiled"), *peers], workspace)
     with servers.fresh_server(servers.our_cluster(3), workspace, sync="interval") as server:
         nodes = described(workspace / "cell" / "log")
         trees = [ProcessTree([node["pid"]]) for node in nodes]
@@ -73,9 +85,7 @@ def run(count: int, workspace: Path) -> dict[str, float]:
 def _alone(folder: Path) -> dict[str, float]:
     """Start of a broker on an empty folder, and the first publishes to new topics there."""
     listened, served, starts, pubs = [], [], [], []
-    arguments = servers.our_broker("compiled").arguments(
-        data=folder, tcp="127.0.0.1:0", http="127.0.0.1:0", sync="interval", flags=()
-    )
+    arguments = _broker(folder)
     for turn in range(STARTS):
         data = folder / str(turn)
         data.mkdir(parents=True)
@@ -94,6 +104,78 @@ def _alone(folder: Path) -> dict[str, float]:
         "first_pub_p50_ms": Spread.of(pubs).median,
         "first_pub_max_ms": max(pubs),
     }
+
+
+def _broker(folder: Path, *flags: str) -> list[str]:
+    """The command of a broker of ours."""
+    ours = servers.our_broker("compiled")
+    return ours.arguments(data=folder, tcp="127.0.0.1:0", http="127.0.0.1:0", sync="interval", flags=flags)
+
+
+def _looked_up(folder: Path) -> dict[str, float]:
+    """First publishes to new topics at a broker that has lookup daemons."""
+    (data := folder / "data").mkdir(parents=True)
+    lookupd = [str(Path(sys.executable).parent / "nsqlookupd"), "--broadcast-address=127.0.0.1"]
+    lookupd += [f"--{name}-address=127.0.0.1:0" for name in ("tcp", "http")]
+    with ExitStack() as running:
+        flags = []
+        for number in range(LOOKUP_DAEMONS):
+            _, (host, port) = running.enter_context(_process(lookupd, folder / f"lookupd{number}.log"))
+            flags.append(f"--lookupd-tcp-address={host}:{port}")
+        _, tcp = running.enter_context(_process(_broker(data, *flags), folder / "log"))
+        time.sleep(1.0)
+        pubs = _first_pubs(tcp)
+    return {"first_pub_looked_up_p50_ms": Spread.of(pubs).median, "first_pub_looked_up_max_ms": max(pubs)}
+
+
+def _storms(subjects: Sequence[servers.Subject], workspace: Path) -> dict[str, float]:
+    """Storms of connections at a fresh server of each subject in turn; what was not answered is counted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < STORM + SPARE_FILES:
+        raise servers.CannotStart(f"{STORM} connections take more than the {hard} open files that `ulimit -Hn` allows")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    found: dict[str, list[tuple[float, int]]] = {subject.name: [] for subject in subjects}
+    try:
+        for _ in range(STORMS):
+            for subject in subjects:
+                with servers.fresh_server(subject, workspace, sync="interval") as server:
+                    found[subject.name].append(_storm(server.tcp))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    figures: dict[str, float] = {}
+    for number, (name, storms) in enumerate(found.items()):
+        row = f"storm_{name.replace(' ', '_')}" if number else "storm"
+        figures[f"{row}_s"] = Spread.of([seconds for seconds, _ in storms]).median
+        figures[f"{row}_not_answered"] = float(max(failed for _, failed in storms))
+    return figures
+
+
+def _storm(tcp: client.Address) -> tuple[float, int]:
+    """The seconds until the last of `STORM` clients is answered, or gone, and how many were not answered."""
+    said = b"  V2IDENTIFY\n" + struct.pack(">I", 2) + b"{}"
+    waiting: dict[int, socket.socket] = {}
+    failed, begun = 0, time.perf_counter()
+    with ExitStack() as opened, select.epoll() as events:
+        for _ in range(STORM):
+            sock = opened.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(tcp)
+            waiting[sock.fileno()] = sock
+            events.register(sock, select.EPOLLOUT)
+        while waiting and time.perf_counter() - begun < STORM_S:
+            for number, event in events.poll(1.0):
+                sock = waiting[number]
+                try:
+                    if event & select.EPOLLOUT:
+                        sock.sendall(said)
+                        events.modify(number, select.EPOLLIN)
+                        continue
+                    failed += sock.recv(100)[8:] != b"OK"
+                except OSError:
+                    failed += 1
+                events.unregister(number)
+                del waiting[number]
+        return time.perf_counter() - begun, failed + len(waiting)
 
 
 def _first_pubs(tcp: client.Address) -> list[float]:
