@@ -7,6 +7,7 @@ delete-and-recreate and names such as `..` harmless. An #ephemeral topic has the
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nsqha import ids
@@ -44,6 +45,14 @@ class LogFolders:
     def storage_of(self, record: TopicRecord) -> Storage:
         """Where the logs of a topic are: on this disk, or in memory."""
         return MemStorage() if ids.is_ephemeral(record.name) else self.storage
+
+    def topic_uids(self) -> set[int]:
+        """The uids of topics that have a folder here."""
+        above, found = f"{self._data_path}/topics", set()
+        for name in self.storage.list_dir(above) if self.storage.exists(above) else ():
+            with suppress(ValueError):  # nothing of ours
+                found.add(int(name.rpartition("-")[2], 16))
+        return found
 
     def remove(self, name: str, uid: int) -> bool:
         """Unlink some of what is left of a deleted topic; whether there is more. If not, it is gone durably: its

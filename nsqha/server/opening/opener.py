@@ -359,9 +359,13 @@ class PartitionOpener:
 
     def forget_unnamed(self, topic_uids: Collection[int]) -> None:
         """Forget promises for topics other than these which were to be made by a process that died before there was a
-        record; there are no files. Of a log with entries the journal keeps what it knows."""
-        for key, known in self._journal.records().items():
-            if key.topic_uid not in topic_uids and known.local_durable <= 1:
+        record. Files are made behind the record: where there is a folder, the metadata lost the topic, which an
+        operator may bring back."""
+        records = self._journal.records().items()
+        unnamed = [key for key, known in records if key.topic_uid not in topic_uids and known.local_durable <= 1]
+        here = self.folders.topic_uids() if unnamed else set[int]()
+        for key in unnamed:
+            if key.topic_uid not in here:
                 self.forget_partition(key)
 
     def forget(self, record: TopicRecord) -> None:

@@ -278,6 +278,25 @@ def test_the_promise_of_a_new_topic_does_not_wait_for_its_record(tmp_path: Path)
     asyncio.run(story())
 
 
+def test_the_promise_of_a_topic_that_has_files_is_not_forgotten_though_no_record_names_it(tmp_path: Path):
+    """Its record is lost with older metadata, which an operator may bring back."""
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            topic = broker.topics["t"].record
+            for uid in (topic.uid ^ 1, topic.uid ^ 2):
+                broker.parts.journal.stage((uid, 0), promise=3, log_uid=9, local_durable=1)
+            (tmp_path / "topics" / f"lost-{topic.uid ^ 1:016x}" / "0").mkdir(parents=True)
+            (tmp_path / "topics" / "lost+found").mkdir()
+        async with running(tmp_path) as broker:
+            kept = broker.parts.journal.record((topic.uid ^ 1, 0))
+            assert kept is not None and kept.promise == 3
+            assert broker.parts.journal.record((topic.uid ^ 2, 0)) is None
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("sync", ["always", "interval"])
 def test_a_new_topic_waits_for_no_sync_of_its_own_files_but_with_sync_always(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
