@@ -14,6 +14,7 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.server.opening.opener import OpenedLog
 from nsqha.server.replica.following.follower import Follower
+from nsqha.server.runtime.allocator import full_collections
 
 if TYPE_CHECKING:
     from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
@@ -68,6 +69,7 @@ class FollowerRoles:
             epoch=promise,
         )
         self._table.idle_turns.add(follower)
+        full_collections.made()
         if opened.damage is not None:
             follower.applier.found(opened.damage)
         return follower

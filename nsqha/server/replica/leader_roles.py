@@ -26,6 +26,7 @@ from nsqha.server.opening.opener import OpenedLog
 from nsqha.server.replica.lead_turns import LeadTurns
 from nsqha.server.replica.leading.leadership import Leadership, LeadershipRuntime
 from nsqha.server.replica.leading.records import PartitionRecords
+from nsqha.server.runtime.allocator import full_collections
 
 if TYPE_CHECKING:
     from nsqha.replication.followers import IsrLimits
@@ -204,6 +205,7 @@ class LeaderRoles:
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
         leadership.start()
         self._leaders_changed(name)
+        full_collections.made()
 
     def _begun(self, leadership: Leadership, since: float, done: asyncio.Future[None]) -> None:
         """The epoch-start batch is committed, or never will be."""

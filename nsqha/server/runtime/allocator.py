@@ -14,6 +14,7 @@ since the last one, or after WHOLE_SECONDS, and not before SHARE times as long a
 
 Short collections begin each time YOUNG more objects are there, not 700 as by CPython's default: what a new leadership
 makes stays, and was looked at by three generations while a thousand of them began, for a tenth of the node's CPU then.
+Who makes many such things says so (`made`): every MADE of them what is new is set aside, without a look at it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LONG_SECONDS = 0.02
 WHOLE_SECONDS = 3600.0
 SHARE = 2000
 YOUNG = 10_000
+MADE = 32
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -114,6 +116,8 @@ class FullCollections:
         self._cpu = cpu  # a short collection beside a busy machine is no long one
         self._gc = collector
         self._resident = resident
+        self._started = False
+        self._made = 0  # since something was set aside for that
         self._began = 0.0  # the full collection that runs, in CPU of its thread
         self._set_aside = False  # since the last whole collection
         self._whole_ended = 0.0
@@ -125,10 +129,19 @@ class FullCollections:
         just after it has registered), and look after collections for as long as the loop runs."""
         if self._observe not in self._gc.callbacks:
             self._gc.callbacks.append(self._observe)
+        self._started = True
         self._gc.freeze()
         self._gc.set_threshold(YOUNG, *self._gc.get_threshold()[1:])
         self._whole_ended, self._whole_resident = self._clock(), self._resident()
         loop.call_later(LOOK_SECONDS, self._due, loop)
+
+    def made(self) -> None:
+        """Something with a few hundred objects was made that stays, such as a partition's role."""
+        self._made += 1
+        if self._made >= MADE and self._started:
+            self._made = 0
+            self._gc.freeze()
+            self._set_aside = True
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_later(LOOK_SECONDS, self._due, loop)

@@ -6,7 +6,15 @@ import gc
 import weakref
 from typing import Any, cast
 
-from nsqha.server.runtime.allocator import LONG_SECONDS, SHARE, WHOLE_SECONDS, WORTH_BYTES, YOUNG, FullCollections
+from nsqha.server.runtime.allocator import (
+    LONG_SECONDS,
+    MADE,
+    SHARE,
+    WHOLE_SECONDS,
+    WORTH_BYTES,
+    YOUNG,
+    FullCollections,
+)
 
 
 class FakeCollector:
@@ -151,3 +159,25 @@ def test_a_cycle_that_was_set_aside_is_freed_in_the_end() -> None:
     finally:
         gc.callbacks.remove(collections._observe)
         gc.unfreeze()
+
+
+def test_what_is_made_to_stay_is_set_aside_without_a_look_at_it():
+    collections, collector = started()
+    for number in range(1, 3 * MADE):
+        collector.objects += 300
+        collections.made()
+        assert collector.objects == 300 * (number % MADE)
+    assert not collector.scanned
+    collector.resident += WORTH_BYTES
+    collector.now += 1.0
+    collections.look()
+    assert collector.scanned == [100_000 + 300 * (3 * MADE - 1)], "a cycle in it is found when the process has grown"
+
+
+def test_a_process_whose_collections_nobody_looks_after_sets_nothing_aside():
+    collector = FakeCollector()
+    collections = FullCollections(collector=collector)
+    collector.objects = 10
+    for _ in range(2 * MADE):
+        collections.made()
+    assert collector.frozen == 0
