@@ -1,8 +1,9 @@
 """Whose turn it is to begin to lead: of many partitions that are elected at once, those that came first begin first.
 
-When a node that led a thousand dies, hundreds are elected here within milliseconds. Side by side, each would take a
-step before any takes the next one, and the first would serve hardly sooner than the last. So AT_ONCE are on their way
-at a time, in the order in which their records came.
+When a node that led thousands dies, as many are elected here within milliseconds. Side by side, each would take a step
+before any takes the next one: the first would serve hardly sooner than the last, and what a disk round had held up
+would be one turn of the loop of a second. So AT_ONCE are on their way at a time, in the order in which their records
+came: as many as the controller elects together, as those that take a step together share its disk round and messages.
 
 Invariant: a turn ends after TURN_SECONDS, also if its partition still waits for its lock, its files or the metadata:
 none of these holds up more than AT_ONCE others, and those no longer than that.
@@ -14,7 +15,7 @@ import asyncio
 from collections import deque
 from types import TracebackType
 
-AT_ONCE = 96
+AT_ONCE = 250
 TURN_SECONDS = 0.25
 
 
