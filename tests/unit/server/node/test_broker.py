@@ -278,7 +278,7 @@ def test_the_promise_of_a_new_topic_does_not_wait_for_its_record(tmp_path: Path)
     asyncio.run(story())
 
 
-def test_the_promise_of_a_topic_that_has_files_is_not_forgotten_though_no_record_names_it(tmp_path: Path):
+def test_the_promise_of_a_topic_with_files_but_no_record_is_kept(tmp_path: Path):
     """Its record is lost with older metadata, which an operator may bring back."""
 
     async def story() -> None:
