@@ -19,7 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from nsqha.errors import NotFound
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
@@ -352,11 +352,11 @@ class Forwarder:
         self._answer_seconds = wait_seconds + outcome_seconds + ANSWER_SLACK_SECONDS
         # A publisher lives as long as a publisher remembers it or something of it is under way: asked for again
         # meanwhile, it must be the same one, or its publishes could overtake each other.
-        self._publishers: WeakValueDictionary[tuple[str, int, int], PartitionPublisher] = WeakValueDictionary()
-        # Those of sources that name no partition.
-        self._chosen: WeakValueDictionary[tuple[str, int], PartitionPublisher] = WeakValueDictionary()
-        self._by_topic: dict[str, WeakKeyDictionary[PartitionPublisher, None]] = {}  # in the order in which they came
+        # By topic, then by source and partition, in the order in which they came; None: the one that was chosen for a
+        # source that names no partition.
+        self._publishers: dict[str, WeakValueDictionary[tuple[int, int | None], PartitionPublisher]] = {}
         self._links: dict[int, ForwardLink] = {}
+        self._looking = False  # at the links, at the end of this turn of the loop
         self._closed = False
         self._forget = leaders.when_changed(self._changed)
         self._housekeeping = loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
@@ -369,22 +369,25 @@ class Forwarder:
         if not partitions and not led:
             return None
         if number is None:
-            chosen = self._chosen.get((topic, source))
+            known = self._publishers.get(topic)
+            chosen = None if known is None else known.get((source, None))
             if chosen is not None and chosen.number < max(partitions, 1 + max((p.number for p in led), default=0)):
                 return chosen
             publisher = self._publisher(topic, source, led[source % len(led)].number if led else source % partitions)
-            self._chosen[topic, source] = publisher
+            self._publishers[topic][source, None] = publisher
             return publisher
         return self._publisher(topic, source, number)
 
     def _publisher(self, topic: str, source: int, number: int) -> PartitionPublisher:
-        publisher = self._publishers.get((topic, source, number))
+        known = self._publishers.get(topic)
+        if known is None:
+            known = self._publishers[topic] = WeakValueDictionary()
+        publisher = known.get((source, number))
         if publisher is None:
             publisher = PartitionPublisher(
                 topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds
             )
-            self._publishers[topic, source, number] = publisher
-            self._by_topic.setdefault(topic, WeakKeyDictionary())[publisher] = None
+            known[source, number] = publisher
         return publisher
 
     # ---- for publishers
@@ -418,16 +421,23 @@ class Forwarder:
         return RemoteTarget(self._link(leader), leader, number)
 
     def _changed(self, topic: str) -> None:
-        for link in list(self._links.values()):
-            link.leaders_changed()
-        publishers = self._by_topic.get(topic)
+        if not self._looking:  # once for all topics that change together
+            self._looking = True
+            self._loop.call_soon(self._look_at_links)
+        publishers = self._publishers.get(topic)
         if publishers is None:
             return
         if not publishers:
-            del self._by_topic[topic]
+            del self._publishers[topic]
             return
-        for publisher in list(publishers):
-            publisher.leaders_changed()
+        for (_, number), publisher in list(publishers.items()):
+            if number is not None:
+                publisher.leaders_changed()
+
+    def _look_at_links(self) -> None:
+        self._looking = False
+        for link in list(self._links.values()):
+            link.leaders_changed()
 
     # ---- links
 
@@ -462,8 +472,8 @@ class Forwarder:
                 del self._links[link.node]
             else:
                 link.keep_house()
-        for topic in [topic for topic, publishers in self._by_topic.items() if not publishers]:
-            del self._by_topic[topic]
+        for topic in [topic for topic, publishers in self._publishers.items() if not publishers]:
+            del self._publishers[topic]
 
     @property
     def idle(self) -> bool:

@@ -217,6 +217,22 @@ def test_a_leader_that_is_dead_already_costs_a_wait_and_no_unknown_outcome():
     Nodes(3).run(story)
 
 
+def test_links_are_looked_at_once_for_all_topics_that_change_together(monkeypatch: Any):
+    async def story(nodes: Any) -> None:
+        nodes[2].lead("t", 0, nodes[2].log)
+        nodes.appoint("t", 0, 2)
+        await answered(publish(nodes[1], b"x"))
+        leaders, asked = nodes[1].leaders, []
+        registration = leaders.registration
+        monkeypatch.setattr(leaders, "registration", lambda node: asked.append(node) or registration(node))
+        for number in range(100):
+            leaders.tell(f"other{number}")
+        await asyncio.sleep(0)
+        assert asked == [2]
+
+    Nodes().run(story)
+
+
 def test_a_thousand_publishers_of_a_node_that_died_dial_it_no_more_often_than_one(monkeypatch: Any):
     async def story(nodes: Any) -> None:
         topics = [f"t{n}" for n in range(1000)]
@@ -253,6 +269,7 @@ def test_a_machine_that_went_silent_holds_nobody_up_longer_than_its_lease():
         nodes[1].leaders.dead.add(2)
         nodes[3].lead("t", 0, nodes[3].log)
         nodes[1].leaders.appoint("t", 0, 3, 2)
+        await asyncio.sleep(0)
         assert ["unknown" in answer for answer in sent.answers + later.answers] == [True, True]
         await answered(new := publish(nodes[1], b"new", source=3))
         assert new.answers == ["OK"] and nodes[3].log == [b"new"]
@@ -273,6 +290,7 @@ def test_publishes_leave_a_silent_machine_once_another_node_leads():
         assert not sent.answers, "nobody else leads"
         nodes[3].lead("t", 0, nodes[3].log)
         nodes[1].leaders.appoint("t", 0, 3, 2)
+        await asyncio.sleep(0)
         assert ["unknown" in answer for answer in sent.answers] == [True]
         await answered(new := publish(nodes[1], b"new", source=3))
         assert new.answers == ["OK"] and nodes[3].log == [b"new"]
@@ -294,6 +312,7 @@ def test_publishes_leave_a_silent_machine_once_it_has_registered_anew():
         back.lead("t", 0, back.log)
         nodes[1].leaders.registrations[2] = 2
         nodes.appoint("t", 0, 2, 2)
+        await asyncio.sleep(0)
         assert ["unknown" in answer for answer in sent.answers] == [True]
         async with asyncio.timeout(0.5):
             await answered(new := publish(nodes[1], b"new", source=3))
