@@ -22,7 +22,7 @@ from nsqha.commitlog.log import SyncTicket
 from nsqha.commitlog.storage import Data, File, MemFile, MemStorage
 from nsqha.errors import Poisoned
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
-from nsqha.server.runtime.disk import PROGRESS_SECONDS, DiskSigns
+from nsqha.server.runtime.disk import PROGRESS_SECONDS, DelayedCall, Delays, DiskSigns
 
 Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
@@ -44,6 +44,7 @@ class FakeDisk:
         self.removals: list[Job] = []
         self.round_seconds = Histogram(SECONDS_BOUNDS)
         self.signs = DiskSigns()
+        self._delays = Delays(loop)
         self._loop = loop
         self._on_failure = on_failure
         self._seconds = seconds
@@ -63,6 +64,9 @@ class FakeDisk:
     def request(self, partition: Any, *, patient: bool = False) -> None:
         self.wanting[partition] = None
         self._see_to_it()
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> DelayedCall:
+        return self._delays.call(seconds, callback)
 
     def _see_to_it(self) -> None:
         if self.wanting and not (self._running or self.rounds_held or self._failed):

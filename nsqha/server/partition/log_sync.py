@@ -41,10 +41,8 @@ class LogSync:
         self._commit = commit
         self._flush = flush
         self._waited_end = waited_end
-        self._lazy = LazySync(
-            runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
-        )
-        self._progress = progress_sync(runtime.loop, runtime.disk, self)
+        self._lazy = LazySync(runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds)
+        self._progress = progress_sync(runtime.disk, self)
 
     @property
     def unsynced_messages(self) -> int:

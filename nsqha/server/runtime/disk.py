@@ -16,6 +16,7 @@ that of a job, too: who asked for the job may try it again, and would find files
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
@@ -34,6 +35,7 @@ SYNC_THREADS = 4
 READ_THREADS = 2
 PROGRESS_SECONDS = 0.5  # after which progress of channels is synced at the latest, with sync=always
 PROGRESS_SHARE = 4  # ... and after this part of the time in which a replica has to acknowledge
+EARLY_SHARE = 1 / 16  # of the time that a log waits for its patient round: it may begin so much earlier
 PATIENT_SECONDS = 0.05  # from the beginning of one round to that of the next, if no publisher waits for it
 
 logger = Logger("disk")
@@ -167,6 +169,71 @@ class DiskSigns:
         self._ended += 1
 
 
+class DelayedCall:
+    """One call of a `Delay`."""
+
+    __slots__ = ("callback", "due")
+
+    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+        self.due = due  # loop time
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Delay:
+    """Calls that are due equally long after they were asked for, in that order, with one timer for all: thousands of
+    logs may be written within milliseconds. Those due within the next EARLY_SHARE of the delay come with the first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._calls: deque[DelayedCall] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def call(self, callback: Callable[[], None]) -> DelayedCall:
+        call = DelayedCall(self._loop.time() + self._seconds, callback)
+        self._calls.append(call)
+        if self._timer is None:
+            self._timer = self._loop.call_at(call.due, self._due)
+        return call
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._calls.clear()
+
+    def _due(self) -> None:
+        self._timer = None
+        calls, until = self._calls, self._loop.time() + self._seconds * EARLY_SHARE
+        while calls and (calls[0].due <= until or calls[0].callback is None):
+            if (callback := calls.popleft().callback) is not None:
+                callback()
+        if calls and self._timer is None:
+            self._timer = self._loop.call_at(calls[0].due, self._due)
+
+
+class Delays:
+    """The delays of one loop; few different ones."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._delays: dict[float, Delay] = {}  # by seconds
+
+    def call(self, seconds: float, callback: Callable[[], None]) -> DelayedCall:
+        """Call after about so many seconds, a little earlier perhaps."""
+        delay = self._delays.get(seconds)
+        if delay is None:
+            delay = self._delays[seconds] = Delay(self._loop, seconds)
+        return delay.call(callback)
+
+    def close(self) -> None:
+        """Call nothing any more."""
+        for delay in self._delays.values():
+            delay.close()
+
+
 class DiskRounds:
     """Runs blocking disk work of one node: sync rounds, single jobs in order of submission, and reads beside them."""
 
@@ -191,6 +258,7 @@ class DiskRounds:
         self._started = -PATIENT_SECONDS
         self._rounds = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._delays = Delays(loop)
         self.round_seconds = Histogram(SECONDS_BOUNDS)
         self.signs = DiskSigns()
 
@@ -205,6 +273,10 @@ class DiskRounds:
         if not patient:
             self._urgent = True
         self._see_to_it()
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> DelayedCall:
+        """Call after about so many seconds, a little earlier perhaps: to request a round that may be late."""
+        return self._delays.call(seconds, callback)
 
     def _see_to_it(self) -> None:
         if self._running or self._failed or not self._wanting:
@@ -327,24 +399,22 @@ class DiskRounds:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._delays.close()
         self._threads.close()
 
 
 class LazySync:
     """Requests the patient rounds of one `sync=interval` log: after `messages` or `seconds`, whichever comes first."""
 
-    __slots__ = ("_disk", "_loop", "_messages", "_seconds", "_timer", "_wants", "unsynced")
+    __slots__ = ("_disk", "_messages", "_round", "_seconds", "_wants", "unsynced")
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, disk: DiskRounds, wants: WantsSync, *, messages: int, seconds: float
-    ) -> None:
+    def __init__(self, disk: DiskRounds, wants: WantsSync, *, messages: int, seconds: float) -> None:
         self.unsynced = 0  # messages written since a round was last asked for
-        self._loop = loop
         self._disk = disk
         self._wants = wants
         self._messages = messages
         self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
+        self._round: DelayedCall | None = None  # asks for the next round
 
     def wrote(self, messages: int) -> None:
         """Count messages that are in the page cache now."""
@@ -352,24 +422,24 @@ class LazySync:
         if self.unsynced >= self._messages:
             self.unsynced = 0
             self._disk.request(self._wants, patient=True)
-        elif self._timer is None:
-            self._timer = self._loop.call_later(self._seconds, self._due)
+        elif self._round is None:
+            self._round = self._disk.later(self._seconds, self._due)
 
     def cancel(self) -> None:
-        """Stop the timer: no more rounds are requested because time has passed."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """No more rounds are requested because time has passed."""
+        if self._round is not None:
+            self._round.cancel()
+            self._round = None
 
     def _due(self) -> None:
-        self._timer = None
+        self._round = None
         self.unsynced = 0
         self._disk.request(self._wants, patient=True)
 
 
-def progress_sync(loop: asyncio.AbstractEventLoop, disk: DiskRounds, wants: WantsSync) -> LazySync:
+def progress_sync(disk: DiskRounds, wants: WantsSync) -> LazySync:
     """Requests the patient rounds of a `sync=always` log for batches that no caller waits for."""
-    return LazySync(loop, disk, wants, messages=1, seconds=disk.progress_seconds)
+    return LazySync(disk, wants, messages=1, seconds=disk.progress_seconds)
 
 
 def bound_progress(disk: DiskRounds, replica_seconds: float) -> None:

@@ -155,9 +155,7 @@ class Follower:
         wake(log)  # another owner may have looked at it
         self._runtime = runtime
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
-        self._sync_rounds = FollowerSync(
-            runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
-        )
+        self._sync_rounds = FollowerSync(runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds)
 
     # ---- the leader
 

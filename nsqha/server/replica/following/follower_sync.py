@@ -8,22 +8,18 @@ none      acknowledged at once
 
 from __future__ import annotations
 
-import asyncio
-
 from nsqha.server.runtime.disk import DiskRounds, LazySync, WantsSync, progress_sync
 
 
 class FollowerSync:
     """The disk rounds of one follower's log."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, disk: DiskRounds, log: WantsSync, *, messages: int, seconds: float
-    ) -> None:
+    def __init__(self, disk: DiskRounds, log: WantsSync, *, messages: int, seconds: float) -> None:
         """`messages`, `seconds`: at most so many go unsynced with sync=interval."""
         self._disk = disk
         self._log = log
-        self._lazy = LazySync(loop, disk, log, messages=messages, seconds=seconds)
-        self._progress = progress_sync(loop, disk, log)
+        self._lazy = LazySync(disk, log, messages=messages, seconds=seconds)
+        self._progress = progress_sync(disk, log)
         self._waited_end = 0  # log id below which the leader waits for the disk, as far as it has said so
 
     def request(self, waited_end: int) -> None:

@@ -21,7 +21,14 @@ from nsqha.commitlog.reading.lookup import LogIdentity
 from nsqha.commitlog.reading.reader import BatchCache
 from nsqha.commitlog.storage import OsDirectory, OsFile, OsStorage
 from nsqha.errors import Poisoned
-from nsqha.server.runtime.disk import PATIENT_SECONDS, PROGRESS_SECONDS, DiskRounds, bound_progress
+from nsqha.server.runtime.disk import (
+    EARLY_SHARE,
+    PATIENT_SECONDS,
+    PROGRESS_SECONDS,
+    DiskRounds,
+    LazySync,
+    bound_progress,
+)
 from tests.fakes.loop import VirtualLoop
 
 
@@ -293,6 +300,36 @@ def test_a_read_waits_for_no_job():
         assert await job
 
     with_rounds(story)
+
+
+def test_a_log_asks_for_a_round_in_time_and_thousands_do_so_together():
+    disk, loop = held_rounds()
+    logs = [Wanting(FakeFile()) for _ in range(1000)]
+    lazy = [LazySync(disk, log, messages=100, seconds=2.0) for log in logs]
+    for number, sync in enumerate(lazy):
+        sync.wrote(1)
+        if number % 10 == 0:
+            loop.pass_time(0.001)
+    assert len(loop.armed) == 1
+    lazy[7].cancel()
+    loop.pass_time(2.0 * (1 - EARLY_SHARE) - 0.1)
+    assert not any(log.rounds for log in logs), "none asks much too early"
+    loop.pass_time(0.1 + 2.0 * EARLY_SHARE)
+    assert [log.rounds for log in logs] == [0 if number == 7 else 1 for number in range(1000)]
+    lazy[3].wrote(1)
+    loop.pass_time(2.0 + PATIENT_SECONDS)
+    assert (logs[3].rounds, logs[7].rounds) == (2, 0)
+    disk.close()
+
+
+def test_what_is_written_when_a_round_is_asked_for_asks_for_the_next():
+    disk, loop = held_rounds()
+    log = Wanting(FakeFile(), lambda: sync.wrote(1) if log.rounds < 3 else None)
+    sync = LazySync(disk, log, messages=100, seconds=2.0)
+    sync.wrote(1)
+    loop.pass_time(10)
+    assert log.rounds == 3 and not loop.armed
+    disk.close()
 
 
 @pytest.mark.parametrize(("replica_seconds", "seconds"), [(2.0, 0.5), (60.0, 0.5), (0.4, 0.1)])
