@@ -56,8 +56,15 @@ class ClusterSide(Protocol):
     def look_at_clock(self) -> None:
         """Once a second, before anything is decided by the wall clock."""
 
+    def look_at_disk(self) -> None:
+        """Once a second: a disk that hangs or refuses has others lead."""
+
+    @property
+    def beginning(self) -> int:
+        """How many partitions are on their way to lead here, or do so without a committed batch."""
+
     def keep_house(self) -> None:
-        """Once a second."""
+        """Once a second, or a little later."""
 
     def found_damage(self, replica: ScrubbedReplica, first: int, end: int) -> None:
         """The scrub found batches that do not verify."""
@@ -131,6 +138,13 @@ class NoCluster:
             logger.warning("clock_set", text, STEP_SECONDS)
         elif self._clock.trusted and not before:
             logger.warning("clock_trusted", "the wall clock is believed: what is old is removed again")
+
+    def look_at_disk(self) -> None:
+        """No other node could lead."""
+
+    @property
+    def beginning(self) -> int:
+        return 0
 
     def keep_house(self) -> None:
         """What is led here is all there is."""

@@ -1,6 +1,8 @@
 """Once a second on every node: disk space, overdue publishes, the journal, log starts, the cache of cursors.
 
-Of many partitions those that are idle are looked at in turn (`IdleTurns`), all of them when the wall clock was set."""
+Of many partitions those that are idle are looked at in turn (`IdleTurns`), all of them when the wall clock was set.
+While many begin to lead, their clients wait for the processor, and what concerns partitions is put off for a while;
+the clock and the disk are looked at in time."""
 
 from __future__ import annotations
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from nsqha.server.topics.topics import Topics
 
 HOUSEKEEPING_SECONDS = 1.0
+MANY_BEGINNING = 32  # partitions that begin to lead: with so many, the others' housekeeping waits
+PUT_OFF_SECONDS = 0.25
+PUT_OFFS_MAX = 8  # in a row
 
 logger = Logger("broker")
 
@@ -50,6 +55,7 @@ class Housekeeping:
         self._spawn = spawn
         self._forget_targets = forget_targets
         self._timer: asyncio.TimerHandle | None = None
+        self._put_offs = 0  # in a row
         self._wall_ahead = 0.0  # of the monotonic clock
 
     def start(self) -> None:
@@ -70,14 +76,26 @@ class Housekeeping:
         if self._timer is not None:
             self._parts.opener.measures.loop_lag_seconds.observe(max(0.0, loop.time() - self._timer.when()))
         self._timer = loop.call_later(HOUSEKEEPING_SECONDS, self._due)
-        self.look()
+        if self.look():
+            self._put_offs = 0
+        else:
+            self._put_offs += 1
+            self._timer.cancel()
+            self._timer = loop.call_later(PUT_OFF_SECONDS, self._due)
 
-    def look(self) -> None:
-        """Do what is due."""
+    def look(self) -> bool:
+        """Do what is due; False: what concerns partitions is put off."""
         self._side.look_at_clock()
         now = read(self._parts.clock)
         if self._availability.look_at_disk():
             self._forget_targets()
+        self._side.look_at_disk()
+        if self._side.beginning >= MANY_BEGINNING and self._put_offs < PUT_OFFS_MAX:
+            return False
+        self._look_at_partitions(now)
+        return True
+
+    def _look_at_partitions(self, now: Now) -> None:
         for partition in self._chosen(now):
             if partition.closed:
                 continue  # it may be led here no more; what was written last is staged by who takes the log

@@ -27,6 +27,11 @@ class LeadTurns:
         self._free = AT_ONCE
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def under_way(self) -> int:
+        """How many have their turn, or wait for it."""
+        return AT_ONCE - self._free + len(self._waiting)
+
     def turn(self) -> LeadTurn:
         """An asynchronous context: it is entered when the turn has come."""
         return LeadTurn(self._loop, self)

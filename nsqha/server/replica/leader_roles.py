@@ -72,6 +72,7 @@ class LeaderRoles:
         self._leaders_changed = leaders_changed
         self.turns = LeadTurns(runtime.loop)  # of partitions that are to lead
         self._in_turn: list[Leadership] = []  # their tick is still to come, the next one last
+        self._uncommitted = 0  # leaderships whose first batch is not committed
         self._lent = LeadershipRuntime(
             runtime.node,
             runtime.clock,
@@ -86,6 +87,11 @@ class LeaderRoles:
         )
 
     # ---- begin
+
+    @property
+    def beginning(self) -> int:
+        """How many partitions are on their way to lead, or do so without a committed batch."""
+        return self.turns.under_way + self._uncommitted
 
     async def lead(self, known: Versioned[TopicRecord], number: int, *, written: bool = False) -> None:
         """Become leader, if the record as it is now says so. `written`: `known` was written by this process a moment
@@ -202,6 +208,7 @@ class LeaderRoles:
         )
         self._integrity.leads(key, partition)
         topic.add_led(partition)
+        self._uncommitted += 1
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
         leadership.start()
         self._leaders_changed(name)
@@ -209,6 +216,7 @@ class LeaderRoles:
 
     def _begun(self, leadership: Leadership, since: float, done: asyncio.Future[None]) -> None:
         """The epoch-start batch is committed, or never will be."""
+        self._uncommitted -= 1
         if not done.cancelled() and done.exception() is None:
             took = 1000 * (self._runtime.clock.monotonic() - since)
             text = "%s/%d: the first batch of epoch %d is committed, %.1f ms later"

@@ -144,6 +144,11 @@ class Replicas:
         return self.table.registration
 
     @property
+    def beginning(self) -> int:
+        """How many partitions are on their way to lead here, or do so without a committed batch."""
+        return self._leader_roles.beginning
+
+    @property
     def measures(self) -> Measures:
         """What the node counts."""
         return self._runtime.opener.measures

@@ -129,9 +129,15 @@ class ClusterMember:
     def look_at_clock(self) -> None:
         self._clock_watch.look()
 
+    def look_at_disk(self) -> None:
+        self._disk_watch.look()
+
+    @property
+    def beginning(self) -> int:
+        return self._cluster.replicas.beginning
+
     def keep_house(self) -> None:
         self._cluster.replicas.keep_house()
-        self._disk_watch.look()
 
     def found_damage(self, replica: ScrubbedReplica, first: int, end: int) -> None:
         """Another replica has them, or their frames say enough."""
