@@ -1,4 +1,5 @@
-"""Housekeeping while many partitions begin to lead: what concerns partitions waits, for a while; clock and disk do not."""
+"""Housekeeping while many partitions begin to lead: what concerns partitions waits, for a while,
+but not clock and disk."""
 
 from __future__ import annotations
 
