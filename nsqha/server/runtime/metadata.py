@@ -24,6 +24,8 @@ from nsqha.server.runtime.tasks import awaited
 CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
 
 READS_ALONE_MAX = 4  # topics are read one by one as long as no more of them are wanted at once
+READS_TOGETHER_MAX = 4  # under way at once
+READ_APART_SECONDS = 0.01  # after which a read of many topics is slow: those wanted since then do not wait for it
 
 T = TypeVar("T")
 
@@ -90,7 +92,8 @@ class NodeMetadata:
         self._gathering: asyncio.Task[Mapping[str, Versioned[TopicRecord] | None]] | None = (
             None  # has not begun to read
         )
-        self._turn = asyncio.Lock()
+        self._places = asyncio.Semaphore(READS_TOGETHER_MAX)
+        self._latest: asyncio.Task[Mapping[str, Versioned[TopicRecord] | None]] | None = None  # that was begun
         self._gathered = GatheredChanges(lambda changes: self.write(partial(self.records.replace_partitions, changes)))
         self.replace_partition = self._gathered.put
 
@@ -126,11 +129,15 @@ class NodeMetadata:
 
     async def _read_together(self) -> Mapping[str, Versioned[TopicRecord] | None]:
         """The topics that are wanted before the read begins; none of them if they are better read one by one."""
-        async with self._turn:
+        async with self._places:
+            if self._latest is not None:
+                await asyncio.wait([self._latest], timeout=READ_APART_SECONDS)
             self._gathering = None
             wanted, self._wanted = tuple(self._wanted), set()
+            read = self.read(lambda: self.records.topics_of(wanted))
+            self._latest = asyncio.get_running_loop().create_task(read)
             try:
-                return await self.read(lambda: self.records.topics_of(wanted))
+                return await self._latest
             except NsqhaError:
                 return {}  # perhaps because of one record: it shall hold up no other
 

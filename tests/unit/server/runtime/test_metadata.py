@@ -12,7 +12,13 @@ import pytest
 from nsqha.election.model import PartitionMeta
 from nsqha.election.store import PartitionChange
 from nsqha.errors import Unavailable
-from nsqha.server.runtime.metadata import READS_ALONE_MAX, GatheredChanges, NodeMetadata
+from nsqha.server.runtime.metadata import (
+    READ_APART_SECONDS,
+    READS_ALONE_MAX,
+    READS_TOGETHER_MAX,
+    GatheredChanges,
+    NodeMetadata,
+)
 
 NAMES = [f"t{number}" for number in range(50)]
 
@@ -77,6 +83,29 @@ def test_a_read_that_is_asked_for_later_sees_what_was_written_before_it() -> Non
         answers.set()
         assert await late == 7
         assert (await asyncio.gather(*early))[-1] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_read_that_is_slow_holds_up_none_that_is_asked_for_later() -> None:
+    async def scenario() -> None:
+        records = CountedRecords()
+        slow = asyncio.Event()
+        metadata = metadata_of(records, slow)
+        early = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
+        while not records.reads["all"]:
+            await asyncio.sleep(0)
+        for more in range(2, READS_TOGETHER_MAX + 1):
+            late = asyncio.ensure_future(metadata.topic("t1"))
+            async with asyncio.timeout(5):
+                while records.reads["all"] < more:
+                    await asyncio.sleep(READ_APART_SECONDS)
+            assert not late.done()
+        last = asyncio.ensure_future(metadata.topic("t1"))
+        await asyncio.sleep(3 * READ_APART_SECONDS)
+        assert records.reads["all"] == READS_TOGETHER_MAX, "and there are not more of them than that"
+        slow.set()
+        assert await last == 0 and await asyncio.gather(*early) == [0] * len(NAMES)
 
     asyncio.run(scenario())
 
