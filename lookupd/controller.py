@@ -62,7 +62,7 @@ from nsqha.errors import (
     Unavailable,
 )
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Logger, together
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.quantile import Histogram
 from nsqha.server.authorization.audit import Audit
@@ -389,9 +389,7 @@ class Term:
         if self._ended:
             return
         try:
-            # A write for each line of hundreds would let other threads take the interpreter as often.
-            with together():
-                self._step(events)
+            self._step(events)
         except Exception as error:
             # A machine that broke an invariant decides nothing more; the next term begins from the records.
             self._shell.logger.error("controller_failed", "the controller cannot go on: %s", error, error=error)

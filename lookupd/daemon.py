@@ -13,6 +13,7 @@ import contextlib
 import os
 import random
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -33,7 +34,7 @@ from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
-from nsqha.nsqlog import Logger
+from nsqha.nsqlog import Logger, by_turns
 from nsqha.options import SECOND, LoadedOptions, LookupdOptions, host_name, version_line
 from nsqha.server.authorization.audit import Audit
 from nsqha.server.authorization.exposure import warn_if_open
@@ -164,6 +165,7 @@ async def _until_signal(options: LookupdOptions) -> None:
     manager = ServiceManager.of(os.environ)
     manager.starting(loop, "opens the metadata")
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(by_turns(loop.call_soon, threading.get_ident))
         clock = SystemClock()
         store, peers = await _join(options, clock, stack) if options.etcd_endpoints else (None, None)
         guard = Guard.of(options.access_file, clock)

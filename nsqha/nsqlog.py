@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TextIO
 
@@ -28,58 +28,77 @@ LEVELS = {
 }
 """What --log-level accepts."""
 
+KEPT_CHARS_MAX = 4096  # of lines that wait to be written together: a pipe takes so many bytes whole (PIPE_BUF)
+
 _NSQ_NAME = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "FATAL"}
 _ROOT = "nsqha"
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes each line at once, or those of a piece of work (`together`) with one write."""
+    """Writes each line at once, or, within `by_turns`, those of one turn of the thread's loop with one write."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._lines: list[str] = []
-        self._works = 0  # under way
+        self._kept: list[str] = []  # lines of this turn
+        self._chars = 0  # of these
+        self._thread: Callable[[], int] = int  # names the thread that calls it
+        self._looping = 0  # the thread whose turns these are
+        self._at_end: Callable[[Callable[[], None]], object] | None = None  # calls back when a turn ends
+        self._called = False  # it will, for this turn
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.append(self.format(record) + self.terminator)
-            if not self._works or record.levelno >= logging.ERROR:
-                self._write_lines()
+            line = self.format(record) + self.terminator
+            if self._chars + len(line) > KEPT_CHARS_MAX:
+                self._write_kept()
+            self._kept.append(line)
+            self._chars += len(line)
+            # A warning waits, too: a failover may have one for each of thousands of partitions.
+            if self._at_end is None or record.levelno >= logging.ERROR or self._thread() != self._looping:
+                self._write_kept()
+            elif not self._called:
+                self._called = True
+                self._at_end(self._turn_ended)
         except Exception:
             self.handleError(record)
 
-    def begin(self) -> None:
-        """Keep the lines from now on, until `end` was called as often."""
+    def begin_turns(self, at_end: Callable[[Callable[[], None]], object], thread: Callable[[], int]) -> None:
         with self.lock or nullcontext():
-            self._works += 1
+            self._thread, self._looping, self._at_end = thread, thread(), at_end
 
-    def end(self) -> None:
-        """Write what was kept."""
+    def end_turns(self) -> None:
         with self.lock or nullcontext():
-            self._works -= 1
-            if not self._works:
-                with suppress(Exception):  # as with one line: a closed stderr costs the lines, and nothing else
-                    self._write_lines()
+            self._at_end = None
+        self._turn_ended()
 
-    def _write_lines(self) -> None:
-        lines, self._lines = self._lines, []
+    def _turn_ended(self) -> None:
+        with self.lock or nullcontext(), suppress(Exception):  # a closed stderr costs the lines, and nothing else
+            self._called = False
+            self._write_kept()
+
+    def _write_kept(self) -> None:
+        lines, self._kept, self._chars = self._kept, [], 0
         if lines:
             self.stream.write("".join(lines))
             self.flush()
 
 
 @contextmanager
-def together() -> Iterator[None]:
-    """Lines of a short piece of work, which awaits nothing, are written with one write at its end; an error at once,
-    with those before it. In a process with busy threads each write may cost its thread the turn."""
+def by_turns(at_end: Callable[[Callable[[], None]], object], thread: Callable[[], int]) -> Iterator[None]:
+    """Within, lines of this thread are written when the turn of its loop ends, all of them with one write; `at_end`
+    (the loop's `call_soon`) calls back then, `thread` (`get_ident`) names the thread that calls it. A failover of
+    thousands of partitions has a few lines for each, and with each write another thread may take the interpreter.
+
+    An error, a line of another thread and one beyond KEPT_CHARS_MAX write at once what is kept, too, so lines stay in
+    order. Only what ends the process in the middle of a turn, as SIGKILL does, loses lines of that turn."""
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
     for handler in handlers:
-        handler.begin()
+        handler.begin_turns(at_end, thread)
     try:
         yield
     finally:
         for handler in handlers:
-            handler.end()
+            handler.end_turns()
 
 
 class Logger:

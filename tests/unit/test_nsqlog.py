@@ -6,12 +6,13 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from nsqha import nsqlog
-from nsqha.nsqlog import Logger, configure, one_line, set_level, together
+from nsqha.nsqlog import KEPT_CHARS_MAX, Logger, by_turns, configure, one_line, set_level
 
 
 @pytest.fixture(autouse=True)
@@ -99,10 +100,14 @@ def test_a_closed_stderr_is_survived() -> None:
 class CountedWrites(io.StringIO):
     def __init__(self) -> None:
         super().__init__()
-        self.writes = 0
+        self.sizes: list[int] = []
+
+    @property
+    def writes(self) -> int:
+        return len(self.sizes)
 
     def write(self, text: str) -> int:
-        self.writes += 1
+        self.sizes.append(len(text))
         return super().write(text)
 
 
@@ -110,38 +115,95 @@ def said(stream: io.StringIO) -> list[str]:
     return [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()]
 
 
-def test_lines_of_one_piece_of_work_are_one_write_and_an_error_does_not_wait() -> None:
-    stream, log = CountedWrites(), Logger()
+class Turns:
+    """A loop whose turns end when the test says so."""
+
+    def __init__(self) -> None:
+        self._called: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._called.append(callback)
+
+    def end(self) -> None:
+        called, self._called = self._called, []
+        assert len(called) < 2, "one callback a turn"
+        for callback in called:
+            callback()
+
+
+def counted() -> CountedWrites:
+    stream = CountedWrites()
     configure(prefix="", level="info", stream=stream)
-    with together():
-        for word in ("a", "b"):
-            log.info("event", word)
-        with together():
-            log.info("event", "c")
+    return stream
+
+
+def test_lines_of_one_turn_are_one_write() -> None:
+    stream, log, turns = counted(), Logger(), Turns()
+    with by_turns(turns.call_soon, threading.get_ident):
+        log.info("event", "a")
+        log.info("event", "b")
         assert stream.writes == 0
-        log.error("event", "d")
-        assert stream.writes == 1 and said(stream) == ["a", "b", "c", "d"]
-        log.info("event", "e")
-    assert stream.writes == 2
-    log.info("event", "f")
-    assert stream.writes == 3 and said(stream) == ["a", "b", "c", "d", "e", "f"]
+        turns.end()
+        assert stream.writes == 1 and said(stream) == ["a", "b"]
+        turns.end()
+        log.info("event", "c")
+        turns.end()
+        assert stream.writes == 2 and said(stream) == ["a", "b", "c"]
+        log.info("event", "d")
+    assert stream.writes == 3, "the loop ends"
+    log.info("event", "e")
+    assert stream.writes == 4 and said(stream) == ["a", "b", "c", "d", "e"]
+    turns.end()
 
 
-def test_what_was_said_before_work_failed_is_written() -> None:
-    stream, log = CountedWrites(), Logger()
-    configure(prefix="", level="info", stream=stream)
-    with pytest.raises(ValueError), together():
+def test_an_error_does_not_wait_nor_does_what_was_said_before() -> None:
+    stream, log, turns = counted(), Logger(), Turns()
+    with by_turns(turns.call_soon, threading.get_ident):
+        log.info("event", "a")
+        log.warning("event", "b")
+        log.error("event", "c")
+        assert stream.writes == 1 and said(stream) == ["a", "b", "c"]
+        turns.end()
+        log.info("event", "d")
+        turns.end()
+    assert said(stream) == ["a", "b", "c", "d"]
+
+
+def test_a_line_of_another_thread_does_not_wait_for_a_turn() -> None:
+    stream, log, turns = counted(), Logger(), Turns()
+    with by_turns(turns.call_soon, threading.get_ident):
+        log.info("event", "a")
+        other = threading.Thread(target=log.info, args=("event", "b"))
+        other.start()
+        other.join()
+        assert said(stream) == ["a", "b"]
+
+
+def test_a_long_turn_keeps_no_more_than_a_pipe_takes_whole() -> None:
+    stream, log, turns = counted(), Logger(), Turns()
+    with by_turns(turns.call_soon, threading.get_ident):
+        for _ in range(100):
+            log.info("event", "x" * 200)
+        writes = stream.sizes
+        assert len(writes) > 3 and max(writes) <= KEPT_CHARS_MAX
+        assert sum(writes) > 100 * 200 - KEPT_CHARS_MAX
+
+
+def test_what_was_said_before_the_loop_failed_is_written() -> None:
+    stream, log, turns = counted(), Logger(), Turns()
+    with pytest.raises(ValueError), by_turns(turns.call_soon, threading.get_ident):
         log.info("event", "a")
         raise ValueError
     assert said(stream) == ["a"]
 
 
-def test_a_stderr_that_closes_during_work_is_survived() -> None:
-    stream, log = CountedWrites(), Logger()
-    configure(prefix="", level="info", stream=stream)
-    with together():
+def test_a_stderr_that_closes_during_a_turn_is_survived() -> None:
+    stream, log, turns = counted(), Logger(), Turns()
+    with by_turns(turns.call_soon, threading.get_ident):
         log.info("event", "a")
         stream.close()
-    configure(prefix="", level="info", stream=(after := CountedWrites()))
-    log.info("event", "b")
-    assert said(after) == ["b"]
+        turns.end()
+        log.info("event", "b")
+    after = counted()
+    log.info("event", "c")
+    assert said(after) == ["c"]

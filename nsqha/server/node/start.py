@@ -25,7 +25,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.errors import ConfigError, StaleMetadata
-from nsqha.nsqlog import Logger
+from nsqha.nsqlog import Logger, by_turns
 from nsqha.options import VERIFIED, Options, TlsRequired, version_line
 from nsqha.replication.clocks import BoundedClock
 from nsqha.server.authorization.exposure import warn_if_open
@@ -548,6 +548,10 @@ def serve_until_signal(options: Options, open_grpc: OpenGrpc, sockets: dict[str,
     import uvloop
 
     async def main() -> int:
+        with by_turns(asyncio.get_running_loop().call_soon, threading.get_ident):
+            return await live()
+
+    async def live() -> int:
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
