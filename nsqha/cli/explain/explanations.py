@@ -237,7 +237,7 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
             "The data folder is an older copy: it was put back, as from a snapshot of a machine. Its logs are compared "
             "with the other replicas before one of them may be elected."
         ),
-        "elected": Explanation("The metadata name this node as a leader."),
+        "elected": Explanation("The metadata name this node as a leader; `leading` or `not_leading` follows."),
         "leading": Explanation("This node leads a partition and takes publishes."),
         "epoch_begun": Explanation("The first batch of an epoch is committed: deliveries begin."),
         "not_leading": Explanation("The metadata name this node, and it cannot lead; another is elected."),

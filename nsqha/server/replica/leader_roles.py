@@ -101,7 +101,7 @@ class LeaderRoles:
         follower = self._table.followers[key]
         times = [self._runtime.clock.monotonic()]
         if (epoch := record.partitions[number].epoch) > follower.epoch:
-            logger.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
+            logger.debug("elected", "%s/%d: elected in epoch %d", name, number, epoch)
         fresh = known if written else await self._runtime.metadata.topic(name)
         if fresh is None or fresh.record.uid != uid or self._table.stopping:
             return
