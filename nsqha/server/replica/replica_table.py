@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.ids import PartitionKey
-from nsqha.server.runtime.tasks import Locks
+from nsqha.server.runtime.tasks import HeldLock, Locks
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -68,6 +68,6 @@ class ReplicaTable:
                 if not self.settling[key]:
                     del self.settling[key]
 
-    def changing(self, key: PartitionKey) -> AbstractAsyncContextManager[None]:
+    def changing(self, key: PartitionKey) -> HeldLock[PartitionKey]:
         """One change of a partition's role at a time; who opens a log or ends a leadership holds this."""
         return self.locks.held(key)

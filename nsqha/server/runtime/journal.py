@@ -20,7 +20,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.errors import AppendFailed, StorageError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.disk import DiskRounds
-from nsqha.server.runtime.tasks import awaited
+from nsqha.server.runtime.tasks import Shared
 
 logger = Logger("journalling")
 
@@ -34,18 +34,17 @@ class JournalWriter:
         self._disk = disk
         self._fail = fail
         self._turn = asyncio.Lock()
-        self._gathering: asyncio.Task[None] | None = None  # the next round; it has taken nothing yet
+        self._gathering: Shared[None] | None = None  # the next round; it has taken nothing yet
         self._ended = False
 
     async def promise(self) -> None:
         """Return when what is staged is durable, so that the caller may rely on it."""
-        await asyncio.shield(self.promising())
+        await self.promising().outcome()
 
-    def promising(self) -> asyncio.Task[None]:
-        """The round that makes durable what is staged, for a caller who does something else meanwhile, and is not
-        cancelled: others wait for it as well."""
+    def promising(self) -> Shared[None]:
+        """The round that makes durable what is staged, for a caller who does something else meanwhile."""
         if self._gathering is None:
-            self._gathering = awaited(asyncio.get_running_loop(), self._round())
+            self._gathering = Shared(asyncio.get_running_loop(), self._round())
         return self._gathering
 
     async def _round(self) -> None:

@@ -19,7 +19,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.store import MetadataRecords, PartitionChange, Refusal
 from nsqha.errors import Conflict, NotFound, NsqhaError, Poisoned, Unavailable
-from nsqha.server.runtime.tasks import awaited
+from nsqha.server.runtime.tasks import Shared
 
 CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
 
@@ -44,20 +44,20 @@ class GatheredChanges:
         self._turn = asyncio.Lock()
         self._changes: list[PartitionChange] = []
         self._partitions: set[tuple[int, int]] = set()  # of these
-        self._gathering: asyncio.Task[Sequence[PartitionMeta | Refusal]] | None = None  # has not begun to write
+        self._gathering: Shared[Sequence[PartitionMeta | Refusal]] | None = None  # has not begun to write
 
     async def put(self, change: PartitionChange) -> PartitionMeta:
         """What became of it: as `MetadataRecords.replace_partition`."""
         partition = (change.uid, change.number)
         while partition in self._partitions:  # one whose caller is gone: a transaction may change each record once
             assert self._gathering is not None
-            await asyncio.wait([self._gathering])
+            await asyncio.wait([self._gathering.task])
         self._partitions.add(partition)
         if self._gathering is None:
-            self._gathering = awaited(asyncio.get_running_loop(), self._round())
+            self._gathering = Shared(asyncio.get_running_loop(), self._round())
         index = len(self._changes)
         self._changes.append(change)
-        result = (await asyncio.shield(self._gathering))[index]
+        result = (await self._gathering.outcome())[index]
         if isinstance(result, PartitionMeta):
             return result
         raise result
@@ -89,9 +89,7 @@ class NodeMetadata:
         self._fail = fail
         self._alone = 0  # reads of one topic under way
         self._wanted: set[str] = set()  # to be read together
-        self._gathering: asyncio.Task[Mapping[str, Versioned[TopicRecord] | None]] | None = (
-            None  # has not begun to read
-        )
+        self._gathering: Shared[Mapping[str, Versioned[TopicRecord] | None]] | None = None  # has not begun to read
         self._places = asyncio.Semaphore(READS_TOGETHER_MAX)
         self._latest: asyncio.Task[Mapping[str, Versioned[TopicRecord] | None]] | None = None  # that was begun
         self._gathered = GatheredChanges(lambda changes: self.write(partial(self.records.replace_partitions, changes)))
@@ -122,9 +120,9 @@ class NodeMetadata:
             finally:
                 self._alone -= 1
         if self._gathering is None:
-            self._gathering = awaited(asyncio.get_running_loop(), self._read_together())
+            self._gathering = Shared(asyncio.get_running_loop(), self._read_together())
         self._wanted.add(name)
-        found = await asyncio.shield(self._gathering)
+        found = await self._gathering.outcome()
         return found[name] if name in found else await self.read(lambda: self.records.topic(name))
 
     async def _read_together(self) -> Mapping[str, Versioned[TopicRecord] | None]:

@@ -3,6 +3,7 @@
     TaskGroup   the tasks of one owner that no caller waits for
     begin       one task that its owner keeps
     awaited     one task whose outcome is for those who wait for it
+    Shared      one task that many wait for; whoever is cancelled ends it for no other
     beside      runs work beside a block, and ends it with the block
     first_done  waits for the first of several things
     some_at_once  runs many pieces of work, so many of them at a time
@@ -32,7 +33,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from nsqha.errors import OutcomeUnknown, Unavailable
@@ -65,6 +67,40 @@ def _seen(task: asyncio.Task[Any]) -> None:
     """Retrieve the error, or the loop would report one that no caller wants any more."""
     if not task.cancelled():
         task.exception()
+
+
+class Shared(Generic[T]):
+    """One piece of work that many wait for; it goes on when they are cancelled. `asyncio.shield` for each of them would
+    cost two more turns of the loop and several callbacks, for each of thousands in a failover."""
+
+    __slots__ = ("_loop", "_waiting", "task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self._waiting: list[asyncio.Future[T]] = []
+        self.task = awaited(loop, work)
+        self.task.add_done_callback(self._done)
+
+    async def outcome(self) -> T:
+        """What the work returns or raises; for any number of callers."""
+        if self.task.done():
+            return self.task.result()
+        waiter: asyncio.Future[T] = self._loop.create_future()
+        self._waiting.append(waiter)
+        return await waiter
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        waiting, self._waiting = self._waiting, []
+        error = None if task.cancelled() else task.exception()
+        for waiter in waiting:
+            if waiter.done():
+                continue  # its caller was cancelled
+            if task.cancelled():
+                waiter.cancel()
+            elif error is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(task.result())
 
 
 @asynccontextmanager
@@ -214,20 +250,46 @@ class Locks(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._locks)
 
-    @asynccontextmanager
-    async def held(self, key: K) -> AsyncIterator[None]:
-        """Hold the lock of `key`; tasks get it one at a time, in the order in which they came."""
-        lock, users = self._locks.get(key) or (asyncio.Lock(), 0)
-        self._locks[key] = lock, users + 1
+    def __contains__(self, key: K) -> bool:
+        return key in self._locks
+
+    def held(self, key: K) -> HeldLock[K]:
+        """An asynchronous context that holds the lock of `key`; tasks get it one at a time, in the order in which they
+        came."""
+        return HeldLock(self._locks, key)
+
+
+class HeldLock(Generic[K]):
+    """One task's use of a lock by key. A class, as a generator costs several times as much: in a failover of thousands
+    of partitions each takes its lock a few times."""
+
+    __slots__ = ("_key", "_locks")
+
+    def __init__(self, locks: dict[K, tuple[asyncio.Lock, int]], key: K) -> None:
+        self._locks = locks
+        self._key = key
+
+    async def __aenter__(self) -> None:
+        lock, users = self._locks.get(self._key) or (asyncio.Lock(), 0)
+        self._locks[self._key] = lock, users + 1
         try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[key]
-            if users > 1:
-                self._locks[key] = lock, users - 1
-            else:
-                del self._locks[key]
+            await lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._locks[self._key][0].release()
+        self._leave()
+
+    def _leave(self) -> None:
+        lock, users = self._locks[self._key]
+        if users > 1:
+            self._locks[self._key] = lock, users - 1
+        else:
+            del self._locks[self._key]
 
 
 class Changes:
@@ -244,7 +306,7 @@ class Changes:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def of(self, topic: str) -> AbstractAsyncContextManager[None]:
+    def of(self, topic: str) -> HeldLock[str]:
         """The lock that lets one change of `topic` run at a time."""
         return self._topics.held(topic)
 

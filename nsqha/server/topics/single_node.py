@@ -5,7 +5,6 @@ A topic that could not be made is deleted again; while that does not succeed eit
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -139,7 +138,7 @@ class SingleNodePlacement:
             if isinstance(logs, Mapping):
                 opener.share(logs)
             try:
-                await asyncio.shield(promise)
+                await promise.outcome()
             except NsqhaError as error:
                 return made, error
         return made, logs

@@ -12,7 +12,17 @@ import pytest
 
 from nsqha.errors import NotFound, OutcomeUnknown
 from nsqha.server.partition.partition import Partition
-from nsqha.server.runtime.tasks import Changes, StillUnderWay, TaskGroup, Unfinished, beside, first_done, some_at_once
+from nsqha.server.runtime.tasks import (
+    Changes,
+    Locks,
+    Shared,
+    StillUnderWay,
+    TaskGroup,
+    Unfinished,
+    beside,
+    first_done,
+    some_at_once,
+)
 from tests.unit.server.broker_rig import running, until
 
 LONG, SHORT = 10.0, 0.02
@@ -246,5 +256,71 @@ def test_the_first_of_several_ends_the_waiting_and_spares_futures() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
         future.set_result(None)
         await first_done(future, late.wait())
+
+    asyncio.run(story())
+
+
+def test_a_lock_goes_to_who_waited_longest_and_is_gone_with_the_last() -> None:
+    async def story() -> None:
+        locks, got, go = Locks[str](), list[int](), asyncio.Event()
+
+        async def change(number: int) -> None:
+            async with locks.held("a"):
+                got.append(number)
+                await go.wait()
+                if number == 2:
+                    raise NotFound("its change failed")
+
+        tasks = [asyncio.create_task(change(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        assert got == [0] and "a" in locks and "b" not in locks
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        go.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert got == [0, 2, 3] and [type(outcome) for outcome in outcomes] == [
+            type(None),
+            asyncio.CancelledError,
+            NotFound,
+            type(None),
+        ]
+        assert not list(locks)
+
+    asyncio.run(story())
+
+
+def test_what_is_shared_goes_on_for_the_others_when_one_leaves() -> None:
+    async def story() -> None:
+        begun, end = 0, asyncio.Event()
+
+        async def work() -> str:
+            nonlocal begun
+            begun += 1
+            await end.wait()
+            return "done"
+
+        shared = Shared(asyncio.get_running_loop(), work())
+        waiting = [asyncio.create_task(shared.outcome()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.sleep(0)
+        assert waiting[1].cancelled() and not shared.task.done()
+        end.set()
+        assert await waiting[0] == await waiting[2] == await shared.outcome() == "done" and begun == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("error", [NotFound("it failed"), asyncio.CancelledError()])
+def test_all_who_wait_for_what_is_shared_hear_how_it_ended(error: BaseException) -> None:
+    async def story() -> None:
+        async def work() -> None:
+            await asyncio.sleep(0)
+            raise error
+
+        shared = Shared(asyncio.get_running_loop(), work())
+        early = await asyncio.gather(*[shared.outcome() for _ in range(2)], return_exceptions=True)
+        late = await asyncio.gather(shared.outcome(), return_exceptions=True)
+        assert [type(outcome) for outcome in [*early, *late]] == [type(error)] * 3
 
     asyncio.run(story())
