@@ -69,6 +69,7 @@ class FollowerRoles:
             epoch=promise,
         )
         self._table.idle_turns.add(follower)
+        self._lent.disk.request(follower)  # what it led with may not be on the disk yet, and perhaps nothing follows
         full_collections.made()
         if opened.damage is not None:
             follower.applier.found(opened.damage)

@@ -6,9 +6,7 @@ mend logs read it. A part that has read a newer record says so (`saw`).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.idle_turns import IdleTurns
@@ -35,7 +33,7 @@ class ReplicaTable:
         self.declined: dict[PartitionKey, tuple[int, str]] = {}  # the last epoch that could not be led here, and why
         self.idle_turns = IdleTurns["Follower"]()  # of the followers
         self.locks = Locks[PartitionKey]()
-        self.settling: Counter[PartitionKey] = Counter()  # records that are followed, or wait for their turn
+        self.settling: dict[PartitionKey, int] = {}  # records that are followed, or wait for their turn
 
     def record_of(self, key: PartitionKey) -> Versioned[TopicRecord] | None:
         """The newest record seen of a partition that has a replica here."""
@@ -55,18 +53,15 @@ class ReplicaTable:
         leader, follower = self.leading.get(key), self.followers.get(key)
         return leader.committed if leader is not None else follower.applier.committed if follower is not None else 0
 
-    @contextmanager
-    def settles(self, keys: Iterable[PartitionKey]) -> Iterator[None]:
-        """Within, a record of these is followed."""
-        keys = list(keys)
-        self.settling.update(keys)
-        try:
-            yield
-        finally:
-            for key in keys:
-                self.settling[key] -= 1
-                if not self.settling[key]:
-                    del self.settling[key]
+    def settles(self, keys: Iterable[PartitionKey]) -> None:
+        """A record of these is followed from now on, until `settled`."""
+        for key in keys:
+            self.settling[key] = self.settling.get(key, 0) + 1
+
+    def settled(self, keys: Iterable[PartitionKey]) -> None:
+        for key in keys:
+            if (others := self.settling.pop(key) - 1) > 0:
+                self.settling[key] = others
 
     def changing(self, key: PartitionKey) -> HeldLock[PartitionKey]:
         """One change of a partition's role at a time; who opens a log or ends a leadership holds this."""

@@ -1,6 +1,6 @@
 """The replicas of this node and the role that each plays: leader, follower, or neither any more.
 
-    metadata record --settle--> make the log | lead | step down | follow | remove
+    metadata record --begin_to_settle, settle--> make the log | lead | step down | follow | remove
 
 Owner of which role each replica has, and of the newest record seen of it (`ReplicaTable`). One partition's changes come
 one after the other (its lock, `changing`); each looks at the record again before it acts. A role is given up before
@@ -18,7 +18,7 @@ files go only by a tombstone, or because the record no longer names this node.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -199,21 +199,52 @@ class Replicas:
 
     # ---- the record says
 
+    def begin_to_settle(self, topic: Versioned[TopicRecord]) -> None:
+        """As `settle`, for a caller that does not wait: what needs no waiting is done when this returns, so most news
+        of a record begin no task."""
+        if keys := [key for key in self._concerned(topic) if not self._done_at_once(topic, key)]:
+            self.table.settles(keys)
+            self._runtime.spawn(self._settle_each(topic, keys))
+
     async def settle(self, topic: Versioned[TopicRecord], *, written: bool = False) -> None:
         """Play the roles that this record gives the node; what fails is tried again. `written`: this process has just
         written the record, so it need not be read again."""
-        uid = topic.record.uid
-        concerned = []
+        keys = self._concerned(topic)
+        self.table.settles(keys)
+        await self._settle_each(topic, keys, written)
+
+    def _concerned(self, topic: Versioned[TopicRecord]) -> list[PartitionKey]:
+        """The partitions of a topic of which something is here, or is to be."""
+        uid, concerned = topic.record.uid, list[PartitionKey]()
         for number, meta in topic.record.partitions.items():
             key = (uid, number)
             here = key in self.leading or key in self.followers or key in self.removal.strays
             # An earlier record that named this node may have a replica in the making, which nothing shows yet.
             here = here or key in self.table.settling or key in self._again
             if here or self._runtime.node in meta.replicas or self._runtime.node in meta.isr:
-                concerned.append(number)
-        with self.table.settles((uid, number) for number in concerned):
-            # Side by side: whichever has to wait (for its files, its lock, the metadata) holds up no other.
-            await asyncio.gather(*[self._try_to_settle(topic, number, written) for number in concerned])
+                concerned.append(key)
+        return concerned
+
+    def _done_at_once(self, topic: Versioned[TopicRecord], key: PartitionKey) -> bool:
+        """The role stays, and nothing is under way that this would have to wait for."""
+        if key in self.table.locks or key in self.table.settling or key in self._again:
+            return False
+        try:
+            return self._stays(topic, key[1])
+        except Exception:
+            return False  # it is found, said and tried again where there is time
+
+    async def _settle_each(
+        self, topic: Versioned[TopicRecord], keys: Sequence[PartitionKey], written: bool = False
+    ) -> None:
+        try:
+            if len(keys) == 1:
+                await self._try_to_settle(topic, keys[0][1], written)
+            else:
+                # Side by side: whichever has to wait (for its files, its lock, the metadata) holds up no other.
+                await asyncio.gather(*[self._try_to_settle(topic, number, written) for _, number in keys])
+        finally:
+            self.table.settled(keys)
 
     async def _try_to_settle(self, topic: Versioned[TopicRecord], number: int, written: bool = False) -> None:
         key = (topic.record.uid, number)
@@ -246,31 +277,50 @@ class Replicas:
         meta, leadership = topic.record.partitions[number], self.leading.get((topic.record.uid, number))
         return meta.leader == self._runtime.node and (leadership is None or leadership.epoch < meta.epoch)
 
-    async def _settle(self, topic: Versioned[TopicRecord], number: int, written: bool) -> None:
+    def _stays(self, topic: Versioned[TopicRecord], number: int) -> bool:
+        """Whether this record leaves the role of a partition as it is; then it is told of the record."""
         key, meta = (topic.record.uid, number), topic.record.partitions[number]
         known = self.table.records.get(key)
         if self.table.stopping or (known is not None and known.record.partitions[number].version > meta.version):
+            return True
+        leadership, follower = self.leading.get(key), self.followers.get(key)
+        if leadership is None and follower is None and self._topic_of(topic.record.name, key[0]) is None:
+            return True  # deleted while this waited for its turn: nothing is made that would stay for ever
+        if self._runtime.node not in meta.replicas and self._runtime.node not in meta.isr:
+            return False
+        if leadership is not None:
+            if meta.epoch > leadership.epoch:
+                return False
+            self.table.records[key] = topic
+            leadership.refreshed(meta)
+            return True
+        leads = meta.leader == self._runtime.node
+        if follower is None or leads or follower.sync != self._follower_roles.sync_of(topic.record, meta):
+            return False
+        self.table.records[key] = topic
+        self._prepare(meta)
+        return True
+
+    async def _settle(self, topic: Versioned[TopicRecord], number: int, written: bool) -> None:
+        if self._stays(topic, number):
             return
-        leadership = self.leading.get(key)
-        if leadership is None and key not in self.followers and self._topic_of(topic.record.name, key[0]) is None:
-            return  # deleted while this waited for its turn: nothing is made that would stay for ever
+        key, meta = (topic.record.uid, number), topic.record.partitions[number]
+        known, leadership = self.table.records.get(key), self.leading.get(key)
         self.table.records[key] = topic
         if self._runtime.node not in meta.replicas and self._runtime.node not in meta.isr:
             if known is not None and key not in self.followers and leadership is None:
                 self.removal.strays.add(key)  # it was to be made, and what was made of it before that failed is there
             await self.removal.remove(topic.record, number)
             return
-        if leadership is not None and meta.epoch <= leadership.epoch:
-            leadership.refreshed(meta)
-            return
         if leadership is not None:
             await self._leader_roles.step_down(leadership, f"epoch {meta.epoch} has begun")
         if key not in self.followers:
             await self._follower_roles.make(topic, number)
         follower, sync = self.followers[key], self._follower_roles.sync_of(topic.record, meta)
-        if sync != follower.sync and self._runtime.opener.syncs.changes(key, sync, follower.log):
-            await self._runtime.journal_writer.promise()
-        follower.set_sync(sync)
+        if sync != follower.sync:
+            if self._runtime.opener.syncs.changes(key, sync, follower.log):
+                await self._runtime.journal_writer.promise()
+            follower.set_sync(sync)
         if meta.leader == self._runtime.node:
             await self._leader_roles.lead(topic, number, written=written)
         else:

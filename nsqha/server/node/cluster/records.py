@@ -1,6 +1,6 @@
 """The news of the records: what the watch names is looked at, and everything that follows from it is begun.
 
-    watch (the store's thread) --name--> loop --> Topics.adopt / vanished / dropped, Replicas.settle, leaders changed
+    watch (the store's thread) --name--> loop --> Topics.adopt / vanished / dropped, replicas settle, leaders changed
 
 A record that is missing removes nothing. Only a tombstone does.
 
@@ -130,7 +130,7 @@ class RecordNews:
                     self._being_made[name] = True
                 else:
                     # Roles are taken side by side: one partition that waits for its disk delays no other.
-                    node.spawn(node.replicas.settle(topic))
+                    node.replicas.begin_to_settle(topic)
             elif ids.is_ephemeral(name):
                 self._vanished(name)
             node.leaders.changed(name)

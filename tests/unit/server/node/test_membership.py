@@ -119,7 +119,10 @@ def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(err
         async def recover(topic: Versioned[TopicRecord]) -> None:
             settled.append(topic.record.name)
 
-        made.replicas = cast(Any, SimpleNamespace(settle=recover, recover=recover, nodes_changed=lambda: None))
+        def settle(topic: Versioned[TopicRecord]) -> None:
+            settled.append(topic.record.name)
+
+        made.replicas = cast(Any, SimpleNamespace(begin_to_settle=settle, recover=recover, nodes_changed=lambda: None))
         made.topics = cast(Any, topics := Dropping(5, error))
         await made.recover()
         assert settled == ["t"] and topics.tried == [5, 6]
@@ -146,11 +149,11 @@ def test_a_record_that_this_node_is_about_to_have_written_is_left_to_who_writes_
         made = cluster()
         settled: list[str] = []
 
-        async def settle(topic: Any) -> None:
+        def settle(topic: Any) -> None:
             settled.append(topic.record.name)
 
         made.topics = cast(Any, SimpleNamespace(adopt=lambda topic: None))
-        made.replicas = cast(Any, SimpleNamespace(settle=settle, nodes_changed=lambda: None))
+        made.replicas = cast(Any, SimpleNamespace(begin_to_settle=settle, nodes_changed=lambda: None))
         topics = {name: Versioned(TopicRecord(name, 5, 3), 1) for name in "tu"}
         cast(Any, made.store).watch.view = lambda: View(topics=topics)
         task = asyncio.ensure_future(made.news.follow())
@@ -176,7 +179,7 @@ def test_roles_are_taken_while_a_change_waits_for_a_node_that_is_gone() -> None:
         settled: list[str] = []
         gone: list[str] = []
 
-        async def settle(topic: Any) -> None:
+        def settle(topic: Any) -> None:
             settled.append(topic.record.name)
 
         class Topics(dict[str, Any]):
@@ -188,7 +191,7 @@ def test_roles_are_taken_while_a_change_waits_for_a_node_that_is_gone() -> None:
                 await asyncio.Event().wait()
 
         made.topics = cast(Any, Topics({"e#ephemeral": "the topic", "f#ephemeral": "another"}))
-        made.replicas = cast(Any, SimpleNamespace(settle=settle, nodes_changed=lambda: None))
+        made.replicas = cast(Any, SimpleNamespace(begin_to_settle=settle, nodes_changed=lambda: None))
         view = View(topics={"t": Versioned(TopicRecord("t", 5, 3), 1)})
         cast(Any, made.store).watch.view = lambda: view
         task = asyncio.ensure_future(made.news.follow())

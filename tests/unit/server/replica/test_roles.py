@@ -541,6 +541,74 @@ def test_a_partition_is_led_while_another_one_of_the_topic_can_not_be_settled() 
     run(scenario)
 
 
+def test_news_that_change_no_role_are_taken_at_once() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_uid = await fit_to_lead(rig)
+        isr = {rig.node: log_uid, A: 5}
+        rig.replicas.begin_to_settle(following := rig.record(leader=A, epoch=1, isr={A: 5}))
+        assert rig.replicas.table.records[KEY] is following and not rig.tasks
+        rig.replicas.begin_to_settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
+        assert KEY not in rig.replicas.leading
+        await pause()
+        leadership = rig.replicas.leading[KEY]
+        news = rig.record(leader=rig.node, epoch=2, isr={**isr, B: 6}, registration=REGISTRATION)
+        rig.replicas.begin_to_settle(news)
+        assert set(leadership.meta.isr) == {rig.node, A, B} and not rig.tasks
+        rig.replicas.begin_to_settle(rig.record(leader=A, epoch=3, isr=isr))
+        await pause()
+        assert KEY in rig.replicas.followers and not rig.replicas.leading and not rig.replicas.table.settling
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("led", [False, True])
+def test_news_wait_for_the_change_of_role_that_is_under_way(led: bool) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_uid = await fit_to_lead(rig)
+        isr = {rig.node: log_uid, A: 5}
+        if led:
+            await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
+        before = rig.replicas.table.records[KEY]
+        async with rig.replicas.table.changing(KEY):
+            rig.replicas.begin_to_settle(
+                news := (
+                    rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION)
+                    if led
+                    else rig.record(leader=A, epoch=1, isr={A: 5})
+                )
+            )
+            await pause()
+            assert rig.replicas.table.records[KEY] is before
+        await pause()
+        assert rig.replicas.table.records[KEY] is news and not rig.replicas.table.settling and not rig.errors
+
+    run(scenario)
+
+
+def test_a_disk_round_is_for_a_role_that_ended_and_not_for_each_record() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig(sync="interval")
+        log_uid = await fit_to_lead(rig)
+        await pause()
+        rig.disk.rounds_held = True
+        isr = {rig.node: log_uid, A: 5}
+        await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
+        await pause()
+        rig.disk.wanting.clear()
+        await rig.settle(rig.record(leader=A, epoch=3, isr=isr))
+        assert rig.follower in rig.disk.wanting and rig.follower.sync_ticket() is not None
+        rig.disk.wanting.clear()
+        rig.replicas.begin_to_settle(rig.record(leader=A, epoch=3, isr={**isr, B: 6}))
+        await rig.settle(rig.record(leader=A, epoch=3, isr=isr))
+        assert not rig.disk.wanting
+        await rig.settle(rig.record(leader=A, epoch=3, isr=isr, sync="always"))
+        assert rig.follower in rig.disk.wanting and rig.follower.sync == "always"
+
+    run(scenario)
+
+
 def test_a_log_that_recovery_refuses_is_retried_with_back_off_and_logged_once(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
