@@ -343,11 +343,11 @@ def _verify(data_dir: str, folder: Folder) -> Verification:
 def _synced(data_dir: str, folder: Folder) -> tuple[int, int]:
     """Return a log's log_uid and the end of what its node's journal knows to be on this disk; zeros if the journal
     does not say, as while the log is being cut."""
-    from nsqha.commitlog.journal import Key, inspect
+    from nsqha.commitlog.journal import inspect
     from nsqha.commitlog.storage import OsStorage
 
     try:
-        record = inspect(OsStorage(), data_dir).partitions.get(Key(folder.topic_uid, folder.partition))
+        record = inspect(OsStorage(), data_dir).partitions.get((folder.topic_uid, folder.partition))
     except FileNotFoundError:
         return 0, 0  # a copy of the logs alone
     except OSError as error:

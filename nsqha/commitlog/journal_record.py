@@ -10,21 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from nsqha.commitlog.recordfile import Contents
 from nsqha.errors import ConfigError
+from nsqha.ids import PartitionKey
 
 FORMAT = 1
-
-
-class Key(NamedTuple):
-    """A partition of one life of a topic. A plain tuple (topic_uid, partition) is as good."""
-
-    topic_uid: int
-    partition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +74,15 @@ class JournalContents:
     """What a journal file says, for start and for tools that only look."""
 
     node: NodeState
-    partitions: Mapping[Key, PartitionRecord]
+    partitions: Mapping[PartitionKey, PartitionRecord]
     torn: bool
     damaged: bool
 
 
 def encode(
-    node: NodeState, changed: Mapping[Key, PartitionRecord | None], before: Mapping[Key, PartitionRecord]
+    node: NodeState,
+    changed: Mapping[PartitionKey, PartitionRecord | None],
+    before: Mapping[PartitionKey, PartitionRecord],
 ) -> bytes:
     partitions = {
         f"{key[0]:016x}-{key[1]}": None if record is None else _difference(before.get(key), record)
@@ -118,7 +114,7 @@ class _JournalFormat(msgspec.Struct):
 
 def decode(contents: Contents, path: str) -> JournalContents:
     """What a file says, the valid records applied in order. ConfigError if there is none, or a newer format."""
-    partitions: dict[Key, PartitionRecord] = {}
+    partitions: dict[PartitionKey, PartitionRecord] = {}
     last: _Round | None = None
     for payload in contents.payloads:
         number = msgspec.json.decode(payload, type=_JournalFormat).format
@@ -127,7 +123,7 @@ def decode(contents: Contents, path: str) -> JournalContents:
         last = msgspec.json.decode(payload, type=_Round)
         for name, values in last.partitions.items():
             uid, _, partition = name.partition("-")
-            key = Key(int(uid, 16), int(partition))
+            key = int(uid, 16), int(partition)
             if values is None:
                 partitions.pop(key, None)
             else:

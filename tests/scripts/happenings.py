@@ -160,7 +160,7 @@ class Happenings:
             seen = self._seen[name] = self._new_process(name, seen, replicas, follower.log.end.log_id)
         if seen.replicas is not replicas:
             return  # it has not opened its log yet
-        record: Any = journal._file.written.get(self.key)  # type: ignore[call-overload]
+        record: Any = journal._file.written.get(self.key)
         if record is not None and record.promise > seen.promise:
             seen.promise = record.promise
             self.say(f"{name} promises epoch {seen.promise}")

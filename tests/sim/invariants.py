@@ -146,7 +146,7 @@ class Oracle:
             return
         if epoch < before:
             self.broken(f"I2 {node.name} {key}: acts in epoch {epoch}, promised {before}")
-        record = node.journal._file.written.get(key)  # type: ignore[call-overload]
+        record = node.journal._file.written.get(key)
         durable = 0 if record is None else record.promise
         if durable < epoch:
             self.broken(f"I2 {node.name} {key}: acts in epoch {epoch}, the journal has {durable}")

@@ -216,7 +216,7 @@ def test_a_last_batch_that_was_written_whole_is_not_cut_like_a_torn_one() -> Non
         _, node, others = silent(cluster)
         assert node.replicas is not None and node.journal is not None
         log, last = node.replicas.followers[key].log, cluster.oracle.committed[key] - 1
-        assert last == log.end.log_id - 1 >= node.journal._file.written[key].local_durable  # type: ignore[index]
+        assert last == log.end.log_id - 1 >= node.journal._file.written[key].local_durable
         flip(cluster, node, last, entry=True)
         for other in others:
             cluster.metadata.reach(other.name, False)  # so that it stays in the ISR
@@ -235,7 +235,7 @@ def test_damage_is_found_at_each_start_until_it_is_mended(entry: bool) -> None:
         ((key, _),) = cluster.metas()
         _, node, _ = silent(cluster)
         assert node.journal is not None
-        damaged = node.journal._file.written[key].local_durable  # type: ignore[index]
+        damaged = node.journal._file.written[key].local_durable
         assert damaged < cluster.oracle.committed[key] - 1
         flip(cluster, node, damaged, entry=entry)
         all_down(cluster)

@@ -362,10 +362,10 @@ class PartitionOpener:
         record. Files are made behind the record: where there is a folder, the metadata lost the topic, which an
         operator may bring back."""
         records = self._journal.records().items()
-        unnamed = [key for key, known in records if key.topic_uid not in topic_uids and known.local_durable <= 1]
+        unnamed = [key for key, known in records if key[0] not in topic_uids and known.local_durable <= 1]
         here = self.folders.topic_uids() if unnamed else set[int]()
         for key in unnamed:
-            if key.topic_uid not in here:
+            if key[0] not in here:
                 self.forget_partition(key)
 
     def forget(self, record: TopicRecord) -> None:

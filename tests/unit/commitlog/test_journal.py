@@ -11,7 +11,7 @@ import pytest
 
 from nsqha.commitlog import journal as journal_module
 from nsqha.commitlog import journal_record
-from nsqha.commitlog.journal import CutIntent, Key, NodeJournal, PartitionRecord, inspect
+from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord, inspect
 from nsqha.commitlog.recordfile import SECTOR, RecordFile
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
 from nsqha.errors import AppendFailed, ConfigError
@@ -98,7 +98,7 @@ def test_threads_that_stage_and_write_at_once_lose_nothing() -> None:
                 journal.stage_cut_done(key)
             journal.commit()
             with journal._writing:  # no read of a record that is being written
-                found = inspect(storage, "data").partitions.get(Key(*key))
+                found = inspect(storage, "data").partitions.get(key)
             if found is None or found.promise != epoch:
                 lost.append((topic, epoch))
 
@@ -238,7 +238,7 @@ def test_a_round_that_the_disk_refuses_is_part_of_the_next_one(monkeypatch: pyte
     journal.commit()
     assert not journal.dirty
     assert inspect(storage, "data").partitions == journal.records()
-    assert inspect(storage, "data").partitions[Key(*A)] == PartitionRecord(promise=3, log_uid=5)
+    assert inspect(storage, "data").partitions[A] == PartitionRecord(promise=3, log_uid=5)
 
 
 def test_without_room_for_a_new_file_the_old_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,9 +551,3 @@ def test_a_round_of_many_partitions_writes_only_what_changed() -> None:
         journal.stage((n + 1, 0), local_durable=1_000_000)
     journal.commit()
     assert len(image(storage).rstrip(b"\0")) - before < 60_000
-
-
-def test_keys_are_plain_tuples() -> None:
-    journal = opened(MemStorage())
-    journal.stage((1, 2), promise=1)
-    assert journal.record(Key(1, 2)) is journal.record((1, 2))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from nsqha.commitlog.journal import JournalFile, JournalRound
-from nsqha.commitlog.journal_record import Key, NodeIdentity, NodeState, PartitionRecord, decode
+from nsqha.commitlog.journal_record import NodeIdentity, NodeState, PartitionRecord, decode
 from nsqha.commitlog.recordfile import SECTOR, RecordFile
 from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import AppendFailed
 
 NODE = NodeState(NodeIdentity(7), "boot", False, "")
-ONE, TWO = Key(1, 0), Key(2, 0)
+ONE, TWO = (1, 0), (2, 0)
 
 
 class RefusingFile:

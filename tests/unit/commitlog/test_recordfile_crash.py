@@ -16,14 +16,14 @@ from dataclasses import replace
 import pytest
 
 from nsqha.commitlog import journal as journal_module
-from nsqha.commitlog.journal import Key, NodeJournal, NodeState, PartitionRecord
+from nsqha.commitlog.journal import NodeJournal, NodeState, PartitionRecord
 from nsqha.commitlog.recordfile import HEADER_BYTES, SECTOR, RecordFile
 from nsqha.election import embedded as embedded_module
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.election.memory import Change, StoreState
 from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import AppendFailed, ConfigError, LogCorrupt
-from nsqha.ids import new_uid
+from nsqha.ids import PartitionKey, new_uid
 from tests.sim.images import Image, crash_images, named
 from tests.sim.storage import Crashed, SimStorage
 
@@ -57,7 +57,7 @@ def flip_a_bit(storage: SimStorage, path: str, rng: random.Random) -> bool:
 
 # The journal
 
-Records = dict[Key, PartitionRecord]
+Records = dict[PartitionKey, PartitionRecord]
 
 
 class JournalUser:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog import copying
-from nsqha.commitlog.journal import Key, inspect
+from nsqha.commitlog.journal import inspect
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import MemStorage
 from nsqha.cursor.events import EpochStart
@@ -151,7 +151,7 @@ def test_a_damaged_log_that_a_leader_took_on_has_lost_its_old_name_durably() -> 
     async def scenario() -> None:
         rig, leader, log_uid = await damaged(5)
         assert (await rig.leader(A).open(1, leader, start=1)).behind
-        record = inspect(rig.storage, "data").partitions[Key(*KEY)]
+        record = inspect(rig.storage, "data").partitions[KEY]
         assert record.log_uid == rig.follower.log_uid != log_uid
 
     run(scenario)
