@@ -38,12 +38,12 @@ from typing import Any
 
 from . import client, servers
 from .figures import Spread
+from .outages import outages
 from .procstat import ProcessTree
 
 CREATORS = 16
 IDLE_S = 10.0
 SETTLE_S = 5.0
-FAILOVER_S = 60.0
 FIRST_PUBS = 50
 LOOKUP_DAEMONS = 2
 STORM = 3000
@@ -51,7 +51,6 @@ STORMS = 3
 STORM_S = 60.0
 SPARE_FILES = 100
 STARTS = 5
-RETRY_S = 0.02
 
 
 def run(count: int, workspace: Path, peers: Sequence[servers.Subject] = ()) -> dict[str, float]:
@@ -71,9 +70,9 @@ def run(count: int, workspace: Path, peers: Sequence[servers.Subject] = ()) -> d
         figures["resident_mb"] = max(tree.memory().rss_bytes for tree in trees) / 1e6
         led = [_led_by(workspace / "cell" / "data" / f"node-{number + 1}.log") for number in range(len(nodes))]
         victim = max(range(len(nodes)), key=lambda number: len(led[number]))
-        outages = asyncio.run(_failover(nodes, victim, led[victim]))
-        figures["failover_partitions"] = float(len(outages))
-        spread = sorted(outages)
+        ended = _failover(nodes, victim, led[victim])
+        figures["failover_partitions"] = float(len(ended))
+        spread = sorted(ended)
         figures["failover_p50_s"], figures["failover_last_s"] = spread[len(spread) // 2], spread[-1]
         time.sleep(1.0)
         again = _started_again(nodes[victim], workspace / "again")
@@ -286,41 +285,13 @@ def _led_by(log: Path) -> list[str]:
     return sorted(set(re.findall(r"\b(many\d+)/0: leading in epoch", log.read_text(errors="replace"))))
 
 
-async def _failover(nodes: Sequence[dict[str, Any]], victim: int, topics: Sequence[str]) -> list[float]:
-    """Kill a node; for each topic the seconds until a publish that was sent after that is answered with OK."""
-    tcp = host_of(nodes[victim - 1]["tcp"])
-    streams = [await asyncio.open_connection(*tcp) for _ in topics]
-    for (reader, writer), topic in zip(streams, topics, strict=True):
-        writer.write(b"  V2" + client.pub(topic, b"before"))
-        if (answer := await _answer(reader)) != b"OK":
-            raise servers.CannotStart(f"{topic} takes no publish: {answer!r}")
-    await asyncio.sleep(1.0)
-    os.kill(nodes[victim]["pid"], signal.SIGKILL)
-    killed = time.perf_counter()
-
-    async def outage(topic: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
-        while True:
-            try:
-                writer.write(client.pub(topic, b"after"))
-                if await _answer(reader) == b"OK":
-                    return time.perf_counter() - killed
-            except (OSError, asyncio.IncompleteReadError):
-                pass
-            finally:
-                writer.close()
-            # "Outcome unknown" ends a connection.
-            await asyncio.sleep(RETRY_S)
-            reader, writer = await asyncio.open_connection(*tcp)
-            writer.write(b"  V2")
-
-    async with asyncio.timeout(FAILOVER_S):
-        return await asyncio.gather(*[outage(topic, *stream) for topic, stream in zip(topics, streams, strict=True)])
-
-
-async def _answer(reader: asyncio.StreamReader) -> bytes:
-    """The next frame that is no heartbeat, which nothing here is quiet for long enough to be sent one."""
-    size, _ = struct.unpack(">II", await reader.readexactly(8))
-    return await reader.readexactly(size - 4)
+def _failover(nodes: Sequence[dict[str, Any]], victim: int, topics: Sequence[str]) -> list[float]:
+    """Kill a node; the outage of each topic, in seconds, for clients of another one."""
+    try:
+        tcp = host_of(nodes[victim - 1]["tcp"])
+        return outages(tcp, topics, lambda: os.kill(nodes[victim]["pid"], signal.SIGKILL))
+    except client.Refused as refusal:
+        raise servers.CannotStart(f"a topic takes no publish: {refusal}") from refusal
 
 
 def host_of(address: str) -> client.Address:
