@@ -351,7 +351,7 @@ class NegotiationCommands:
         self._handler = handler
         self._consuming = consuming
         self._unread = unread
-        self._agreed = identify.initial(limits)
+        self._agreed: identify.Agreed | None = None  # no IDENTIFY yet
         self._tls_on = self._codec_on = False
 
     def identify(self, words: list[bytes], data: bytes, start: int, pos: int) -> int:
@@ -361,7 +361,8 @@ class NegotiationCommands:
         end = _body_end(self._unread, _IDENTIFY, size_max, data, start, pos)
         if end == NOT_DONE:
             return NOT_DONE
-        request = identify.negotiate(data[pos + 4 : end], self._limits, self._agreed)
+        before = self._agreed or identify.initial(self._limits)
+        request = identify.negotiate(data[pos + 4 : end], self._limits, before)
         if isinstance(request, bytes):
             raise BadCommand(request)
         agreed = request.agreed
