@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.connected_at = 0
         self.send_messages: Callable[[Any], None] = _nowhere  # to the socket, by way of the codec
-        self.transport = ClientTransport(context.loop, self)
+        self.transport = ClientTransport(context.loop)
         self._connections = connections
         self._stuffed = False  # blocked because the client does not read its replies
         self._heartbeat = Heartbeat(context.loop, self)
@@ -133,6 +133,7 @@ class Connection(asyncio.Protocol):
             self._connections.refused.warning("client(%s): refused", address_text(transport.get_extra_info("peername")))
             self.closed = True
             transport.abort()
+            self._come_apart()
             return
         self.write_by(self.transport.carry_over(transport))
         if self.closed or first:
@@ -208,10 +209,20 @@ class Connection(asyncio.Protocol):
         self.transport.lost()
         self.write_by(_nowhere)
         self._replies.clear()
-        self.session.kill()  # now: what is kept of a command may be large, and the parts of a client are a cycle
+        self.session.kill()  # now: what is kept of a command may be large
         self._heartbeat.cancel()
-        self._flow.cancel()
+        waited = self._flow.cancel()
         self._connections.closed(self)
+        if not waited and self.consuming.consumer is None:  # a consumer is known to others as well
+            self._come_apart()
+
+    def _come_apart(self) -> None:
+        """Nobody asks anything of this connection any more. Its parts know each other, and would be left to the garbage
+        collector: where many clients come and go, that takes a fifth of all CPU that they cost."""
+        self._flow.come_apart()
+        self.publisher.forget_targets()
+        del self.publisher, self.negotiation, self.consuming, self.session
+        del self._flow, self._replies, self._heartbeat
 
     def read_no_more(self) -> None:
         """The node stops: run no further command; what was run is still answered."""

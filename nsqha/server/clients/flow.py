@@ -141,11 +141,18 @@ class CommandFlow:
         elif self.eof and not self.blocked:  # else there may be more that it has sent
             self._client.close()
 
-    def cancel(self) -> None:
-        """The client is gone: what its command waits for concerns it no more."""
+    def cancel(self) -> bool:
+        """The client is gone: what its command waits for concerns it no more. Whether it waited for some work."""
         self.unfinished.release()
-        if self._task is not None:
-            self._task.cancel()
+        if self._task is None:
+            return False
+        self._task.cancel()
+        return True
+
+    def come_apart(self) -> None:
+        """The flow ends: it and what it knows know each other no more."""
+        self.replies.on_empty = self._when_answered = None
+        del self.session, self.unfinished
 
     # ---- the session's handler
 

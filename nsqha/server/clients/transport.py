@@ -26,14 +26,13 @@ Write = Callable[[Any], None]
 class ClientTransport:
     """The transport of one client; without effect before `carry_over` and after `lost`."""
 
-    __slots__ = ("_closing", "_loop", "_protocol", "_transport", "codec", "remote_address", "tls")
+    __slots__ = ("_closing", "_loop", "_transport", "codec", "remote_address", "tls")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.remote_address = ""
         self.tls: ssl.SSLObject | None = None
         self.codec: Codec | None = None
         self._loop = loop
-        self._protocol = protocol  # gets the events of each transport
         self._transport: asyncio.Transport | None = None
         self._closing: asyncio.TimerHandle | None = None  # how long it may take
 
@@ -61,7 +60,7 @@ class ClientTransport:
         transport.pause_reading()
         try:
             upgraded = await self._loop.start_tls(
-                transport, self._protocol, context, server_side=True, ssl_handshake_timeout=TLS_SECONDS_MAX
+                transport, transport.get_protocol(), context, server_side=True, ssl_handshake_timeout=TLS_SECONDS_MAX
             )
         except (OSError, ssl.SSLError, ConnectionError):
             transport.abort()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import weakref
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nsqha import hot
 from nsqha.clock import ManualClock, read
 from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
@@ -44,6 +47,9 @@ class FakeTransport:
 
     def set_write_buffer_limits(self, high: int) -> None:
         self.high = high
+
+    def get_protocol(self) -> Connection | None:
+        return self.protocol
 
     def get_extra_info(self, name: str) -> Any:
         return ("127.0.0.1", 5) if name == "peername" else None
@@ -529,6 +535,50 @@ def test_a_client_that_is_gone_when_its_sub_is_granted_leaves_its_place():
     bench.loop.turn()
     assert left == granted != []
     assert bench.connection.consuming.consumer is None
+
+
+# ---- the end
+
+
+def _identify(fields: bytes) -> bytes:
+    return b"IDENTIFY\n" + struct.pack(">I", len(fields)) + fields
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        pub("a") + pub("b") + pub("a"),
+        pub("a", b"x" * 100_000)[:-1],
+        _identify(b'{"hostname":"h"}') + pub("a"),
+        pub("a") + _identify(b"{}"),  # waits for the answer
+        _identify(b'{"feature_negotiation":true,"deflate":true}'),
+        b"nonsense\n",
+    ],
+)
+def test_the_collector_has_nothing_to_do_with_who_is_gone(said: bytes, answered: bool):
+    """A storm of clients would keep it busy."""
+    bench = Bench()
+    bench.send(said)
+    waiting = bench.partition.waiting
+    while answered and waiting:
+        waiting.pop(0).stored()
+    connection, bench.connection, bench.transport.protocol = bench.connection, None, None  # type: ignore[assignment]
+    gone = weakref.ref(connection)
+    gc.collect()
+    gc.disable()
+    try:
+        connection.eof_received()
+        connection.connection_lost(None)
+        bench.loop.turn()
+        del connection
+        while waiting:
+            waiting.pop(0).failed(f"{hot.OUTCOME_UNKNOWN}the leader is gone")
+        assert gone() is None
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 # ---- tls

@@ -40,6 +40,7 @@ class Client:
         self.connection = Connection(room.context, room.connections)
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self._unread = self.connection.session.unread
         self.sent = b""
         self.send(b"  V2")
         self.encode: Any = bytes
@@ -67,7 +68,7 @@ class Client:
 
     @property
     def held(self) -> int:
-        return self.connection.session.unread.have
+        return self._unread.have
 
     @property
     def answer(self) -> bytes:
