@@ -12,8 +12,9 @@ A client may IDENTIFY again before SUB: zeros then keep what was agreed before, 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from typing import Any, NoReturn
+
+import msgspec
 
 from nsqha.wire import encoder
 from nsqha.wire.limits import ProtocolLimits
@@ -36,8 +37,7 @@ _BAD_JSON = b"E_BAD_BODY IDENTIFY failed to decode JSON body"
 _TWO_CODECS = b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
+class Agreed(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in force for a connection."""
 
     heartbeat_interval_ms: int
@@ -68,8 +68,7 @@ class Agreed:
         return self.codec == "deflate"
 
 
-@dataclass(frozen=True, slots=True)
-class AgreedIdentify:
+class AgreedIdentify(msgspec.Struct, frozen=True):
     """An IDENTIFY that was understood: apply `agreed`, send `reply` (a whole frame), then upgrade."""
 
     agreed: Agreed
@@ -104,7 +103,7 @@ def negotiate(body: bytes, limits: ProtocolLimits, before: Agreed) -> AgreedIden
         return _TWO_CODECS
     wanted = wishes.get("deflate_level", 0)
     level = wanted if deflate and wanted > 0 else 6
-    agreed = replace(
+    agreed = msgspec.structs.replace(
         agreed,
         tls=limits.tls and wishes.get("tls_v1", False),
         codec="snappy" if snappy else "deflate" if deflate else "",
@@ -192,7 +191,7 @@ def _reply(agreed: Agreed, limits: ProtocolLimits) -> dict[str, object]:
 
 def _json(values: dict[str, object]) -> bytes:
     """Compact JSON with the escapes of Go's encoder, which makes its output safe inside HTML."""
-    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+    text = _ENCODER.encode(values)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text.encode("utf-8", "replace")
@@ -205,7 +204,7 @@ class _Object(list[tuple[str, Any]]):
 def _decode(body: bytes) -> dict[str, Any]:
     """The known fields that are set; ValueError if the body is not an object with the right types."""
     text = body.decode("utf-8", "replace")
-    pairs = json.loads(text, object_pairs_hook=_Object, parse_constant=_no_number, parse_int=_integer)
+    pairs = _DECODER.decode(text)
     if pairs is None:
         return {}
     if not isinstance(pairs, _Object):
@@ -221,6 +220,8 @@ def _decode(body: bytes) -> dict[str, Any]:
 def _typed(name: str, value: Any) -> Any:
     if name in _STRINGS:
         if isinstance(value, str):
+            if value.isascii():
+                return value
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a surrogate pair
     elif name in _BOOLS:
         if isinstance(value, bool):
@@ -237,3 +238,8 @@ def _integer(digits: str) -> int:
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
+
+
+# Made once: to make one takes longer than to read or write the JSON of an IDENTIFY.
+_DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_constant=_no_number, parse_int=_integer)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
