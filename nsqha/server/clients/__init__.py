@@ -4,8 +4,8 @@ Downwards:
 
     figures           one connection as a record for the statistics
     connection        one client's socket: bytes in to the session, replies and messages out; all clients of the node
-    negotiation       IDENTIFY and AUTH: what client and server agree on
     consuming         the SUB of a client, and its window
+    negotiation       IDENTIFY and AUTH: what client and server agree on
     client_publisher  what a client publishes, and where to
     flow              one command after the other: what makes the next one wait, and the end
     transport         the transport, with TLS and compression over it

@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         permissions = Permissions(context.auth, context.clock, self.transport, context.tokens)
         self.publisher = ClientPublisher(connections.next_number(), context, flow, self.transport, permissions)
         self.negotiation = Negotiation(self, context, flow, self.transport, permissions, self._heartbeat)
-        self.consuming = ClientConsuming(self, context, flow, permissions, lambda: self.negotiation.agreed)
+        self.consuming = ClientConsuming(self, context, flow, permissions, self.negotiation)
         self.session = flow.session = Session(
             context.limits, flow, publishes=self.publisher, consumes=self.consuming, negotiates=self.negotiation
         )

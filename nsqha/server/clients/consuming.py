@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from nsqha.server.clients.auth import Permissions
     from nsqha.server.clients.context import ClientContext
     from nsqha.server.clients.flow import CommandFlow
-    from nsqha.wire.identify import Agreed
+    from nsqha.server.clients.negotiation import Negotiation
 
 
 class ClientConsuming:
     """What one connection consumes: implements `wire.handler.ConsumeHandler`."""
 
-    __slots__ = ("_agreed", "_context", "_flow", "_permissions", "_wire", "consumer")
+    __slots__ = ("_context", "_flow", "_negotiation", "_permissions", "_wire", "consumer")
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class ClientConsuming:
         context: ClientContext,
         flow: CommandFlow,
         permissions: Permissions,
-        agreed: Callable[[], Agreed | None],
+        negotiation: Negotiation,
     ) -> None:
         self.consumer: Consumer | None = None
         self._wire = wire
         self._context = context
         self._flow = flow
         self._permissions = permissions
-        self._agreed = agreed
+        self._negotiation = negotiation
 
     def subscribe(self, topic: str, channel: str, partition: int | None) -> None:
         self._flow.after_replies(lambda: self._flow.wait_for(self._subscribe(topic, channel, partition)))
@@ -73,7 +73,7 @@ class ClientConsuming:
         return None if denial is None else encoder.error(denial)
 
     def _new_consumer(self, topic: str, channel: str, partition: int | None) -> Consumer:
-        agreed = self._agreed()
+        agreed = self._negotiation.agreed
         timeout_ms = agreed.msg_timeout_ms if agreed else self._context.limits.msg_timeout_default_ms
         return Consumer(
             self._wire,
