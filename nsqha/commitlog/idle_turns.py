@@ -7,10 +7,9 @@ does, waits for the partition's turn: so thousands of idle ones cost what a few 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial as bind
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -34,19 +33,22 @@ class IdleTurns(Generic[T]):
     Invariant: each of them is busy, or its turn comes, or its log wakes it."""
 
     def __init__(self) -> None:
+        self._all = WeakKeyDictionary[T, None]()
         self._busy: dict[T, None] = {}  # or new
-        self._waiting: list[ref[T]] = []  # their turn is still to come; one that goes meanwhile is not kept for it
+        # Their turn is still to come, the next one last: to move the others up costs more than all looks. One that goes
+        # meanwhile is not kept for its turn.
+        self._waiting: list[ref[T]] = []
 
     def add(self, partition: T) -> None:
         """It is new, or something was written to it: it is looked at in the next second."""
-        self._busy[partition] = None
+        self._all[partition] = self._busy[partition] = None
 
-    def choose(self, everything: Callable[[], Iterable[T]]) -> list[T]:
-        """Those to look at now, some of which may have gone; say then of each that has not that it was `looked` at.
-        `everything` is asked for once a round."""
+    def choose(self) -> list[T]:
+        """Those to look at now, some of which may have gone; say then of each that has not that it was `looked` at."""
         if len(self._waiting) < IDLE_LOOKS:
-            self._waiting += [ref(partition) for partition in everything()]
-        turn, self._waiting = self._waiting[:IDLE_LOOKS], self._waiting[IDLE_LOOKS:]
+            self._waiting[:0] = self._all.keyrefs()[::-1]  # of all partitions, once a round
+        turn = self._waiting[: -IDLE_LOOKS - 1 : -1]
+        del self._waiting[-IDLE_LOOKS:]
         chosen, self._busy = self._busy, {}
         for waiting in turn:
             if (partition := waiting()) is not None:

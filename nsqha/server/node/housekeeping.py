@@ -119,7 +119,7 @@ class Housekeeping:
         if abs(ahead - self._wall_ahead) > CLOCK_SET_SECONDS:
             self._wall_ahead = ahead
             return list(self._led())  # what is due by the wall clock may be so although no timer says it
-        return self._parts.opener.runtime.turns.choose(self._led)
+        return self._parts.opener.runtime.turns.choose()
 
     def _led(self) -> Iterator[Partition]:
         return (partition for topic in self._topics.values() for partition in topic.led)

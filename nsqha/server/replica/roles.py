@@ -350,7 +350,7 @@ class Replicas:
     def keep_house(self) -> None:
         """About once a second."""
         self.integrity.keep_house()
-        followers = self.table.idle_turns.choose(self.followers.values)
+        followers = self.table.idle_turns.choose()
         declined = [self.followers[key] for key in self.table.declined if key in self.followers]
         for follower in dict.fromkeys([*followers, *declined]):
             key = follower.key
