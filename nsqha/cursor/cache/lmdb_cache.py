@@ -228,6 +228,10 @@ class LmdbCache:
             self._forgotten.append(key)
             self._dead += [set_.table.number for _, set_ in partition.sets() if isinstance(set_.table, LmdbRows)]
 
+    def look_at(self, key: PartitionKey) -> None:
+        """Its owner found something to do there: what its state has become is written next time."""
+        self._partitions.turns.add(key)
+
     def give_back(self, key: PartitionKey, state: PartitionState) -> None:
         """A state that was loaded and is of no use; nothing, if another one has its place."""
         partition = self._partitions.get(key)

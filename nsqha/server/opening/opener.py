@@ -351,7 +351,9 @@ class PartitionOpener:
         )
 
     def stage_durable(self, key: tuple[int, int], log: PartitionLog) -> None:
-        """Remember up to where the log is on this disk; the caller writes the journal at its leisure."""
+        """Remember up to where the log is on this disk, and that its channels' state may be another one; the caller
+        writes journal and cache at its leisure."""
+        self.cursor_cache.look_at(key)
         known = self._journal.record(key)
         if known is not None and log.vouched_durable > known.local_durable:
             self._journal.stage(key, local_durable=log.vouched_durable)

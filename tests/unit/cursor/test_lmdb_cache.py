@@ -14,6 +14,7 @@ from nsqha.cursor.committed.checkpoint import digest, encode
 from nsqha.cursor.committed.loading import CACHE, LOG_START
 from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.deferred.store import DeferredStore
+from nsqha.cursor.turns import TOLD_LOOKS
 from tests.unit.cursor.cache_rig import KEY, MAP, CacheRig, flush, load, rig_with_deferred
 from tests.unit.cursor.judged import SMALL
 from tests.unit.cursor.tiny import Leader, TinyLog
@@ -283,3 +284,18 @@ def test_others_on_the_host_read_nothing_of_it(path: str) -> None:
     lmdb_proof.prove(path)
     modes = {name: os.stat(f"{path}/{name}").st_mode & 0o007 for name in (".", *os.listdir(path))}
     assert {".", "data.mdb", "lock.mdb", "proof"} <= modes.keys() and not any(modes.values())
+
+
+def test_of_many_partitions_what_its_owner_found_busy_is_written_next(path: str) -> None:
+    rig = rig_with_deferred(path)
+    others = [TinyLog() for _ in range(3 * TOLD_LOOKS)]
+    for number, log in enumerate(others):
+        counted = CountedLog(log)
+        rig.cache.load((7, number), counted, counted.read)
+    assert flush(rig.cache)
+    assert rig.cache.take(1e6) is None, "in this turn it has nothing to do"
+    rig.leader.publish(1)
+    rig.cache.look_at(KEY)
+    taken = rig.cache.take(1e6)
+    assert taken is not None and [part.partition.key for part in taken.parts] == [KEY]
+    rig.cache.written(taken, 1e6)

@@ -54,3 +54,14 @@ def test_each_thing_is_looked_up_once() -> None:
     for seconds in (1, 2, 3):
         turns.choose(many)
         assert many.looks == seconds * LOOKS
+
+
+def test_what_its_owner_was_told_of_is_looked_at_next_time() -> None:
+    turns, many = LookTurns[int](2), {key: str(key) for key in range(9)}
+    assert turns.choose(many) == ["0", "1"]
+    turns.busy([])
+    turns.add(7)
+    turns.add(99)  # has gone
+    assert turns.choose(many) == ["7", "2", "3"]
+    turns.busy([])
+    assert turns.choose(many) == ["4", "5"]
