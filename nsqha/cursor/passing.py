@@ -21,9 +21,16 @@ class PassingChannels:
         self._new: list[Channel] = []  # channels that came since
         self._found: list[tuple[ChannelCursor, PassingPolicy]] = []
         self.moving: list[ChannelCursor] = []  # those whose dead letters belong in another topic
+        self._when_moving: Callable[[PassingChannels], object] = lambda passing: None
 
     def __bool__(self) -> bool:
         return bool(self._found)
+
+    def when_moving(self, tell: Callable[[PassingChannels], object]) -> None:
+        """`tell` is called whenever a channel comes to those whose dead letters are moved."""
+        self._when_moving = tell
+        if self.moving:
+            tell(self)
 
     def added(self, channel: Channel) -> None:
         """A channel has come."""
@@ -55,6 +62,7 @@ class PassingChannels:
                     self._found.append((channel.cursor, policy))
                 if (death := self._policies.death(channel.name)) is not None and death.topic is not None:
                     self.moving.append(channel.cursor)
+                    self._when_moving(self)
         self._new = []
 
     def expire(self, wall_ns: int, first_since: Callable[[int], int]) -> bool:

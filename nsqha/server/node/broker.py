@@ -195,7 +195,7 @@ class Broker:
         self.parts.opener.cursor_cache.sweep()
         self.housekeeping.start()
         self.spawn(self.scrub.scrubber.run())
-        self.spawn(DeadLetterMover(self.topics, self.publishing.publish).run())
+        self.spawn(DeadLetterMover(self.topics, self.publishing.publish, self.parts.opener.runtime.moving).run())
 
     async def stop(self) -> None:
         """Refuse publishes, close clients, write the last progress, sync."""

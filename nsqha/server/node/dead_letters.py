@@ -1,7 +1,7 @@
 """Moves dead letters to the topic that a channel's policy names.
 
-Once a second, for each channel that this node leads and whose policy says `topic:NAME` (a node with thousands of topics
-finds such a channel when the topic's turn comes, `nsqha.cursor.turns`): up to 100 letters, in order of
+Once a second, for each channel that this node leads and whose policy says `topic:NAME` (if there is one at all; a node
+with thousands of topics finds it when the topic's turn comes, `nsqha.cursor.turns`): up to 100 letters, in order of
 death, are published there as one unit, bodies unchanged; when that is answered they are finished here. A crash between
 the two repeats them. Only deaths that are committed count: what a leader without followers takes for dead may be
 delivered by the next one. While NAME takes nothing they stay, as dead letters that can be listed; the log says so once.
@@ -10,7 +10,7 @@ delivered by the next one. While NAME takes nothing they stay, as dead letters t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from nsqha import hot
@@ -23,6 +23,7 @@ from nsqha.nsqlog import Logger
 
 if TYPE_CHECKING:
     from nsqha.cursor.live.cursor import ChannelCursor
+    from nsqha.cursor.passing import PassingChannels
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
 
@@ -39,10 +40,12 @@ Publish = Callable[[str, bytes], Awaitable[None]]
 class DeadLetterMover:
     """Looks once a second which dead letters are to be moved, and moves them."""
 
-    def __init__(self, topics: Mapping[str, Topic], publish: Publish) -> None:
-        """`publish` stores frames in a topic as one unit, wherever it is led, and creates it; NsqhaError if not."""
+    def __init__(self, topics: Mapping[str, Topic], publish: Publish, moving: Collection[PassingChannels]) -> None:
+        """`publish` stores frames in a topic as one unit, wherever it is led, and creates it; NsqhaError if not.
+        `moving`: of all partitions here that had such a channel."""
         self._topics = topics
         self._publish = publish
+        self._moving = moving
         self._refused: set[tuple[str, int, str]] = set()  # topic, partition, channel whose letters wait
         self._turns = LookTurns[str]()  # of topics
 
@@ -56,6 +59,8 @@ class DeadLetterMover:
 
     def _chosen(self) -> list[tuple[Topic, Partition]]:
         """The partitions that have such channels, as far as they are known now."""
+        if not any(passing.moving for passing in list(self._moving)):
+            return []
         topics = self._turns.choose(self._topics)
         found = [(topic, partition) for topic in topics for partition in topic.led if partition.cursors.passing.moving]
         self._turns.busy(topic.name for topic, _ in found)

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 from nsqha.clock import Clock
 from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.commitlog.log import PartitionLog
 from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.passing import PassingChannels
 from nsqha.replication.leader import LeaderReplica
 from nsqha.replication.pauses import ProcessPause
 from nsqha.server.runtime.budget import PublishBudget
@@ -42,6 +44,7 @@ class PartitionRuntime:
     sync_every: int  # messages per fsync with sync=interval
     sync_seconds: float
     turns: IdleTurns[Any]  # of the partitions that the node leads
+    moving: WeakSet[PassingChannels] = field(default_factory=WeakSet)  # of those that had dead letters to move
 
 
 @dataclass(frozen=True, slots=True)

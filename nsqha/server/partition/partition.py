@@ -56,6 +56,7 @@ class Partition:
         runtime.turns.add(self)
         self.cursors = led.cursors
         self.cursors.keep_by(led.log.shelf.keep_retry)
+        self.cursors.passing.when_moving(runtime.moving.add)
         self.leader = led.leader
         self.life = PartitionLifecycle(runtime.pause)
         self.files = FileJobs(

@@ -8,6 +8,7 @@ from typing import Any
 
 from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.live.acting import Action, act
+from nsqha.cursor.passing import PassingChannels
 from nsqha.errors import LogCorrupt, Unavailable
 from nsqha.server.node.dead_letters import DeadLetterMover
 from tests.unit.cursor.tiny import Leader
@@ -47,8 +48,10 @@ class Moving:
         self.partition = TinyPartition(self.leader)
         self.published: list[bytes] = []
         self.away = False
-        topics: Any = {"t": SimpleNamespace(name="t", led=[self.partition])}
-        self.mover = DeadLetterMover(topics, self._publish)
+        self.topics: Any = {"t": SimpleNamespace(name="t", led=[self.partition])}
+        moving: list[PassingChannels] = []
+        self.leader.cursors.passing.when_moving(moving.append)
+        self.mover = DeadLetterMover(self.topics, self._publish, moving)
 
     async def _publish(self, topic: str, frames: bytes) -> None:
         assert topic == "elsewhere"
@@ -114,6 +117,16 @@ def test_a_channel_whose_policy_says_nothing_is_not_looked_at():
     moving = Moving(1)
     moving.leader.ask(max_attempts=1)
     assert moving.leader.cursors.passing.moving == []
+
+
+def test_topics_are_looked_through_only_while_some_channel_moves_its_letters():
+    moving = Moving(1)
+    moving.leader.ask(max_attempts=1)
+    moving.topics["t"].led = None  # a look at it would fail
+    assert moving.mover._chosen() == []
+    moving.topics["t"].led = [moving.partition]
+    moving.leader.ask(max_attempts=1, dead_letter="topic:elsewhere")
+    assert moving.mover._chosen() == [(moving.topics["t"], moving.partition)]
 
 
 def test_only_deaths_that_are_committed_are_moved():
