@@ -286,7 +286,8 @@ class ByteServer:
         poll.register(self._listener, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         while not self._stopping:
-            ready = poll.poll(WATCH_SECONDS * 1000)
+            # Of connections it has to see when their time is over; without one it sleeps until the next comes.
+            ready = poll.poll(WATCH_SECONDS * 1000 if self._parting or self._now() else None)
             try:
                 if any(fd == self._listener.fileno() for fd, _ in ready) and not self._stopping:
                     self._accept()

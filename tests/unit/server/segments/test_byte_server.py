@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -406,6 +408,31 @@ def test_turns_come_in_order_and_who_waits_too_long_is_sent_elsewhere(monkeypatc
     assert order == [0, 1, 2, 3] and not there.acquire(blocking=False)
     with turns.turn():
         pass  # nobody has it
+
+
+# ---- no readers
+
+
+def test_the_watcher_wakes_by_itself_only_while_there_is_a_reader(log: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = select.poll()
+            self.register = self._poll.register
+
+        def poll(self, milliseconds: float | None) -> list[tuple[int, int]]:
+            waits.append(milliseconds)
+            return self._poll.poll(milliseconds)
+
+    monkeypatch.setattr(byte_server, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
+    with running(log) as rig:
+        wait_until(lambda: waits)
+        with rig.connect() as reader:
+            assert reader.get(rig.target(1, 2)).status == 200
+            wait_until(lambda: len(waits) > 1)
+        wait_until(lambda: waits[-1] is None)
+    assert waits[0] is None and waits[1] == 1000 * byte_server.WATCH_SECONDS
 
 
 # ---- the end
