@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,7 +66,9 @@ class StaleMetadataMonitor:
         self._cluster_id = cluster_id
         self._status = status
         self._begin_again = begin_again
-        self._look = asyncio.Event()
+        self._hinted = True  # an operator may have decided something
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._unwatch: Callable[[], None] = lambda: None
 
     def serve(self, server: PeerServer) -> None:
@@ -79,9 +80,10 @@ class StaleMetadataMonitor:
         loop = asyncio.get_running_loop()
         acceptance = open_acceptance(self._node.options, self._node.clock)
         self._unwatch = self._store.watch.on_change(lambda name: self._hint(loop, name))
-        self._look.set()
+        self._poll(loop)
         try:
             while True:
+                self._due.clear()
                 try:
                     if await self._looked(loop, acceptance):
                         logger.warning("begins_again", "an operator decides on the metadata: this node waits for it")
@@ -90,21 +92,28 @@ class StaleMetadataMonitor:
                 except (NsqhaError, OSError) as error:
                     logger.info("doubt_delayed", "%s", error)
                     await asyncio.sleep(POLL_SECONDS)
-                    self._look.set()  # the hint is not handled yet
+                    self._hinted = True  # the hint is not handled yet
                     continue
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._look.wait(), POLL_SECONDS)
+                await self._due.wait()
         finally:
             self._unwatch()
+            if self._timer is not None:
+                self._timer.cancel()
             await loop.run_in_executor(None, acceptance.close)
+
+    def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Once a second: a task that looks itself costs a node without a doubt five times as much."""
+        self._timer = loop.call_later(POLL_SECONDS, self._poll, loop)
+        if self._store.doubt or self.why:
+            self._due.set()
 
     async def _looked(self, loop: asyncio.AbstractEventLoop, acceptance: EtcdAcceptance) -> bool:
         """Check the metadata, if there is a reason; returns whether the node has to start again."""
         if self._store.doubt and not self.why:
             await self._begin()
-        if not self.why and not self._look.is_set():
+        if not self.why and not self._hinted:
             return False
-        self._look.clear()
+        self._hinted = False
         look = await loop.run_in_executor(None, acceptance.look)
         journal = self._node.journal
         if look.hold is not None or (self.why and accepts(look, journal)):
@@ -119,9 +128,13 @@ class StaleMetadataMonitor:
         """Wake `run`; called on the store's thread."""
         if name in ("", "hold"):
             try:
-                loop.call_soon_threadsafe(self._look.set)
+                loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
                 pass  # the loop is closed: the process ends
+
+    def _wake(self) -> None:
+        self._hinted = True
+        self._due.set()
 
     async def _begin(self) -> None:
         """Record the doubt, so that it also holds at the next start of this node."""
