@@ -56,8 +56,9 @@ class ClusterSide(Protocol):
     def look_at_clock(self) -> None:
         """Once a second, before anything is decided by the wall clock."""
 
-    def look_at_disk(self) -> None:
-        """Once a second: a disk that hangs or refuses has others lead."""
+    def look_around(self) -> None:
+        """Once a second: a disk that hangs or refuses has others lead, and what waits for other nodes does not do so
+        for ever."""
 
     @property
     def beginning(self) -> int:
@@ -139,8 +140,8 @@ class NoCluster:
         elif self._clock.trusted and not before:
             logger.warning("clock_trusted", "the wall clock is believed: what is old is removed again")
 
-    def look_at_disk(self) -> None:
-        """No other node could lead."""
+    def look_around(self) -> None:
+        """There are no others."""
 
     @property
     def beginning(self) -> int:

@@ -89,7 +89,7 @@ class Housekeeping:
         now = read(self._parts.clock)
         if self._availability.look_at_disk():
             self._forget_targets()
-        self._side.look_at_disk()
+        self._side.look_around()
         if self._side.beginning >= MANY_BEGINNING and self._put_offs < PUT_OFFS_MAX:
             return False
         self._look_at_partitions(now)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 8 << 20  # under way at one other node; a publish that is larger goes alone
 MESSAGE_BYTES = 1 << 20  # publishes are sent together up to this much
-HOUSEKEEPING_SECONDS = 1.0
 GREETING_SECONDS = 1.0  # a node that does not answer for this time is tried again
 DIAL_AGAIN_SECONDS = 0.02  # ... and one that refuses, for all its publishers together, after this
 ANSWER_SLACK_SECONDS = 5.0  # beyond what the leader may take until it answers
@@ -359,7 +358,6 @@ class Forwarder:
         self._looking = False  # at the links, at the end of this turn of the loop
         self._closed = False
         self._forget = leaders.when_changed(self._changed)
-        self._housekeeping = loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
 
     def publisher(self, topic: str, source: int, number: int | None = None) -> PartitionPublisher | None:
         """Where this source publishes to the topic, or to that partition of it; None: there is no such topic."""
@@ -465,8 +463,8 @@ class Forwarder:
                 del self._links[link.node]
             logger.info("forward_ended", "publishes to %s: %s", link.address, why)
 
-    def _keep_house(self) -> None:
-        self._housekeeping = self._loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
+    def keep_house(self) -> None:
+        """About once a second."""
         for link in list(self._links.values()):
             if link.ended:
                 del self._links[link.node]
@@ -484,6 +482,5 @@ class Forwarder:
         """The node stops: what is under way is of unknown outcome."""
         self._closed = True
         self._forget()
-        self._housekeeping.cancel()
         for link in list(self._links.values()):
             link.close("this node is stopping")

@@ -32,7 +32,6 @@ from nsqha.server.routing.leaders import Leaders
 
 UNTAKEN_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 20
-FIGURES_SECONDS = 1.0  # how late a status is that says nothing new but a figure
 RETRY_SECONDS = 0.05
 PLACE_SECONDS = 10.0  # a subscription that has no place after so long is closed, and tried again by its node
 
@@ -327,7 +326,6 @@ class RelayService:
         self._channels = channels
         self._spawn = spawn
         self.ended_count = 0  # messages that consumers got which are gone
-        self._figures = loop.call_later(FIGURES_SECONDS, self._tell_figures)
 
     @property
     def relayed(self) -> int:
@@ -380,11 +378,7 @@ class RelayService:
         if last and ids.is_ephemeral(consumer.channel) and not topic.deleting:
             self._spawn(self._channels.leave(consumer.topic, consumer.channel))
 
-    def _tell_figures(self) -> None:
-        self._figures = self.loop.call_later(FIGURES_SECONDS, self._tell_figures)
+    def tell_figures(self) -> None:
+        """About once a second: so late may a status be that says nothing new but a figure."""
         for stream in self.streams:  # one that a send ends hears of that, and leaves them, later: `StreamHandler`
             stream.tell_figures()
-
-    def close(self) -> None:
-        """The node stops; the streams are the server's to end."""
-        self._figures.cancel()

@@ -133,6 +133,7 @@ class RelayNode:
         self.topics = {"t": Topic(Versioned(self.store.record, 1), (), self._delivery)}
         self.tasks: set[asyncio.Task[None]] = set()
         self.service = RelayService(self.topics, self, self.leaders, loop=self.loop, now=self.now, spawn=self.spawn)
+        self._keep_house()
         self.service.register(self.server)
         self.leaders.hear(self.peers, self.server, 4)
         self.relaying = Relaying(
@@ -250,11 +251,15 @@ class RelayNode:
         client.ready(rdy)
         return client
 
+    def _keep_house(self) -> None:
+        self.service.tell_figures()
+        self._housekeeping = self.loop.call_later(1.0, self._keep_house)
+
     async def stop(self) -> None:
+        self._housekeeping.cancel()
         for partition in self.topic.led:
             partition.abandon("stopped")
         self.relaying.close()
-        self.service.close()
         self.leaders.close()
         for task in list(self.tasks):
             task.cancel()

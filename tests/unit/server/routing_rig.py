@@ -49,6 +49,11 @@ class ForwardNode:
             outcome_seconds=30.0,
             refusal=lambda: self.low,
         )
+        self._keep_house()
+
+    def _keep_house(self) -> None:
+        self.forwarder.keep_house()
+        self._housekeeping = asyncio.get_running_loop().call_later(1.0, self._keep_house)
 
     def lead(self, topic: str, number: int, log: list[bytes], *, at_once: bool = True) -> FakePartition:
         """Become leader, as far as this node itself is concerned."""
@@ -63,6 +68,7 @@ class ForwardNode:
             partition.abandon("this node does not lead any more")
 
     async def stop(self) -> None:
+        self._housekeeping.cancel()
         self.forwarder.close()
         self.leaders.close()
         await self.peers.close()

@@ -129,8 +129,9 @@ class ClusterMember:
     def look_at_clock(self) -> None:
         self._clock_watch.look()
 
-    def look_at_disk(self) -> None:
+    def look_around(self) -> None:
         self._disk_watch.look()
+        self._cluster.routing.keep_house()
 
     @property
     def beginning(self) -> int:

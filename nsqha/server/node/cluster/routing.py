@@ -91,6 +91,11 @@ class Routing:
         self.relay_service.register(server)
         self.reconciler.register(server)
 
+    def keep_house(self) -> None:
+        """About once a second."""
+        self.forwarder.keep_house()
+        self.relay_service.tell_figures()
+
     async def drain(self) -> None:
         """Partitions are closed: let the answers leave that other nodes wait for, and hear those that ours wait for."""
         loop = asyncio.get_running_loop()
@@ -104,7 +109,6 @@ class Routing:
         self._unwatch()
         self.forwarder.close()
         self.relaying.close()
-        self.relay_service.close()
         await self._peers.close()
 
 

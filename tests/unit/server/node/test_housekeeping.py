@@ -43,7 +43,7 @@ class Node:
     def look_at_clock(self) -> None:
         self.looks["clock"] += 1
 
-    def look_at_disk(self) -> None:
+    def look_around(self) -> None:
         self.looks["disk"] += 1
 
     def keep_house(self) -> None:
