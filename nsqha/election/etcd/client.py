@@ -65,6 +65,10 @@ GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.use_local_subchannel_pool", 1),
+    # No pings that measure how much the connection takes: one for each renewal of a lease, and they wake threads. What
+    # a page of records may take instead is given at once.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
 )
 
 
