@@ -433,16 +433,17 @@ class LmdbCache:
         self._retry = taken
         self.overfull = self.overlaid > OVERLAY_ROWS_MAX
         self._not_before = now + RETRY_SECONDS
-        if isinstance(error, MapFull) and self._grow():
+        if isinstance(error, MapFull) and _grow(self._use, self.path):
             self._not_before = now
         elif self.delayed is None:
             self.delayed = str(error)
             text = "%s cannot be written: %s; memory holds what changes until it can"
             logger.warning("cursor_cache_delayed", text, self.path, error)
 
-    def _grow(self) -> bool:
-        try:
-            return self._use.grow()
-        except TablesError as error:
-            logger.warning("cursor_cache_full", "%s cannot grow: %s", self.path, error)
-            return False
+
+def _grow(use: TableUse, path: str) -> bool:
+    try:
+        return use.grow()
+    except TablesError as error:
+        logger.warning("cursor_cache_full", "%s cannot grow: %s", path, error)
+        return False

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cursor.cache import lmdb_cache, lmdb_tables
-from nsqha.cursor.cache.lmdb_cache import LmdbCache
+from nsqha.cursor.cache.lmdb_cache import LmdbCache, _grow
 from nsqha.cursor.cache.lmdb_tables import TablesError
 from nsqha.cursor.committed.checkpoint import digest
 from nsqha.cursor.deferred.deferred_set import MemoryDeferred
@@ -105,10 +105,10 @@ def test_a_map_does_not_grow_under_a_reader(path: str) -> None:
     rig = rig_with_deferred(path)
     assert flush(rig.cache)
     pinned = rig.leader.cursors.state.channels["c"].deferred.snapshot()
-    assert not rig.cache._grow()
+    assert not _grow(rig.cache._use, path)
     assert len(list(pinned.items())) == 20
     del pinned
-    assert rig.cache._grow()
+    assert _grow(rig.cache._use, path)
     assert len(list(rig.leader.cursors.state.channels["c"].deferred.items())) == 20
     rig.cache.close()
 
