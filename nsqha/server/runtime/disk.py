@@ -143,9 +143,10 @@ class DiskThreads:
 
 class DiskSigns:
     """What the disk of a node shows of its health: writes that failed and changed nothing, as it is full or descriptors
-    are lacking, and the write of the journal that is under way."""
+    are lacking, the rounds that were begun, and the write of the journal that is under way."""
 
     def __init__(self) -> None:
+        self.rounds = 0  # that were begun
         self.refusals = 0
         self.refused_why = ""  # of the last one
         self._begun = 0  # writes of the journal
@@ -256,7 +257,6 @@ class DiskRounds:
         self._running = False
         self._failed = False
         self._started = -PATIENT_SECONDS
-        self._rounds = 0
         self._timer: asyncio.TimerHandle | None = None
         self._delays = Delays(loop)
         self.round_seconds = Histogram(SECONDS_BOUNDS)
@@ -265,7 +265,7 @@ class DiskRounds:
     @property
     def running(self) -> int:
         """The number of the round whose files are being synced; 0 if there is none."""
-        return self._rounds if self._round is not None else 0
+        return self.signs.rounds if self._round is not None else 0
 
     def request(self, partition: WantsSync, *, patient: bool = False) -> None:
         """Sync what `partition` has written in the next round, which may be late if all its requests are patient."""
@@ -306,7 +306,7 @@ class DiskRounds:
         files = [file for _, ticket in tickets for file in ticket.files]
         self._round = DiskRound(tickets)
         self._started = self._clock.monotonic()
-        self._rounds += 1
+        self.signs.rounds += 1
         if not urgent or not self._threads.quick.start(files):
             self._round.shares = min(SYNC_THREADS, len(files)) if urgent else 1
             self._sync_by_pool(files, self._round.shares)

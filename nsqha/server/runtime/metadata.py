@@ -19,7 +19,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.store import MetadataRecords, PartitionChange, Refusal
 from nsqha.errors import Conflict, NotFound, NsqhaError, Poisoned, Unavailable
-from nsqha.server.runtime.tasks import Shared
+from nsqha.server.runtime.tasks import Shared, awaited
 
 CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
 
@@ -133,7 +133,7 @@ class NodeMetadata:
             self._gathering = None
             wanted, self._wanted = tuple(self._wanted), set()
             read = self.read(lambda: self.records.topics_of(wanted))
-            self._latest = asyncio.get_running_loop().create_task(read)
+            self._latest = awaited(asyncio.get_running_loop(), read)
             try:
                 return await self._latest
             except NsqhaError:

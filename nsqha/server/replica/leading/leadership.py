@@ -174,8 +174,7 @@ class Leadership:
     def start(self) -> None:
         """Push to every node that has a replica. What the ISR lacks is seen to when they have answered, and by ticks:
         of thousands that begin together none needs more at first."""
-        self._nodes_told()
-        self._wait()
+        self.nodes_changed(begins=True)
 
     def stop(self) -> None:
         """This node does not lead any more, or ends."""
@@ -315,14 +314,10 @@ class Leadership:
             self._runtime.step_down(self, f"epoch {promised} has begun, and the metadata can not be read here")
         # Else the keeper asks again.
 
-    def nodes_changed(self) -> None:
-        """A node came, went, moved or shuts down."""
-        if not self.ended:
-            self._nodes_told()
-            self._step()
-
-    def _nodes_told(self) -> None:
-        """Follow what the nodes say of themselves."""
+    def nodes_changed(self, *, begins: bool = False) -> None:
+        """A node came, went, moved or shuts down; or the leadership begins."""
+        if self.ended:
+            return
         nodes, now = self._runtime.nodes(), self._runtime.clock.monotonic()
         departing = {node for node, info in nodes.items() if info.leaving}
         if self._retiring:
@@ -330,6 +325,10 @@ class Leadership:
         declining = frozenset(node for node, info in nodes.items() if info.declines)
         self._keeper.depart(frozenset(departing), now, declining=declining)
         self._feed(self._keeper.meta)
+        if begins:
+            self._wait()
+        else:
+            self._step()
 
     def retire(self) -> None:
         """This node shuts down: another one is to lead, as soon as it has everything."""

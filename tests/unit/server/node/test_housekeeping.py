@@ -26,7 +26,7 @@ class Node:
             journal=SimpleNamespace(dirty=False),
             opener=SimpleNamespace(
                 measures=SimpleNamespace(loop_lag_seconds=SimpleNamespace(observe=lambda seconds: None)),
-                runtime=SimpleNamespace(turns=SimpleNamespace(choose=lambda all_of: [])),
+                runtime=SimpleNamespace(turns=SimpleNamespace(choose=list)),
             ),
         )
         self.housekeeping = Housekeeping(
