@@ -32,7 +32,7 @@ from nsqha.errors import Conflict, Unavailable
 RETRIES = 20
 TOPICS_MAX = 16  # of one transaction: each takes three compares, of which there may be 64
 
-WATCH_LOOKS = 8  # whether the watch has come so far ...
+WATCH_LOOKS = 8  # whether the watch has come so far, since it last came nearer ...
 WATCH_SECONDS = 0.005  # ... with this between two
 LISTED_PER_WANTED = 32  # topics are read one by one if there are more of them than this for each that is wanted
 
@@ -165,14 +165,17 @@ class TopicReads:
         as it never does where another cluster of the same etcd was changed last, or it brought what could not be read.
         Unavailable, StaleMetadata."""
         newest = read_revision(self._client, self._keys.cluster)
-        for look in range(WATCH_LOOKS):
-            if look:
-                self._never.wait(WATCH_SECONDS)
+        looks, since = 0, -1
+        while looks < WATCH_LOOKS:
             known = self.known()
             if known.unreadable:
                 return None
             if known.revision >= newest:
                 return {name: known.topics.get(name) for name in names}
+            # It comes nearer when much is written, and to read all from etcd beside it would take longer.
+            looks = 1 if known.revision != since else looks + 1
+            since = known.revision
+            self._never.wait(WATCH_SECONDS)
         return None
 
     def better_one_by_one(self, wanted: int) -> bool:

@@ -113,7 +113,8 @@ class NodeMetadata:
 
     async def topic(self, name: str) -> Versioned[TopicRecord] | None:
         """Read one topic once, linearizably. Reads of many topics at once, as when a leader of many died, are one."""
-        if self._alone < READS_ALONE_MAX:
+        many = self._latest is not None and not self._latest.done()
+        if self._alone < READS_ALONE_MAX and not many:
             self._alone += 1
             try:
                 return await self.read(lambda: self.records.topic(name))

@@ -87,6 +87,26 @@ def test_a_read_that_is_asked_for_later_sees_what_was_written_before_it() -> Non
     asyncio.run(scenario())
 
 
+def test_while_many_are_read_none_is_read_alone() -> None:
+    async def scenario() -> None:
+        records = CountedRecords()
+        answers = asyncio.Event()
+        metadata = metadata_of(records, answers)
+        early = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
+        while not records.reads["all"]:
+            await asyncio.sleep(0)
+        metadata._alone = 0  # as when those that are read alone are answered first
+        late = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
+        await asyncio.sleep(5 * READ_APART_SECONDS)
+        assert records.reads == {"one": READS_ALONE_MAX, "all": 2}
+        metadata._alone = READS_ALONE_MAX
+        answers.set()
+        assert await asyncio.gather(*early, *late) == [0] * (2 * len(NAMES))
+        assert await metadata.topic("t1") == 0 and records.reads["one"] == READS_ALONE_MAX + 1
+
+    asyncio.run(scenario())
+
+
 def test_a_read_that_is_slow_holds_up_none_that_is_asked_for_later() -> None:
     async def scenario() -> None:
         records = CountedRecords()
