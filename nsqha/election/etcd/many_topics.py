@@ -34,6 +34,7 @@ TOPICS_MAX = 16  # of one transaction: each takes three compares, of which there
 
 WATCH_LOOKS = 8  # whether the watch has come so far, since it last came nearer ...
 WATCH_SECONDS = 0.005  # ... with this between two
+WATCH_LOOKS_ALL = 200  # however much is written
 LISTED_PER_WANTED = 32  # topics are read one by one if there are more of them than this for each that is wanted
 
 Made = Callable[[ClusterRecord], tuple[TopicRecord, ClusterRecord]]
@@ -166,7 +167,7 @@ class TopicReads:
         Unavailable, StaleMetadata."""
         newest = read_revision(self._client, self._keys.cluster)
         looks, since = 0, -1
-        while looks < WATCH_LOOKS:
+        for _ in range(WATCH_LOOKS_ALL):
             known = self.known()
             if known.unreadable:
                 return None
@@ -175,6 +176,8 @@ class TopicReads:
             # It comes nearer when much is written, and to read all from etcd beside it would take longer.
             looks = 1 if known.revision != since else looks + 1
             since = known.revision
+            if looks == WATCH_LOOKS:
+                break
             self._never.wait(WATCH_SECONDS)
         return None
 
