@@ -212,7 +212,7 @@ class ControllerShell:
         self.peers = peers
         self.clock = clock
         self.limits = limits or ControllerLimits()
-        self.logger = Logger("controller")
+        self.logger = Logger("controller", waits=True)
         self.term: Term | None = None
         self.candidacy = Candidacy()
         self._name = name

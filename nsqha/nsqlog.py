@@ -35,7 +35,8 @@ _ROOT = "nsqha"
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes each line at once, or, within `by_turns`, those of one turn of the thread's loop with one write."""
+    """Writes each line at once; within `by_turns`, of a `Logger` that may wait, those of one turn of the thread's loop
+    with one write."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -54,7 +55,8 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self._kept.append(line)
             self._chars += len(line)
             # A warning waits, too: a failover may have one for each of thousands of partitions.
-            if self._at_end is None or record.levelno >= logging.ERROR or self._thread() != self._looping:
+            waits = getattr(record, "waits", False) and record.levelno < logging.ERROR
+            if not waits or self._at_end is None or self._thread() != self._looping:
                 self._write_kept()
             elif not self._called:
                 self._called = True
@@ -85,12 +87,13 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def by_turns(at_end: Callable[[Callable[[], None]], object], thread: Callable[[], int]) -> Iterator[None]:
-    """Within, lines of this thread are written when the turn of its loop ends, all of them with one write; `at_end`
-    (the loop's `call_soon`) calls back then, `thread` (`get_ident`) names the thread that calls it. A failover of
-    thousands of partitions has a few lines for each, and with each write another thread may take the interpreter.
+    """Within, lines of this thread are written when the turn of its loop ends, all of them with one write, if their
+    `Logger` may wait; `at_end` (the loop's `call_soon`) calls back then, `thread` (`get_ident`) names the thread that
+    calls it. A failover of thousands of partitions has a few lines for each, and with each write another thread may
+    take the interpreter.
 
-    An error, a line of another thread and one beyond KEPT_CHARS_MAX write at once what is kept, too, so lines stay in
-    order. Only what ends the process in the middle of a turn, as SIGKILL does, loses lines of that turn."""
+    Any other line, an error, a line of another thread and one beyond KEPT_CHARS_MAX write at once what is kept, too, so
+    lines stay in order. Only what ends the process in the middle of a turn, as SIGKILL does, loses lines that wait."""
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
     for handler in handlers:
         handler.begin_turns(at_end, thread)
@@ -104,10 +107,13 @@ def by_turns(at_end: Callable[[Callable[[], None]], object], thread: Callable[[]
 class Logger:
     """Events of one program. `text` and `args` make the line, `fields` go into the JSON form."""
 
-    __slots__ = ("_logger",)
+    __slots__ = ("_logger", "_waits")
 
-    def __init__(self, part: str = "") -> None:
+    def __init__(self, part: str = "", *, waits: bool = False) -> None:
+        """`waits`: of a part that may have thousands of lines at once, and none that belongs to an answer: who has its
+        answer may look for the line, and an audit has to be there before it."""
         self._logger = logging.getLogger(f"{_ROOT}.{part}" if part else _ROOT)
+        self._waits = waits
 
     def debug(self, event: str, text: str, *args: object, **fields: object) -> None:
         self._write(logging.DEBUG, event, text, args, fields)
@@ -140,7 +146,7 @@ class Logger:
             trace = None if error is None else (type(error), error, error.__traceback__)
             # Not by `log`, which looks for the caller's file and line: no format shows them, and a failover of
             # thousands of partitions writes a few lines for each.
-            extra = {"event": event, "fields": fields}
+            extra = {"event": event, "fields": fields, "waits": self._waits}
             log.handle(log.makeRecord(log.name, level, "", 0, text, args, trace, extra=extra))
 
 

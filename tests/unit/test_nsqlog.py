@@ -138,7 +138,7 @@ def counted() -> CountedWrites:
 
 
 def test_lines_of_one_turn_are_one_write() -> None:
-    stream, log, turns = counted(), Logger(), Turns()
+    stream, log, turns = counted(), Logger(waits=True), Turns()
     with by_turns(turns.call_soon, threading.get_ident):
         log.info("event", "a")
         log.info("event", "b")
@@ -156,8 +156,18 @@ def test_lines_of_one_turn_are_one_write() -> None:
     turns.end()
 
 
+def test_a_line_that_may_belong_to_an_answer_is_there_before_it() -> None:
+    stream, log, turns = counted(), Logger(waits=True), Turns()
+    with by_turns(turns.call_soon, threading.get_ident):
+        log.info("event", "a")
+        Logger("audit").info("event", "b")
+        assert stream.writes == 1 and said(stream) == ["a", "b"]
+        turns.end()
+    assert stream.writes == 1
+
+
 def test_an_error_does_not_wait_nor_does_what_was_said_before() -> None:
-    stream, log, turns = counted(), Logger(), Turns()
+    stream, log, turns = counted(), Logger(waits=True), Turns()
     with by_turns(turns.call_soon, threading.get_ident):
         log.info("event", "a")
         log.warning("event", "b")
@@ -170,7 +180,7 @@ def test_an_error_does_not_wait_nor_does_what_was_said_before() -> None:
 
 
 def test_a_line_of_another_thread_does_not_wait_for_a_turn() -> None:
-    stream, log, turns = counted(), Logger(), Turns()
+    stream, log, turns = counted(), Logger(waits=True), Turns()
     with by_turns(turns.call_soon, threading.get_ident):
         log.info("event", "a")
         other = threading.Thread(target=log.info, args=("event", "b"))
@@ -180,7 +190,7 @@ def test_a_line_of_another_thread_does_not_wait_for_a_turn() -> None:
 
 
 def test_a_long_turn_keeps_no_more_than_a_pipe_takes_whole() -> None:
-    stream, log, turns = counted(), Logger(), Turns()
+    stream, log, turns = counted(), Logger(waits=True), Turns()
     with by_turns(turns.call_soon, threading.get_ident):
         for _ in range(100):
             log.info("event", "x" * 200)
@@ -190,7 +200,7 @@ def test_a_long_turn_keeps_no_more_than_a_pipe_takes_whole() -> None:
 
 
 def test_what_was_said_before_the_loop_failed_is_written() -> None:
-    stream, log, turns = counted(), Logger(), Turns()
+    stream, log, turns = counted(), Logger(waits=True), Turns()
     with pytest.raises(ValueError), by_turns(turns.call_soon, threading.get_ident):
         log.info("event", "a")
         raise ValueError
@@ -198,7 +208,7 @@ def test_what_was_said_before_the_loop_failed_is_written() -> None:
 
 
 def test_a_stderr_that_closes_during_a_turn_is_survived() -> None:
-    stream, log, turns = counted(), Logger(), Turns()
+    stream, log, turns = counted(), Logger(waits=True), Turns()
     with by_turns(turns.call_soon, threading.get_ident):
         log.info("event", "a")
         stream.close()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
     from nsqha.server.replica.replica_table import ReplicaTable
 
-logger = Logger("replicas")
+logger = Logger("replicas", waits=True)
 
 
 class FollowerRoles:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
     from nsqha.server.replica.replica_table import ReplicaTable
 
-logger = Logger("follower_service")
+logger = Logger("follower_service", waits=True)
 
 
 CATCH_UP_RETRY_SECONDS = 0.5

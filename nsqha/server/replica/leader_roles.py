@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
     from nsqha.server.replica.replica_table import ReplicaTable
 
-logger = Logger("replicas")
+logger = Logger("replicas", waits=True)
 damage_logger = Logger("integrity")
 
 TICKS_MAX = 100  # leaderships that all get a tick; more take turns

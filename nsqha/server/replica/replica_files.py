@@ -48,7 +48,7 @@ AGAIN_SECONDS_MAX = 600.0
 
 T = TypeVar("T")
 
-logger = Logger("replicas")
+logger = Logger("replicas", waits=True)
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.leading.sender import FollowerStreams
     from nsqha.server.runtime.measures import Measures
 
-logger = Logger("replicas")
+logger = Logger("replicas", waits=True)
 
 SETTLE_RETRY_SECONDS = 0.5
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
 
-logger = Logger("leadership")
+logger = Logger("leadership", waits=True)
 
 _NODE = re.compile(r"\bnode (\d+)\b")
 

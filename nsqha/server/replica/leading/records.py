@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqha.replication.isr import Outcome
     from nsqha.server.runtime.metadata import NodeMetadata
 
-logger = Logger("leadership")
+logger = Logger("leadership", waits=True)
 
 
 class RecordStore(Protocol):
