@@ -7,7 +7,8 @@ requests gather for the next one; that is the group commit of `sync=always`.
 Publishers wait for the rounds of `sync=always`, so the files of these are synced in parallel, by threads that run no
 Python (`hot.SyncThreads`): whoever has one message in flight waits for each hand-over of the interpreter's lock. No
 publisher waits for the rounds of `sync=interval`: such a round costs the same CPU for a thousand messages and for ten
-thousand, so they begin at most every `PATIENT_SECONDS`, on one thread, and join any other round.
+thousand, so they begin at most every `PATIENT_SECONDS`, on one thread, and join any other round. Logs that
+wait for such a round share a timer (`Delay`).
 
 A failed fsync is never retried: afterwards it is not known which pages were lost. It poisons the node (`on_failure`),
 that of a job, too: who asked for the job may try it again, and would find files that only the page cache has whole.

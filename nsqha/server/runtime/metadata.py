@@ -4,6 +4,9 @@ The store owns a topic's record; others hold the version they last read. A chang
 on that version and does not touch logs: `Topic.reconcile` brings the logs of this node in line with the record that is
 returned. The revision of each write is recorded in the journal, so that the next start notices a store that was
 put back to an older state. A store that cannot be trusted any more closes the node.
+
+Reads of many topics at once gather into one, and a slow one holds up none that is asked for later: each begins after it
+was asked for, which is what makes it linearizable.
 """
 
 from __future__ import annotations

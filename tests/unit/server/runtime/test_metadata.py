@@ -58,6 +58,14 @@ def metadata_of(records: CountedRecords, answers: asyncio.Event | None = None) -
     return NodeMetadata(cast(Any, records), run, journal, pytest.fail)
 
 
+async def many_under_way(records: CountedRecords, metadata: NodeMetadata) -> list[asyncio.Future[Any]]:
+    """Reads of all topics, of which those that go together have reached the records."""
+    early: list[asyncio.Future[Any]] = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
+    while not records.reads["all"]:
+        await asyncio.sleep(0)
+    return early
+
+
 def test_many_reads_at_once_are_a_few_and_one_together() -> None:
     async def scenario() -> None:
         records = CountedRecords()
@@ -74,9 +82,7 @@ def test_a_read_that_is_asked_for_later_sees_what_was_written_before_it() -> Non
         records = CountedRecords()
         answers = asyncio.Event()
         metadata = metadata_of(records, answers)
-        early = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
-        while not records.reads["all"]:
-            await asyncio.sleep(0)
+        early = await many_under_way(records, metadata)
         records.now[NAMES[-1]] = 7
         late = asyncio.ensure_future(metadata.topic(NAMES[-1]))
         await asyncio.sleep(0)
@@ -92,9 +98,7 @@ def test_while_many_are_read_none_is_read_alone() -> None:
         records = CountedRecords()
         answers = asyncio.Event()
         metadata = metadata_of(records, answers)
-        early = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
-        while not records.reads["all"]:
-            await asyncio.sleep(0)
+        early = await many_under_way(records, metadata)
         metadata._alone = 0  # as when those that are read alone are answered first
         late = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
         await asyncio.sleep(5 * READ_APART_SECONDS)
@@ -112,9 +116,7 @@ def test_a_read_that_is_slow_holds_up_none_that_is_asked_for_later() -> None:
         records = CountedRecords()
         slow = asyncio.Event()
         metadata = metadata_of(records, slow)
-        early = [asyncio.ensure_future(metadata.topic(name)) for name in NAMES]
-        while not records.reads["all"]:
-            await asyncio.sleep(0)
+        early = await many_under_way(records, metadata)
         for more in range(2, READS_TOGETHER_MAX + 1):
             late = asyncio.ensure_future(metadata.topic("t1"))
             async with asyncio.timeout(5):
