@@ -21,6 +21,7 @@ from nsqha.cli import build_parser
 from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.terminal.parser import Parser
 from tests.integration.devnode import BIN, DevNode
+from tests.integration.servers import wait_until
 from tests.unit.cli.test_import_nsqd import nsqd_data
 
 
@@ -144,10 +145,13 @@ def test_every_example_runs(node: DevNode, verb: Parser, example: str) -> None:
     )
     assert process.stdout is not None
     # A tail shows only what comes later, so something has to; publish until it has seen one.
-    for _ in range(50):
+    output = process.stdout.fileno()
+
+    def shown() -> bool:
         node.publish("orders", "later")
-        if process.poll() is not None or select_readable(process.stdout.fileno()):
-            break
+        return process.poll() is not None or select_readable(output)
+
+    wait_until(shown, f"`{example}` shows something", 60)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=20)
     assert process.returncode == 130, stderr

@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
         wanted["etcd"] = ETCD_PORT if args.etcd_port is None else args.etcd_port
         wanted["peer"] = PEER_PORT if args.peer_port is None else args.peer_port
         plan = make_plan(folder, nodes=args.nodes, wanted=wanted, sync=args.sync, etcd=program, ports=ports)
-        ports.release()
-        return asyncio.run(DevCluster(plan, args).serve())
+        return asyncio.run(DevCluster(plan, args, ports).serve())
 
 
 @contextlib.contextmanager
@@ -87,9 +86,10 @@ def locked(folder: Path) -> Iterator[None]:
 class DevCluster:
     """All processes of one cluster."""
 
-    def __init__(self, plan: DevPlan, args: argparse.Namespace) -> None:
+    def __init__(self, plan: DevPlan, args: argparse.Namespace, ports: PortAllocator) -> None:
         self.plan = plan
         self.args = args
+        self.ports = ports
         self.etcd = self._child("etcd", plan.etcd.argv)
         self.lookupd = self._child("lookupd", plan.lookupd.argv)
         self.brokers = [self._child(node.name, node.argv) for node in plan.nodes]
@@ -116,6 +116,7 @@ class DevCluster:
                 await asyncio.gather(starting, return_exceptions=True)
                 return exits.OK
             await starting
+            self.ports.release()
             minders = [asyncio.ensure_future(self._mind(child)) for child in self.children]
             if self.args.json:
                 print_json(description(self))

@@ -84,7 +84,7 @@ ATTEMPTS = 100
 
 
 class PortAllocator:
-    """Allocates ports: the wanted one, or else any free one. They stay bound until `release`."""
+    """Allocates ports: the wanted one, or else any free one. They stay bound until `release`, beside their users."""
 
     def __init__(self, bind: Callable[[int], socket.socket | None] | None = None) -> None:
         self.taken: list[str] = []
@@ -103,7 +103,7 @@ class PortAllocator:
         return int(held.getsockname()[1])
 
     def release(self) -> None:
-        """Free the allocated ports, just before their users listen."""
+        """Free the allocated ports, once their users listen: before that, any other program could take one."""
         for held in self._held:
             held.close()
         self._held.clear()
@@ -114,15 +114,24 @@ def bind_loopback(port: int) -> socket.socket | None:
     if port == 0:
         # The kernel's own choice is a port of outgoing connections: one of these may take it before its user listens.
         for _ in range(ATTEMPTS):
-            if held := bind_loopback(ANY_PORT_FIRST + secrets.randbelow(ANY_PORT_END - ANY_PORT_FIRST)):
+            choice = ANY_PORT_FIRST + secrets.randbelow(ANY_PORT_END - ANY_PORT_FIRST)
+            if held := _bind(choice, beside_others=False):
                 return held
+    return _bind(port, beside_others=True)
+
+
+def _bind(port: int, *, beside_others: bool) -> socket.socket | None:
+    """Bind a port, so that its user can listen on it while this one is held: Linux lets sockets that do not listen
+    share a port with each other and with one that does, if all have SO_REUSEADDR. With `beside_others`, a port that
+    another program holds in this way, or that has connections of the past, is free."""
     held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, beside_others)
     try:
         held.bind((LOOPBACK, port))
     except OSError:
         held.close()
         return None
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return held
 
 

@@ -63,10 +63,23 @@ def run(command: Callable[[], int]) -> NoReturn:
     sys.unraisablehook = _interrupt_again
     try:
         status = command()
-    except Exception:
-        traceback.print_exc()
-        status = FAILED
+    except Exception as error:
+        if _interrupted(error):
+            status = INTERRUPTED
+        else:
+            traceback.print_exc()
+            status = FAILED
     end(status)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether it was made of an interrupt: one that comes while a class statement of an import runs its
+    `__set_name__` calls leaves them as a RuntimeError (until Python 3.12)."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from nsqha.cli.dev.cluster import LINES_MAX, all_joined, summary
-from nsqha.cli.dev.plan import ETCD_PORT, PEER_PORT, PORTS, DevPlan, PortAllocator, make_plan
+from nsqha.cli.dev.plan import ANY_PORT_FIRST, ETCD_PORT, PEER_PORT, PORTS, DevPlan, PortAllocator, is_free, make_plan
 from nsqha.options import load_nsqd, load_nsqlookupd
 
 WANTED = PORTS | {"peer": PEER_PORT, "etcd": ETCD_PORT}
@@ -112,3 +114,20 @@ def test_nodes_have_joined_when_the_controller_has_a_stream_to_each() -> None:
     assert not all_joined((page % b'["0a", "0b"]').replace(b"true", b"false"), names)
     for broken in (b"", b"[]", b"{}", b'{"here": true, "nodes": [1], "links": []}', b"\xff"):
         assert not all_joined(broken, names)
+
+
+def test_a_port_is_held_until_its_user_listens_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program, or another cluster, that looks for a port meanwhile gets none of them."""
+    ports, others = PortAllocator(), PortAllocator()
+    port = ports.take(0, "tcp")
+    with socket.socket() as probe, pytest.raises(OSError):
+        probe.bind(("127.0.0.1", port))
+    drawn = iter([port - ANY_PORT_FIRST] * 2 + list(range(100)))
+    monkeypatch.setattr("secrets.randbelow", lambda end: next(drawn))
+    assert others.take(0, "tcp") != port
+    others.release()
+    with socket.create_server(("127.0.0.1", port)) as user:
+        ports.release()
+        assert not is_free(port)
+        with socket.create_connection(("127.0.0.1", port)):
+            user.accept()[0].close()

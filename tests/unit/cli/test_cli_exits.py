@@ -70,6 +70,20 @@ def test_an_error_that_nobody_expected_ends_the_process_too() -> None:
     assert done.stderr.rstrip().endswith("ZeroDivisionError: integer division or modulo by zero")
 
 
+def test_an_interrupt_that_became_another_error_is_one() -> None:
+    """It comes while a class of a module that is being imported is made."""
+    code = (
+        "import signal\nfrom nsqha.cli.terminal import exits\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Attribute:\n"
+        "    def __set_name__(self, owner, name):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "exits.run(lambda: type('Owner', (), {'attribute': Attribute()}))"
+    )
+    done = run(code)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("closed", ["sys.stdout.close()", "sys.stdout = sys.stderr = None"])
 def test_an_output_that_is_closed_is_no_reason_to_stay(closed: str) -> None:
     assert run(f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli.terminal import exits\n{closed}\nexits.end(5)").returncode == 5
