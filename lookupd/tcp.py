@@ -21,7 +21,7 @@ from lookupd.registry import Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
 from nsqha.nsqlog import Logger
-from nsqha.server.runtime.listen import BACKLOG, address_text, too_many_files
+from nsqha.server.runtime.listen import Acceptor, address_text, too_many_files
 from nsqha.server.runtime.rare_warnings import RareWarnings
 
 SILENCE_S = 60.0
@@ -56,20 +56,21 @@ class TcpServer:
         self._silent = RareWarnings(logger, "lookup_silent")
         self._silence_s = max(silence_s, SILENCE_S)
         self._peers = 0
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, sock: socket.socket, identity: bytes) -> None:
         loop = asyncio.get_running_loop()
         self.identity = identity
-        self._server = await loop.create_server(lambda: LookupConnection(self), sock=sock, backlog=BACKLOG)
+        self._acceptor = Acceptor(sock, lambda: LookupConnection(self))
+        await self._acceptor.start()
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
     def stop(self) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for connection in list(self.connections):
             connection.close()
 

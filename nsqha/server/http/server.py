@@ -67,7 +67,7 @@ from nsqha.server.authorization.guard import CODES, Denied, Guard
 from nsqha.server.http import browsers
 from nsqha.server.http.reading import ReadParts
 from nsqha.server.runtime.budget import PublishBudget, SharedTurns
-from nsqha.server.runtime.listen import BACKLOG, address_text, bound_address, too_many_files
+from nsqha.server.runtime.listen import Acceptor, address_text, bound_address, too_many_files
 
 IDLE_S = 120.0
 """Longer than the 90 s after which Go's HTTP client closes an idle connection, so that both never close at once."""
@@ -447,24 +447,21 @@ class HttpServer:
         self._room = room
         self._turns = turns or SharedTurns(asyncio.get_running_loop())
         self._web: _WebServer | None = None
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Acceptor] = []
 
     async def listen(self, sock: socket.socket, ssl_context: ssl.SSLContext | None = None) -> str:
         """Serve on this listening socket, which now belongs to the server; returns its address for log lines."""
-        loop = asyncio.get_running_loop()
         if self._web is None:
             self._web = _WebServer(self._answer, self._turns)
-        timeout = HANDSHAKE_S if ssl_context else None
-        server = await loop.create_server(
-            self._web, sock=sock, backlog=BACKLOG, ssl=ssl_context, ssl_handshake_timeout=timeout
-        )
-        self._listeners.append(server)
+        acceptor = Acceptor(sock, self._web, tls=ssl_context, handshake_seconds=HANDSHAKE_S if ssl_context else None)
+        await acceptor.start()
+        self._listeners.append(acceptor)
         return bound_address(sock)
 
     async def close(self) -> None:
         """Stop accepting, let requests in progress end within DRAIN_S, close every connection."""
-        for server in self._listeners:
-            server.close()
+        for acceptor in self._listeners:
+            acceptor.close()
         self._listeners.clear()
         if self._web is not None:
             self._web.pre_shutdown()

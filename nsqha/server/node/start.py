@@ -189,7 +189,7 @@ class Node:
         self._sockets = sockets
         self._doubt: StaleMetadataMonitor | None = None
         self._broker: Broker | None = None
-        self._server: asyncio.AbstractServer | None = None
+        self._clients: listen.Acceptor | None = None
         self._certificates: CertificateFiles | None = None
         self._closers: list[Any] = []
         self._tasks = TaskGroup()
@@ -437,9 +437,9 @@ class Node:
             self._tasks.spawn(pusher.run())
 
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket], context: ClientContext) -> None:
-        loop = asyncio.get_running_loop()
         clients = partial(Connection, context, broker.connections)
-        self._server = await loop.create_server(clients, sock=sockets["tcp"], backlog=listen.BACKLOG)
+        self._clients = listen.Acceptor(sockets["tcp"], clients)
+        await self._clients.start()
         logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
         # aiohttp takes a third of a start to import: V2 clients are served meanwhile.
         http_api = await asyncio.to_thread(importlib.import_module, "nsqha.server.http.api")
@@ -534,8 +534,8 @@ class Node:
             # Everything still runs: clients of this node notice a pause, and are served by other nodes then.
             await broker.side.leave(LEAVE_SECONDS_MAX)
         broker.availability.exiting = True
-        if self._server is not None:
-            self._server.close()
+        if self._clients is not None:
+            self._clients.close()
         self._tasks.cancel()
         for close in reversed(self._closers):
             await close()

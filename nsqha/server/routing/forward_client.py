@@ -16,8 +16,11 @@ at another one: it is what a leader holds beyond its own budget.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -40,6 +43,7 @@ WINDOW_BYTES = 8 << 20  # under way at one other node; a publish that is larger 
 MESSAGE_BYTES = 1 << 20  # publishes are sent together up to this much
 GREETING_SECONDS = 1.0  # a node that does not answer for this time is tried again
 DIAL_AGAIN_SECONDS = 0.02  # ... and one that refuses, for all its publishers together, after this
+TOLD_A_TURN = 16  # publishes that hear in one turn of the loop that a link is lost
 ANSWER_SLACK_SECONDS = 5.0  # beyond what the leader may take until it answers
 
 logger = Logger("forwarding")
@@ -287,12 +291,20 @@ class ForwardLink:
         self._on_end(self, why)
         sent = self._window.clear()
         queue, self._queue = self._queue, deque()
-        for publish in sent:
-            publish.failed(f"{OUTCOME_UNKNOWN}the connection to {self.address} was lost: {why}")
-        for _, publish in queue:
-            publish.refused(f"no connection to {self.address}: {why}", unreachable=not self.greeted)
-        for topic, number in {(publish.publisher.topic, publish.publisher.number): None for _, publish in queue}:
-            self._leaders.not_led(topic, number, by=self.node)
+        lost, unsent = f"the connection to {self.address} was lost: {why}", f"no connection to {self.address}: {why}"
+        tell: list[Callable[[], object]] = [partial(publish.failed, OUTCOME_UNKNOWN + lost) for publish in sent]
+        tell += [partial(publish.refused, unsent, unreachable=not self.greeted) for _, publish in queue]
+        places = {(publish.publisher.topic, publish.publisher.number): None for _, publish in queue}
+        tell += [partial(self._leaders.not_led, *place, by=self.node) for place in places]
+        self._tell(iter(tell))
+
+    def _tell(self, rest: Iterator[Callable[[], object]]) -> None:
+        """Tell publishers a few outcomes in each turn: each may close a client's connection, and the controller waits
+        for this node's answers before it elects other leaders."""
+        for outcome in itertools.islice(rest, TOLD_A_TURN):
+            outcome()
+        if operator.length_hint(rest):
+            self._loop.call_soon(self._tell, rest)
 
     # ---- time
 

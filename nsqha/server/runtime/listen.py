@@ -6,6 +6,9 @@ as nsqd's does; the log then says `[::]:4150`. Peers that came over IPv4 are sho
 Accepted sockets inherit from the listener: keep-alive probes every 15 s, and TCP_USER_TIMEOUT, so that a peer that
 vanished or stopped reading costs its memory for half a minute and not for hours.
 
+uvloop accepts one connection in a turn of the loop. After a failover turns are long, and a thousand clients that come
+back at once would wait for a thousand of them: `Acceptor` takes those that wait behind one that was accepted.
+
 The last descriptors of the process are kept from clients: without any, files of the log could not be opened, and the
 log could be neither read nor appended to. Half of them HTTP may have, where nodes are administrated.
 """
@@ -18,13 +21,15 @@ import re
 import resource
 import socket
 import stat
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
+    import ssl
 
     from nsqha.options import Options
 
@@ -32,6 +37,7 @@ BACKLOG = 1 << 15
 """Connections that the kernel completes before they are accepted; it takes no more than net.core.somaxconn (4,096).
 Those over it are answered only after a second, when the client tries again, and thousands of clients come at once after
 a restart. An event loop listens once more, with 100 unless it is given this."""
+ACCEPTED_A_TURN = 16  # connections, of one listener
 SPARE_FILES = 256  # descriptors; at most a quarter of what there are
 KEEPALIVE_S = 15
 UNACKNOWLEDGED_MS = 30_000
@@ -42,6 +48,58 @@ _ADVICE = {
     errno.EADDRNOTAVAIL: "; no interface of this host has that address: choose one of its own, or none for all",
     errno.ENOENT: "; the folder of a unix socket has to exist",
 }
+
+
+class Acceptor:
+    """Gives each connection of a listening socket, which now belongs to it, to a protocol that `connection` makes."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        connection: Callable[[], asyncio.Protocol],
+        *,
+        tls: ssl.SSLContext | None = None,
+        handshake_seconds: float | None = None,
+    ) -> None:
+        """`handshake_seconds`: only with `tls`."""
+        import asyncio  # here, as sockets listen before it is imported
+
+        from nsqha.server.runtime.tasks import TaskGroup
+
+        self._loop = asyncio.get_running_loop()
+        self._socket = sock
+        self._connection = connection
+        self._tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": handshake_seconds}
+        self._connecting = TaskGroup(self._loop, failed=lambda error: None)  # the protocol hears what was lost
+        self._server: asyncio.Server | None = None
+        self._scheduled = False
+
+    async def start(self) -> None:
+        """Accept connections."""
+        self._server = await self._loop.create_server(self._first, sock=self._socket, backlog=BACKLOG, **self._tls)
+
+    def close(self) -> None:
+        """Accept no more. Connections are closed by their owner."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _first(self) -> asyncio.Protocol:
+        """The loop has accepted a connection."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._accept_others)
+        return self._connection()
+
+    def _accept_others(self) -> None:
+        self._scheduled = False
+        for _ in range(ACCEPTED_A_TURN):
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return  # nobody waits, or the port was closed; for other reasons the loop's own call fails, and tells
+            sock.setblocking(False)
+            self._connecting.spawn(self._loop.connect_accepted_socket(self._connection, sock, **self._tls))
 
 
 def listen(address: str, *, flag: str) -> socket.socket:
@@ -228,7 +286,7 @@ def _unix(path: str) -> socket.socket:
             if stat.S_ISSOCK(os.stat(path).st_mode) and not _answers(path):
                 os.unlink(path)  # left behind by a killed process
         except FileNotFoundError:
-            pass
+            self._loop.call_soon(self._accept_others)
         sock.bind(path)
         sock.listen(BACKLOG)
         sock.setblocking(False)

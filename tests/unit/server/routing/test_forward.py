@@ -217,6 +217,25 @@ def test_a_leader_that_is_dead_already_costs_a_wait_and_no_unknown_outcome():
     Nodes(3).run(story)
 
 
+def test_thousands_that_hear_of_a_lost_link_leave_turns_to_others():
+    """Each may close a connection, and a controller waits for this node's answers meanwhile."""
+
+    async def story(nodes: Any) -> None:
+        nodes[2].lead("t", 0, nodes[2].log, at_once=False)
+        nodes.appoint("t", 0, 2)
+        outcomes = [publish(nodes[1], b"%d" % n, n) for n in range(3 * forwarding.TOLD_A_TURN)]
+        await asyncio.sleep(0.1)
+        (link,) = nodes[1].forwarder._links.values()
+        told = []
+        link.close("cut")
+        while not told or told[-1] < len(outcomes):
+            told.append(sum(bool(outcome.answers) for outcome in outcomes))
+            await asyncio.sleep(0)
+        assert told[0] == forwarding.TOLD_A_TURN and len(set(told)) == 3, told
+
+    Nodes().run(story)
+
+
 def test_links_are_looked_at_once_for_all_topics_that_change_together(monkeypatch: Any):
     async def story(nodes: Any) -> None:
         nodes[2].lead("t", 0, nodes[2].log)

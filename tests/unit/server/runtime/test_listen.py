@@ -21,7 +21,9 @@ from nsqha.server.clients.connection import Connection
 from nsqha.server.http.server import HttpApi, HttpServer
 from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.listen import (
+    ACCEPTED_A_TURN,
     SPARE_FILES,
+    Acceptor,
     address_text,
     bound_address,
     bound_port,
@@ -199,3 +201,44 @@ def test_clients_do_not_get_the_last_descriptors(
         assert runner.run(served()), "far from the limit"
         monkeypatch.setattr(resource, "getrlimit", lambda kind: (10, 10))
         assert not runner.run(served())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_clients_that_wait_are_accepted_in_a_few_turns(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """uvloop's server takes one in each, and the turns of a node that takes over from another one are long."""
+    clients = 5 * ACCEPTED_A_TURN
+
+    class Greets(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(transport)
+
+        def data_received(self, data: bytes) -> None:
+            heard.append(data)
+
+    made: list[Any] = []
+    heard: list[bytes] = []
+
+    async def story() -> None:
+        sock = listen("127.0.0.1:0", flag="tcp-address")
+        address = ("127.0.0.1", bound_port(sock))
+        acceptor = Acceptor(sock, Greets)
+        await acceptor.start()
+        waiting = [socket.create_connection(address) for _ in range(clients)]
+        for client in waiting:
+            client.send(b"  V2")
+        for _ in range(40):
+            await asyncio.sleep(0)
+        assert (len(made), heard) == (clients, [b"  V2"] * clients)
+        assert made[-1].get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        acceptor.close()
+        for transport in made:
+            transport.close()
+        await asyncio.sleep(0.01)
+        assert not connects(socket.AF_INET, address)
+        for client in waiting:
+            client.settimeout(5)
+            assert client.recv(1) == b"", "the descriptor is closed with its transport"
+            client.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(story())
