@@ -474,7 +474,10 @@ class Term:
         try:
             if node is None:
                 raise Unavailable("it is not registered any more")
-            reply = await self._shell.peers.call(node.grpc_address, "Status", request, timeout=probe.timeout_s)
+            if self.links.asks(probe.node):
+                reply = await self.links.ask(probe.node, request, probe.timeout_s)
+            else:
+                reply = await self._shell.peers.call(node.grpc_address, "Status", request, timeout=probe.timeout_s)
             if reply.node_uid != probe.node:
                 raise Unavailable(f"node {reply.node_uid:016x} answers at {node.grpc_address}")
         except (NsqhaError, ValueError) as error:

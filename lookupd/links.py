@@ -9,6 +9,8 @@ one before; an empty list takes everything back.
 A node that says nothing is pinged. While it does not answer, and the controller itself runs in time, that is reported
 again and again (`nsqha.replication.silence`).
 
+A node that takes questions is asked on the stream what it has of partitions (`nsqha.server.node.cluster.live`).
+
 The process that answers at the address must be the expected node with the expected registration; another one says
 nothing about this node, and its stream is closed.
 """
@@ -20,7 +22,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from nsqha.election.model import NodeInfo
-from nsqha.pb.v1.replication_pb2 import LiveMessage
+from nsqha.errors import Unavailable
+from nsqha.pb.v1.replication_pb2 import LiveMessage, StatusReply, StatusRequest
 from nsqha.replication.silence import LOOK_SECONDS, SILENT_LOOKS, LookTimes, SilenceDetector
 from nsqha.server.peers.api import Message, Peers, PeerStream
 
@@ -70,6 +73,18 @@ class Links:
         """Nodes that have said hello on a stream that is still open."""
         return sorted(uid for uid, link in self._links.items() if link.greeted)
 
+    def asks(self, node: int) -> bool:
+        """Whether a question to this node goes on its stream."""
+        link = self._links.get(node)
+        return link is not None and link.takes_questions
+
+    async def ask(self, node: int, request: StatusRequest, seconds: float) -> StatusReply:
+        """What a node has of partitions. Unavailable: it refuses, is lost, or has not answered in time."""
+        link = self._links.get(node)
+        if link is None:
+            raise Unavailable("there is no stream to it")
+        return await link.ask(request, seconds)
+
     def _look(self) -> None:
         self._next_look = self._loop.call_later(LOOK_SECONDS, self._look)
         late = self._look_times.late(self._loop.time())
@@ -103,6 +118,9 @@ class _NodeLink:
         self.node = _key(node)
         self.address = node.peer_address
         self.greeted = False
+        self.takes_questions = False
+        self._questions = 0
+        self._asked: dict[int, asyncio.Future[StatusReply]] = {}
         self._uid = node.node_uid
         self._registration = node.registration
         self._open = open_
@@ -119,14 +137,46 @@ class _NodeLink:
             if self._stream is not None:
                 self._stream.close(f"this is not node {self._uid:016x} with registration {self._registration}")
             return
+        if message.question:
+            self._answered(message)
+            return
         self.greeted = True
+        self.takes_questions = message.takes_questions
         self._listener.linked(self._uid)
         lost, unheard = message.suspects[:SUSPECTS_MAX], message.unheard[:SUSPECTS_MAX]
         self._listener.blamed(self._uid, frozenset(lost), frozenset(unheard))
 
+    async def ask(self, request: StatusRequest, seconds: float) -> StatusReply:
+        if self._stream is None:
+            raise Unavailable("its stream has ended")
+        self._questions += 1
+        number, answer = self._questions, asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._stream.send(LiveMessage(cluster_id=request.cluster_id, question=number, status_request=request))
+        try:
+            async with asyncio.timeout(seconds):
+                reply: StatusReply = await answer
+                return reply
+        except TimeoutError:
+            raise Unavailable(f"it has not answered within {seconds:.3g} s") from None
+        finally:
+            del self._asked[number]
+
+    def _answered(self, message: Message) -> None:
+        answer = self._asked.get(message.question)
+        if answer is None or answer.done():
+            return  # too late
+        if message.refused:
+            answer.set_exception(Unavailable(message.refused))
+        else:
+            answer.set_result(message.status)
+
     def on_closed(self, why: str) -> None:
-        self.greeted = False
+        self.greeted = self.takes_questions = False
         self._stream = None
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(Unavailable(f"its stream has ended: {why}"))
         if self._closed:
             return
         self._timer = asyncio.get_running_loop().call_later(REOPEN_S, self._reopen)

@@ -756,9 +756,20 @@ class LiveMessage(_message.Message):
     REGISTRATION_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
     UNHEARD_FIELD_NUMBER: _builtins.int
+    TAKES_QUESTIONS_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    STATUS_REQUEST_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
     node_uid: _builtins.int
     registration: _builtins.int
+    takes_questions: _builtins.bool
+    """of a node that answers these:"""
+    question: _builtins.int
+    """number of a question of the controller, or of the one that is answered; 0: neither"""
+    refused: _builtins.str
+    """why there is no status"""
     @_builtins.property
     def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """nodes that the sender lost a stream to"""
@@ -766,6 +777,12 @@ class LiveMessage(_message.Message):
     @_builtins.property
     def unheard(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """leaders of the sender whose streams are open, and that do not even answer pings"""
+
+    @_builtins.property
+    def status_request(self) -> Global___StatusRequest: ...
+    @_builtins.property
+    def status(self) -> Global___StatusReply:
+        """an answer says nothing about suspects"""
 
     def __init__(
         self,
@@ -775,10 +792,15 @@ class LiveMessage(_message.Message):
         registration: _builtins.int = ...,
         suspects: _abc.Iterable[_builtins.int] | None = ...,
         unheard: _abc.Iterable[_builtins.int] | None = ...,
+        takes_questions: _builtins.bool = ...,
+        question: _builtins.int = ...,
+        status_request: Global___StatusRequest | None = ...,
+        status: Global___StatusReply | None = ...,
+        refused: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "status_request", b"status_request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node_uid", b"node_uid", "registration", b"registration", "suspects", b"suspects", "unheard", b"unheard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node_uid", b"node_uid", "question", b"question", "refused", b"refused", "registration", b"registration", "status", b"status", "status_request", b"status_request", "suspects", b"suspects", "takes_questions", b"takes_questions", "unheard", b"unheard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

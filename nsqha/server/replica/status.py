@@ -50,6 +50,10 @@ class ReplicaAnswers:
 
     async def status(self, peer: PeerIdentity, request: pb.StatusRequest) -> pb.StatusReply:
         """What this node has of some partitions, or of all."""
+        return self.status_of(request)
+
+    def status_of(self, request: pb.StatusRequest) -> pb.StatusReply:
+        """The same. Unavailable: it is of another cluster."""
         self._check_cluster(request.cluster_id)
         table, journal = self._table, self._journal
         reply = pb.StatusReply(node_uid=self._node, registration=table.registration, poisoned=journal.node.poisoned)

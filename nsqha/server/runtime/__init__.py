@@ -7,12 +7,12 @@ Downwards:
     disk          disk rounds: fdatasync for all partitions, off the loop
     metadata      the metadata store as the loop sees it
     budget        bounds that all connections share: bytes of publishes under way, and a part of each turn of the loop
+    listen        listening sockets with nsqd's syntax of addresses, and who accepts there
     tasks         work that continues when its callers are gone, and changes of a topic one at a time
     backoff       how long an owner waits before it tries again
     certificates  certificate files, read again when they change
     tls           TLS from nsqd's flags
     service_manager  what systemd is told: recovery goes on, it is ready, the loop runs, it stops
-    listen        listening sockets with nsqd's syntax of addresses
     rare_warnings warnings that others may cause as often as they like
     allocator     large blocks are used again; what a storm has left goes back to the kernel; full collections are short
     grpc_threads  gRPC's own threads get a core only as far as the loop leaves it

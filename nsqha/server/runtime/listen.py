@@ -286,7 +286,7 @@ def _unix(path: str) -> socket.socket:
             if stat.S_ISSOCK(os.stat(path).st_mode) and not _answers(path):
                 os.unlink(path)  # left behind by a killed process
         except FileNotFoundError:
-            self._loop.call_soon(self._accept_others)
+            pass
         sock.bind(path)
         sock.listen(BACKLOG)
         sock.setblocking(False)

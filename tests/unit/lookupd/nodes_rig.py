@@ -44,6 +44,8 @@ class FakeNode:
         self.frozen = False  # its streams stay, and it answers nothing
         self.streams: list[NodeStream] = []
         self.statuses = 0
+        self.takes_questions = True  # on its Live streams; a node of an older build does not
+        self.asked_by_call = 0
         self.known_channels: list[str] = []  # of any topic, what its other lookup daemons say
         self.session: ClusterSession = store.sessions.open(ttl_s=3, lost=lambda: None)
         info = NodeInfo(
@@ -93,6 +95,7 @@ class NodeStream:
         else:
             node.streams.append(self)
             hello = LiveMessage(node_uid=node.uid, registration=node.info.registration)
+            hello.takes_questions = node.takes_questions
             loop.call_soon(self.receive, hello)
 
     def ping(self) -> None:
@@ -106,6 +109,11 @@ class NodeStream:
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
+        node = self.node
+        if message.question and node is not None and not node.frozen:
+            answer = LiveMessage(question=message.question, node_uid=node.uid, registration=node.info.registration)
+            answer.status.CopyFrom(node.status(message.status_request))
+            asyncio.get_running_loop().call_soon(self.receive, answer)
 
     def close(self, why: str = "") -> None:
         asyncio.get_running_loop().call_soon(self.end, why)
@@ -140,6 +148,7 @@ class NodePeers:
         if method == "KnownChannels":
             return KnownChannelsReply(channels=node.known_channels)
         assert method == "Status" and request.keys
+        node.asked_by_call += 1
         return node.status(request)
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ from nsqha.election.controller.events import Resign
 from nsqha.election.memory import MemorySession
 from nsqha.election.store import PartitionChange
 from nsqha.errors import StaleMetadata, Unavailable
-from nsqha.pb.v1.replication_pb2 import LiveMessage
+from nsqha.pb.v1.replication_pb2 import LiveMessage, StatusRequest
 from tests.unit.lookupd.nodes_rig import World, controlled
 
 
@@ -85,6 +85,51 @@ class CountedWrites(io.StringIO):
 
 
 @pytest.mark.usefixtures("logging_as_it_was")
+def test_nodes_are_asked_on_their_streams_and_older_ones_by_calls() -> None:
+    """An answer by gRPC waits for several turns of a loop that is busy after the death of another node."""
+
+    async def story(world: World, shell: ControllerShell) -> None:
+        world.nodes[3].takes_questions = False
+        world.nodes[3].kill()
+        world.nodes[3].up = True
+        await world.until(lambda: shell.term is not None and shell.term.links.open == [1, 2, 3])
+        for node in world.nodes.values():
+            node.asked_by_call = 0
+        world.create()
+        await world.led()
+        world.join_all()
+        await world.until(lambda: len(world.meta().isr) == 3)
+        await world.until(lambda: all(node.statuses for node in world.nodes.values()))
+        assert world.nodes[1].asked_by_call == world.nodes[2].asked_by_call == 0 < world.nodes[3].asked_by_call
+
+    run(story)
+
+
+@pytest.mark.parametrize("ends", ["it is lost", "it is late", "it refuses", "the term ends"])
+def test_a_question_ends_with_its_answer_its_stream_or_its_time(ends: str) -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        await world.until(lambda: shell.term is not None and shell.term.links.open == [1, 2, 3])
+        assert shell.term is not None
+        node, term = world.nodes[2], shell.term
+        node.frozen = True
+        asking = asyncio.ensure_future(term.links.ask(2, StatusRequest(), 0.05 if ends == "it is late" else 20))
+        await asyncio.sleep(0)
+        (stream,) = node.streams
+        if ends == "it is lost":
+            node.kill()
+        elif ends == "it refuses":
+            for number, why in ((99, "of another question"), (stream.sent[-1].question, "not here")):
+                registration = node.info.registration
+                stream.receive(LiveMessage(node_uid=2, registration=registration, question=number, refused=why))
+        elif ends == "the term ends":
+            term.links.close()
+        with pytest.raises(Unavailable) as raised:
+            await asyncio.wait_for(asking, 10)
+        assert {"it is late": "within 0.05 s", "it refuses": "not here"}.get(ends, "has ended") in str(raised.value)
+
+    run(story)
+
+
 def test_elections_of_one_round_are_few_calls_of_the_store_and_few_writes_of_lines() -> None:
     async def story(world: World, shell: ControllerShell) -> None:
         world.create(partitions=60)

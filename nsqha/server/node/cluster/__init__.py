@@ -11,6 +11,7 @@ Downwards:
     records       the news of the records, and what follows from them
     registration  the lease and the registration of this node
     folder_life   whether the data directory is an older copy that was put back
+    live          a controller's stream to this node: suspects one way, its questions and their answers both ways
     suspects      leaders whose streams ended; controllers hear of them
     leaders       who leads what
     routing       what a member does for clients of partitions led elsewhere, put together

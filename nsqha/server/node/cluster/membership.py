@@ -16,6 +16,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.silence import LOOK_SECONDS
 from nsqha.server.node.cluster.leaders import ClusterLeaders
+from nsqha.server.node.cluster.live import LiveStream
 from nsqha.server.node.cluster.records import EVERYTHING, RecordNews
 from nsqha.server.node.cluster.registration import NodeRegistration
 from nsqha.server.node.cluster.suspects import Suspects
@@ -99,7 +100,8 @@ class Membership:
     def serve(self, server: PeerServer) -> None:
         """What other nodes may ask of this one."""
         server.on_stream("Push", self.replicas.service.receive)
-        server.on_stream("Live", self.suspects.accept)
+        answer = self.replicas.answers.status_of
+        server.on_stream("Live", lambda stream: LiveStream(self.suspects, stream, answer))
         self.leaders.hints.register(server)
         self.replicas.answers.register(server)
         self.routing.serve(server)

@@ -34,20 +34,6 @@ class LeaderStream(Protocol):
         """Look whether it is silent; None: this node follows nothing on it."""
 
 
-class LiveStream:
-    """A controller's stream to this node."""
-
-    def __init__(self, suspects: Suspects, stream: PeerStream) -> None:
-        self._suspects = suspects
-        self.stream = stream
-
-    def on_message(self, message: pb.LiveMessage) -> None:
-        pass
-
-    def on_closed(self, why: str) -> None:
-        self._suspects.stream_closed(self)
-
-
 class Suspects:
     """The nodes that one node suspects to be gone, and the controllers that it informs."""
 
@@ -56,21 +42,19 @@ class Suspects:
         self._node = node
         self._cluster_id = cluster_id
         self._registration = 0  # of this node; 0: not registered yet
-        self._streams: dict[LiveStream, None] = {}  # in the order in which they came
+        self._streams: dict[PeerStream, None] = {}  # in the order in which they came
         self._lost: dict[int, int] = {}  # nodes whose stream to us ended -> the life in which it did
         self._unheard: frozenset[int] = frozenset()  # leaders that are silent, on streams that are open
         self._look_times = LookTimes()
         self._closed = False
 
-    def accept(self, stream: PeerStream) -> LiveStream:
+    def informs(self, stream: PeerStream) -> None:
         """A controller has come."""
-        live = LiveStream(self, stream)
-        self._streams[live] = None
-        self._inform(live)
-        return live
+        self._streams[stream] = None
+        self._inform(stream)
 
-    def stream_closed(self, live: LiveStream) -> None:
-        self._streams.pop(live, None)
+    def stream_closed(self, stream: PeerStream) -> None:
+        self._streams.pop(stream, None)
 
     def registered(self, registration: int) -> None:
         """This node is in another life."""
@@ -117,16 +101,16 @@ class Suspects:
         self._closed = True
 
     def _inform_all(self) -> None:
-        for live in self._streams:
-            self._inform(live)
+        for stream in self._streams:
+            self._inform(stream)
 
-    def _inform(self, live: LiveStream) -> None:
-        live.stream.send(
-            pb.LiveMessage(
-                cluster_id=self._cluster_id,
-                node_uid=self._node,
-                registration=self._registration,
-                suspects=sorted(self._lost),
-                unheard=sorted(self._unheard),
-            )
-        )
+    def _inform(self, stream: PeerStream) -> None:
+        message = self.signed()
+        message.takes_questions = True
+        message.suspects.extend(sorted(self._lost))
+        message.unheard.extend(sorted(self._unheard))
+        stream.send(message)
+
+    def signed(self) -> pb.LiveMessage:
+        """A message that says who sends it."""
+        return pb.LiveMessage(cluster_id=self._cluster_id, node_uid=self._node, registration=self._registration)

@@ -31,7 +31,7 @@ def view(life: int) -> View:
 def watched(life: int = 3) -> tuple[Suspects, Stream]:
     suspects, stream = Suspects(SimpleNamespace(view=lambda: view(life)), node=ME, cluster_id=9), Stream()  # type: ignore[arg-type]
     suspects.registered(7)
-    suspects.accept(stream)  # type: ignore[arg-type]
+    suspects.informs(stream)  # type: ignore[arg-type]
     return suspects, stream
 
 
@@ -60,8 +60,8 @@ def test_a_node_in_another_life_or_gone_for_good_is_forgiven():
 
 def test_a_stream_that_ended_is_sent_nothing():
     suspects, stream = watched()
-    live = suspects.accept(other := Stream())  # type: ignore[arg-type]
-    live.on_closed("gone")
+    suspects.informs(other := Stream())  # type: ignore[arg-type]
+    suspects.stream_closed(other)  # type: ignore[arg-type]
     suspects.lost(LEADER)
     assert len(stream.sent) == 2 and len(other.sent) == 1
 
