@@ -39,6 +39,7 @@ HOW ACTIONS MAP TO CODE (one partition; one entry here is one batch there)
               is asked for and fenced as a change of the ISR is
   FenceIsr    the controller takes a dead follower out of the ISR
   Become      the elected node has promised its epoch durably and leads
+  Hear        a follower has heard of the epoch, and promises it before its leader asks
   Refresh     a leader reads the record again within its epoch
   Shrink, Expand, Swap
               the leader asks for another ISR: a member leaves, a replica that
@@ -231,6 +232,15 @@ Become(n) ==
   /\ seen' = [seen EXCEPT ![n] = [s \in Replicas |-> 0]]
   /\ UNCHANGED <<metadata, registration, log, durable, synced, up, requests, acked, next_value, crashes, lossy>>
 
+\* Another node is elected. The epoch exists, whoever leads it, so its promise may be
+\* given before it is asked for. (The elected node begins its own while it still reads the
+\* record: until it leads that is no more than a later Become, or one that a crash undid.)
+Hear(r) ==
+  /\ up[r] /\ ~leading[r].on /\ metadata.leader # r /\ promise[r] < metadata.epoch
+  /\ promise' = [promise EXCEPT ![r] = metadata.epoch]
+  /\ UNCHANGED <<metadata, registration, log, durable, synced, up, leading, match, seen, requests, acked,
+                 next_value, crashes, lossy>>
+
 \* The leader reads the record again and finds that the controller changed the ISR.
 \* Not while a request of its own is under way: its sets may still come into force.
 Refresh(l) ==
@@ -407,8 +417,8 @@ Restart(r, renew) ==
   /\ UNCHANGED <<log, leading, match, seen, requests, acked, next_value, crashes, lossy>>
 
 Next ==
-  \/ \E r \in Replicas : \/ Write(r) \/ Sync(r) \/ Commit(r) \/ Become(r) \/ Refresh(r) \/ FenceIsr(r)
-                         \/ FenceRequest(r) \/ Kill(r) \/ Power(r) \/ Wipe(r) \/ FailedWrite(r)
+  \/ \E r \in Replicas : \/ Write(r) \/ Sync(r) \/ Commit(r) \/ Become(r) \/ Hear(r) \/ Refresh(r)
+                         \/ FenceIsr(r) \/ FenceRequest(r) \/ Kill(r) \/ Power(r) \/ Wipe(r) \/ FailedWrite(r)
   \/ \E n \in Replicas, keep \in BOOLEAN : Elect(n, keep)
   \/ \E l, n \in Replicas, keep \in BOOLEAN : HandOver(l, n, keep)
   \/ \E l, f \in Replicas : Push(l, f) \/ Shrink(l, f) \/ Expand(l, f)

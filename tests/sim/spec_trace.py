@@ -282,6 +282,13 @@ class Spec:
         nobody = dict.fromkeys(self.replicas, 0)
         return s.having(n, leading=leading, promise=m.epoch, match=nobody, seen=nobody)
 
+    def Hear(self, s: State, r: Node) -> State:
+        m, replica = s.metadata, s.replicas[r]
+        need(replica.up and replica.leading is None, f"{r} is down, or leads")
+        need(m.leader != r, f"{r} is elected")
+        need(replica.promise < m.epoch, f"{r} promised epoch {replica.promise} before")
+        return s.having(r, promise=m.epoch)
+
     def Refresh(self, s: State, l: Node) -> State:
         m, leading = s.metadata, self.leads(s, l)
         need(not leading.waiting, f"{l} waits for the outcome of a request")
@@ -464,7 +471,7 @@ class Spec:
         yield from product(("Push", "Shrink", "Expand"), leaders, nodes)
         yield from product(("Swap",), leaders, nodes, nodes)
         yield from product(("HandOver",), leaders, nodes, both)
-        yield from product(("Sync", "Become", "Kill", "Wipe"), up)
+        yield from product(("Sync", "Become", "Hear", "Kill", "Wipe"), up)
         yield from product(("FenceIsr", "Power"), down)
         yield from product(("Elect",), nodes, both)
         yield from product(("Restart",), down, both)
@@ -510,7 +517,20 @@ class Spec:
 ACTIONS: dict[str, Callable[..., State]] = {
     name: getattr(Spec, name)
     for name in (
-        *("Write", "Push", "Sync", "Commit", "Elect", "FenceIsr", "Become", "Refresh", "Shrink", "Expand", "Swap"),
+        *(
+            "Write",
+            "Push",
+            "Sync",
+            "Commit",
+            "Elect",
+            "FenceIsr",
+            "Become",
+            "Hear",
+            "Refresh",
+            "Shrink",
+            "Expand",
+            "Swap",
+        ),
         *("HandOver", "EtcdApply", "Reply", "FenceRequest", "Crash", "Kill", "Power", "Wipe", "FailedWrite", "Restart"),
     )
 }

@@ -93,21 +93,21 @@ TWO_CRASHES: dict[str, int | bool] = {"MaxCrash": 2, "MaxVersion": 3}
 CONFIGS = (
     Config("small", {"MaxCrash": 0, "MaxVersion": 3, "AllowUnknown": True}),
     # tests/unit/replication/test_spec_model.py visits the states of these in Python and has to find as many.
-    Config("same-faults", {**EVERYTHING, "MaxEpoch": 1, "MaxVersion": 2}, distinct=24705, symmetry=False),
+    Config("same-faults", {**EVERYTHING, "MaxEpoch": 1, "MaxVersion": 2}, distinct=38082, symmetry=False),
     Config(
-        "same-isr", {**UNSURE, "MaxEpoch": 1, "MaxVersion": 3, "MaxCrash": 0}, smoke=True, distinct=5592, symmetry=False
+        "same-isr", {**UNSURE, "MaxEpoch": 1, "MaxVersion": 3, "MaxCrash": 0}, smoke=True, distinct=9816, symmetry=False
     ),
-    Config("same-election", {**UNSURE, "MaxVersion": 2, "MaxCrash": 0}, distinct=13968, symmetry=False),
+    Config("same-election", {**UNSURE, "MaxVersion": 2, "MaxCrash": 0}, distinct=26664, symmetry=False),
     Config(
         "same-interval",
         {**EVERYTHING, "MaxEpoch": 1, "MaxVersion": 2, "FsyncAck": False},
-        distinct=29037,
+        distinct=42924,
         symmetry=False,
     ),
     Config(
         "same-hand-over",
         {**UNSURE, "AllowHandOver": True, "MaxVersion": 2, "MaxCrash": 0},
-        distinct=27618,
+        distinct=48294,
         symmetry=False,
     ),
     Config("control"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.server.opening.opener import OpenedLog
+from nsqha.server.replica.following.early_promise import early_promise
 from nsqha.server.replica.following.follower import Follower
 from nsqha.server.runtime.allocator import full_collections
 
@@ -43,6 +44,8 @@ class FollowerRoles:
         """`lent`: what each follower gets."""
         self._node = runtime.node
         self._opener = runtime.opener
+        self._journal = runtime.journal
+        self._journal_writer = runtime.journal_writer
         self._spawn = runtime.spawn
         self._table = table
         self._integrity = integrity
@@ -80,6 +83,16 @@ class FollowerRoles:
         opened = OpenedLog(released.log, released.log_uid, released.applier.state, None)
         follower = self.follow(topic, released.key[1], opened, promise=released.epoch)
         follower.stopped = released.stopped
+
+    def promise_early(self, follower: Follower, meta: PartitionMeta) -> None:
+        """Another node leads in a later epoch, by a record that has just come: it will ask for this promise. While the
+        stream of its predecessor is open that one may still hand over, so nothing is promised before it is asked."""
+        known = self._journal.record(follower.key)
+        # Nor is a log that goes by a name which was kept for damage given its own one before a leader takes it on.
+        if known is None or known.log_uid != follower.log_uid or known.promise >= meta.epoch:
+            return
+        if meta.leader and follower.port is None and follower.stopped is None:
+            follower.leader_log.early = early_promise(self._opener, self._journal_writer, follower, meta.epoch)
 
     def sync_of(self, record: TopicRecord, meta: PartitionMeta) -> str:
         """What OK means for a partition."""

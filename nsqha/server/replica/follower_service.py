@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -231,6 +232,11 @@ class FollowerService:
     async def _promise(self, follower: Follower, epoch: int, *, needed: bool) -> None:
         """Make the promise of `epoch` durable, unless it is. With it goes the log's name, if that of a damaged log was
         kept: from here on this leader's log is what counts."""
+        early = follower.leader_log.early
+        if not needed and early is not None and early.is_of(follower, epoch):
+            with suppress(NsqhaError):
+                await early.round.outcome()
+                return
         known = self._runtime.journal.record(follower.key)
         if needed or known is None or known.log_uid != follower.log_uid:
             opener, log = self._runtime.opener, follower.log

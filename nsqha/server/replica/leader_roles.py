@@ -1,6 +1,6 @@
 """The role of a leader: what it takes to begin, how it ends.
 
-    record names us --lead--> read it again -> [promise] -> files free -> promise, journalled -> epoch-start batch
+    record names us --lead--> read it again, and journal the promise -> files free -> epoch-start batch
     another epoch | the record is lost | a fault --step_down--> the log and its state go to a follower
 
 What makes a leader: the record, read linearizably, names this node, this process life and this log, in an epoch above
@@ -23,6 +23,7 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.replication.pace import SharedRate
 from nsqha.server.opening.opener import OpenedLog
+from nsqha.server.replica.following.early_promise import EarlyPromise, early_promise
 from nsqha.server.replica.lead_turns import LeadTurns
 from nsqha.server.replica.leading.leadership import Leadership, LeadershipRuntime
 from nsqha.server.replica.leading.records import PartitionRecords
@@ -102,6 +103,7 @@ class LeaderRoles:
         times = [self._runtime.clock.monotonic()]
         if (epoch := record.partitions[number].epoch) > follower.epoch:
             logger.debug("elected", "%s/%d: elected in epoch %d", name, number, epoch)
+        early = None if written else self._promise_early(record, number, follower)
         fresh = known if written else await self._runtime.metadata.topic(name)
         if fresh is None or fresh.record.uid != uid or self._table.stopping:
             return
@@ -126,7 +128,7 @@ class LeaderRoles:
             return
         times.append(self._runtime.clock.monotonic())
         try:
-            opened = await self._promise_to_lead(fresh, number, follower)
+            opened = await self._promise_to_lead(fresh, number, follower, early)
             times.append(self._runtime.clock.monotonic())
             if opened is not None:
                 self._begin_leading(fresh, number, topic, opened, times)
@@ -152,8 +154,20 @@ class LeaderRoles:
             opener, disk = self._runtime.opener, self._runtime.disk
             follower.applier.know(await disk.run(lambda: opener.states.without_history(key, log, committed=end)))
 
+    def _promise_early(self, record: TopicRecord, number: int, follower: Follower) -> EarlyPromise | None:
+        """Begin to journal the promise of our own epoch while the record is read again. The epoch exists, whatever the
+        reading says; if that finds a later one, or that we cannot lead, nothing but this promise has been given.
+        None: there is nothing to promise."""
+        meta = record.partitions[number]
+        if ids.is_ephemeral(record.name) or meta.epoch <= follower.epoch or self._unfit(follower.key, follower, meta):
+            return None
+        return self._promising(follower, meta.epoch)
+
+    def _promising(self, follower: Follower, epoch: int) -> EarlyPromise:
+        return early_promise(self._runtime.opener, self._runtime.journal_writer, follower, epoch)
+
     async def _promise_to_lead(
-        self, fresh: Versioned[TopicRecord], number: int, follower: Follower
+        self, fresh: Versioned[TopicRecord], number: int, follower: Follower, early: EarlyPromise | None
     ) -> OpenedLog | None:
         """Journal the promise of our own epoch; the log and state to lead with. None: the node stops."""
         record, key = fresh.record, follower.key
@@ -162,9 +176,10 @@ class LeaderRoles:
         opened = OpenedLog(follower.log, follower.log_uid, state, None)
         del self._table.followers[key]
         if not ids.is_ephemeral(record.name):  # whose record goes with this process: no other node ever leads it
-            self._runtime.opener.stage_promise(key, epoch, follower.log, follower.log_uid, follower.sync)
+            if early is None or not early.is_of(follower, epoch):
+                early = self._promising(follower, epoch)
             try:
-                await self._runtime.journal_writer.promise()
+                await early.round.outcome()
             except Exception:
                 self._following.follow_again(fresh, follower)
                 raise

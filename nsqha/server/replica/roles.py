@@ -298,6 +298,7 @@ class Replicas:
         if follower is None or leads or follower.sync != self._follower_roles.sync_of(topic.record, meta):
             return False
         self.table.records[key] = topic
+        self._follower_roles.promise_early(follower, meta)
         self._prepare(meta)
         return True
 

@@ -67,7 +67,7 @@ def test_the_invariants_hold_on_random_walks_without_bounds(fsync_ack: bool) -> 
             taken.add(step[0])
             assert not spec.broken(s), f"seed {seed}"
         acked += len(s.acked)
-    every = "Write Push Sync Commit Elect FenceIsr Become Refresh Shrink Expand Swap EtcdApply Reply FenceRequest"
+    every = "Write Push Sync Commit Elect FenceIsr Become Hear Refresh Shrink Expand Swap EtcdApply Reply FenceRequest"
     assert taken == {*every.split(), "HandOver", "Crash", "Kill", "Power", "Wipe", "Restart"}
     assert acked > 300
 

@@ -33,6 +33,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Append, Duplicate, decide_append, first_difference
 from nsqha.server.replica.following.applier import Applier
+from nsqha.server.replica.following.early_promise import EarlyPromise
 from nsqha.server.replica.following.follower_jobs import FollowerJobs
 from nsqha.server.replica.following.follower_sync import FollowerSync
 from nsqha.server.runtime.disk import DiskRounds
@@ -68,9 +69,9 @@ class FollowerRuntime:
 
 
 class LeaderLog:
-    """Ends of the leader's log, and where it is known to part from ours."""
+    """Ends of the leader's log, where it is known to part from ours, and what its successor is promised."""
 
-    __slots__ = ("committed", "differs_at", "end_position", "rebuilding", "start")
+    __slots__ = ("committed", "differs_at", "early", "end_position", "rebuilding", "start")
 
     def __init__(self) -> None:
         self.start = 0  # its end when its epoch began: everything that was committed before is below
@@ -78,12 +79,14 @@ class LeaderLog:
         self.end_position = 0  # where it ended when it was asked for batches last; 0: we catch up with none
         self.rebuilding = False  # our log began with nothing, and has not caught up since
         self.differs_at: int | None = None  # our batch that the leader of this epoch has another one for
+        self.early: EarlyPromise | None = None  # to the next leader, which has not come yet
 
     def begin(self, start: int, *, new_epoch: bool) -> None:
         """A leader has opened the partition: what it said before does not count."""
         self.start = start
         self.committed = 0
         self.end_position = 0
+        self.early = None
         if new_epoch:
             self.differs_at = None
 
