@@ -453,7 +453,8 @@ class HttpServer:
         """Serve on this listening socket, which now belongs to the server; returns its address for log lines."""
         if self._web is None:
             self._web = _WebServer(self._answer, self._turns)
-        acceptor = Acceptor(sock, self._web, tls=ssl_context, handshake_seconds=HANDSHAKE_S if ssl_context else None)
+        seconds = HANDSHAKE_S if ssl_context else None
+        acceptor = Acceptor(sock, self._web, turns=self._turns, tls=ssl_context, handshake_seconds=seconds)
         await acceptor.start()
         self._listeners.append(acceptor)
         return bound_address(sock)

@@ -438,7 +438,7 @@ class Node:
 
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket], context: ClientContext) -> None:
         clients = partial(Connection, context, broker.connections)
-        self._clients = listen.Acceptor(sockets["tcp"], clients)
+        self._clients = listen.Acceptor(sockets["tcp"], clients, turns=context.turns)
         await self._clients.start()
         logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
         # aiohttp takes a third of a start to import: V2 clients are served meanwhile.

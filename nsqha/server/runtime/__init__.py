@@ -6,8 +6,8 @@ Downwards:
     journal       writes what is staged in the node's journal to the disk
     disk          disk rounds: fdatasync for all partitions, off the loop
     metadata      the metadata store as the loop sees it
-    budget        bounds that all connections share: bytes of publishes under way, and a part of each turn of the loop
     listen        listening sockets with nsqd's syntax of addresses, and who accepts there
+    budget        bounds that all connections share: bytes of publishes under way, and a part of each turn of the loop
     tasks         work that continues when its callers are gone, and changes of a topic one at a time
     backoff       how long an owner waits before it tries again
     certificates  certificate files, read again when they change

@@ -7,7 +7,8 @@ Accepted sockets inherit from the listener: keep-alive probes every 15 s, and TC
 vanished or stopped reading costs its memory for half a minute and not for hours.
 
 uvloop accepts one connection in a turn of the loop. After a failover turns are long, and a thousand clients that come
-back at once would wait for a thousand of them: `Acceptor` takes those that wait behind one that was accepted.
+back at once would wait for a thousand of them: `Acceptor` takes those that wait behind one that was accepted. That is
+for bursts; strangers that connect again and again get the one of each turn.
 
 The last descriptors of the process are kept from clients: without any, files of the log could not be opened, and the
 log could be neither read nor appended to. Half of them HTTP may have, where nodes are administrated.
@@ -32,12 +33,16 @@ if TYPE_CHECKING:
     import ssl
 
     from nsqha.options import Options
+    from nsqha.server.runtime.budget import SharedTurns
 
 BACKLOG = 1 << 15
 """Connections that the kernel completes before they are accepted; it takes no more than net.core.somaxconn (4,096).
 Those over it are answered only after a second, when the client tries again, and thousands of clients come at once after
 a restart. An event loop listens once more, with 100 unless it is given this."""
-ACCEPTED_A_TURN = 16  # connections, of one listener
+ACCEPTED_A_TURN = 16  # connections, of one listener, beside the loop's own
+ACCEPTED_AT_ONCE = 2_048  # of these, if none came before
+ACCEPTED_A_SECOND = 128  # in the long run
+ACCEPTED_SECONDS = 0.0001  # that one takes of the loop until it is read
 SPARE_FILES = 256  # descriptors; at most a quarter of what there are
 KEEPALIVE_S = 15
 UNACKNOWLEDGED_MS = 30_000
@@ -58,10 +63,12 @@ class Acceptor:
         sock: socket.socket,
         connection: Callable[[], asyncio.Protocol],
         *,
+        turns: SharedTurns | None = None,
         tls: ssl.SSLContext | None = None,
         handshake_seconds: float | None = None,
     ) -> None:
-        """`handshake_seconds`: only with `tls`."""
+        """`turns`: what connections do in them comes before those that wait to be accepted. `handshake_seconds`: only
+        with `tls`."""
         import asyncio  # here, as sockets listen before it is imported
 
         from nsqha.server.runtime.tasks import TaskGroup
@@ -69,10 +76,12 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._connection = connection
+        self._turns = turns
         self._tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": handshake_seconds}
         self._connecting = TaskGroup(self._loop, failed=lambda error: None)  # the protocol hears what was lost
         self._server: asyncio.Server | None = None
         self._scheduled = False
+        self._left, self._counted = float(ACCEPTED_AT_ONCE), self._loop.time()  # of the burst, and when that was
 
     async def start(self) -> None:
         """Accept connections."""
@@ -93,11 +102,21 @@ class Acceptor:
 
     def _accept_others(self) -> None:
         self._scheduled = False
-        for _ in range(ACCEPTED_A_TURN):
+        now = self._loop.time()
+        self._left = min(ACCEPTED_AT_ONCE, self._left + (now - self._counted) * ACCEPTED_A_SECOND)
+        self._counted = now
+        for _ in range(min(ACCEPTED_A_TURN, int(self._left))):
+            if self._turns is not None and not self._turns.room:
+                self._scheduled = True
+                self._turns.wait(self._accept_others)
+                return
             try:
                 sock, _ = self._socket.accept()
             except OSError:
                 return  # nobody waits, or the port was closed; for other reasons the loop's own call fails, and tells
+            self._left -= 1
+            if self._turns is not None:
+                self._turns.charge(ACCEPTED_SECONDS)
             sock.setblocking(False)
             self._connecting.spawn(self._loop.connect_accepted_socket(self._connection, sock, **self._tls))
 

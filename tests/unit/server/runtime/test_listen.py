@@ -19,9 +19,11 @@ from nsqha.nsqlog import Logger
 from nsqha.options import TlsRequired
 from nsqha.server.clients.connection import Connection
 from nsqha.server.http.server import HttpApi, HttpServer
+from nsqha.server.runtime import listen as listening
 from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.listen import (
     ACCEPTED_A_TURN,
+    ACCEPTED_SECONDS,
     SPARE_FILES,
     Acceptor,
     address_text,
@@ -241,4 +243,79 @@ def test_clients_that_wait_are_accepted_in_a_few_turns(loop: Callable[[], asynci
             client.close()
 
     with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(story())
+
+
+class FullTurns:
+    """The connections of a node take all of its turns, until the test says otherwise."""
+
+    def __init__(self) -> None:
+        self.room = False
+        self.waiting: list[Callable[[], None]] = []
+        self.charged = 0.0
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        self.waiting.append(go_on)
+
+    def charge(self, seconds: float) -> None:
+        self.charged += seconds
+
+
+def test_who_is_connected_comes_before_who_waits_to_be_accepted() -> None:
+    """A stranger that connects again and again takes no more of a turn than any other connection."""
+    made: list[Any] = []
+
+    class Made(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(transport)
+
+    async def story() -> None:
+        turns = FullTurns()
+        sock = listen("127.0.0.1:0", flag="tcp-address")
+        acceptor = Acceptor(sock, Made, turns=turns)  # type: ignore[arg-type]
+        await acceptor.start()
+        waiting = [socket.create_connection(("127.0.0.1", bound_port(sock))) for _ in range(60)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        alone = len(made)
+        assert 0 < alone <= 10 and len(turns.waiting) == 1 and not turns.charged, "the loop accepts one a turn"
+        turns.room = True
+        turns.waiting.pop()()
+        assert turns.charged == pytest.approx(ACCEPTED_A_TURN * ACCEPTED_SECONDS)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(made) == 60
+        acceptor.close()
+        for end in (*made, *waiting):
+            end.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+
+
+def test_clients_that_connect_without_end_are_accepted_one_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else strangers would get as much of the node as they can take."""
+    monkeypatch.setattr(listening, "ACCEPTED_AT_ONCE", 20)
+    monkeypatch.setattr(listening, "ACCEPTED_A_SECOND", 0)
+    made: list[Any] = []
+
+    class Made(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(transport)
+
+    async def story() -> None:
+        sock = listen("127.0.0.1:0", flag="tcp-address")
+        acceptor = Acceptor(sock, Made)
+        await acceptor.start()
+        waiting = [socket.create_connection(("127.0.0.1", bound_port(sock))) for _ in range(60)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert 20 < len(made) <= 40
+        while len(made) < 60:
+            await asyncio.sleep(0)
+        acceptor.close()
+        for end in (*made, *waiting):
+            end.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(story())
