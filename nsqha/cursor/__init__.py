@@ -21,6 +21,7 @@ Reading order: `events`, `deferred.deferred_set`, `committed.state`, `live.curso
     committed  the committed state, its checkpoints, and where it comes from at start
     deferred   messages that wait for a due time: the set, and what it is made of
     events     the channel events: what is written into the log, and how
+    listing    the channels of a topic as an event has them, compared without being walked over
     policy     what an operator asked of channels
     turns      which of many things are looked at this second
     limits     each bound with its reason

@@ -29,18 +29,18 @@ nothing: a payload that does not fit is LogCorrupt, never a wrong event.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 from nsqha import frames, hot
+from nsqha.cursor.listing import NO_CHANNELS, Listing
 from nsqha.cursor.policy import PolicySource
 from nsqha.errors import LogCorrupt
 from nsqha.frames import control_frame
 
 FRAME_BYTES_MAX = 64 << 10
 TARGET_END = (1 << 63) - 1  # a seek to here means the pump
-CHANNEL_PAUSED, CHANNEL_READER = 1, 2  # flags of a channel
 
 Range = tuple[int, int]
 
@@ -96,18 +96,8 @@ class ChannelListLike(PolicySource, Protocol):
     @property
     def channels(self) -> Mapping[str, ChannelInfoLike]: ...
 
-
-class ChannelEntry(NamedTuple):
-    """One channel of the record. A topic may have a thousand, and all are in each change of the list."""
-
-    name: str
-    uid: int
-    paused: bool = False
-    reader: bool = False
-
-    @property
-    def flags(self) -> int:
-        return self.paused * CHANNEL_PAUSED | self.reader * CHANNEL_READER
+    def changed_since(self, before: Any) -> Collection[str]:
+        """The names of all channels that came, went or changed since that record, of the same topic."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +106,11 @@ class ChannelsEvent:
 
     version: int
     paused: bool
-    channels: tuple[ChannelEntry, ...]
+    channels: Listing
 
     def encode(self) -> bytes:
-        parts = [_CHANNELS.pack(self.version, self.paused, len(self.channels))]
-        for channel in self.channels:
-            name = channel.name.encode()
-            parts += (_CHANNEL.pack(channel.uid, channel.flags, len(name)), name)
-        return control_frame(frames.CHANNELS, b"".join(parts))
+        head = _CHANNELS.pack(self.version, self.paused, len(self.channels))
+        return control_frame(frames.CHANNELS, head + self.channels.entries)
 
 
 @dataclass(frozen=True)
@@ -313,8 +300,9 @@ Event = (
 )  # fmt: skip
 
 
-def decode(frame_type: int, payload: bytes) -> Event | None:
-    """The event in a control frame; None for a type that may be skipped. LogCorrupt if it does not fit."""
+def decode(frame_type: int, payload: bytes, listed: Callable[[], Listing] = Listing) -> Event | None:
+    """The event in a control frame; None for a type that may be skipped. LogCorrupt if it does not fit. `listed`: the
+    channels of an earlier event, most of which a CHANNELS frame will have again."""
     decoder = _DECODERS.get(frame_type)
     if decoder is None:
         if frame_type >= frames.SKIPPABLE_MIN:
@@ -322,7 +310,7 @@ def decode(frame_type: int, payload: bytes) -> Event | None:
         raise LogCorrupt(f"a frame of type {frame_type}, which this version does not know: a newer one wrote this log")
     reader = Reader(payload)
     try:
-        event = decoder(reader)
+        event = decoder(reader) if decoder is not _channels else _channels(reader, listed())
     except (struct.error, UnicodeDecodeError) as error:
         raise LogCorrupt(f"a control frame of type {frame_type} does not decode: {error}") from None
     if reader.left:
@@ -379,21 +367,6 @@ class Reader:
         self._at += size
         return self._data[self._at - size : self._at]
 
-    def channels(self, count: int) -> tuple[ChannelEntry, ...]:
-        """Without a call per field: all channels of a topic are in each change of the list."""
-        data, at, unpack, head = self._data, self._at, _CHANNEL.unpack_from, _CHANNEL.size
-        channels = []
-        for _ in range(count):
-            uid, flags, size = unpack(data, at)
-            end = at + head + size
-            name = data[at + head : end].decode()
-            channels.append(ChannelEntry(name, uid, flags & CHANNEL_PAUSED != 0, flags & CHANNEL_READER != 0))
-            at = end
-        self._at = at
-        if at > len(data):
-            raise struct.error(f"the last of {count} channels ends {at - len(data)} bytes too late")
-        return tuple(channels)
-
     def rows(self, layout: struct.Struct, count: int) -> tuple[tuple[int, ...], ...]:
         return tuple(layout.iter_unpack(self.raw(count * layout.size)))
 
@@ -421,9 +394,9 @@ def _attributes(reader: Reader) -> Attributes:
     return Attributes(covers, deliver_at_ns, tuple(headers))
 
 
-def _channels(reader: Reader) -> ChannelsEvent:
+def _channels(reader: Reader, known: Listing = NO_CHANNELS) -> ChannelsEvent:
     version, paused, count = reader.take(_CHANNELS)
-    return ChannelsEvent(version, bool(paused), reader.channels(count))
+    return ChannelsEvent(version, bool(paused), Listing.read(reader.raw(reader.left), count, known))
 
 
 def _ephemeral(reader: Reader) -> Ephemeral:

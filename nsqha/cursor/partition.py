@@ -64,10 +64,10 @@ class PartitionCursors:
         self.limits = limits if limits is not None else ChannelLimits()
         self.channels: dict[str, Channel] = {}
         self._context = ChannelContext(self.state, id_base=id_base, limits=self.limits, ordered=ordered)
-        self._bounded: list[Channel] = []  # those that keep a limited number of unread messages
+        self.bounded: dict[str, Channel] = {}  # those that keep a limited number of unread messages, as ephemeral ones
         self.passing = PassingChannels(self.channels, self._context.policies)
         self.requests = ChannelRequests(self.state, self.channels, self._context.policies)
-        self.retention = ChannelRetention(self.state, self.requests, self._bounded)
+        self.retention = ChannelRetention(self.state, self.requests, self.bounded)
         self.checkpoints = CheckpointWriter(self.state, self.limits)
         self._taken = TakenEvents[_Sent]()
         self._last_progress = -1e9
@@ -185,7 +185,7 @@ class PartitionCursors:
         """Take in the next committed batch: committed state first, then the live channels."""
         if now is not None:
             self._context.mono = now.mono
-        if not entry.flags and not (self._bounded or self.passing):
+        if not entry.flags and not (self.bounded or self.passing):
             return self.state.apply(entry, data)
         mine = self._taken.committed(data) if entry.flags else []
         effects: list[Effect | Forgotten] = [*self.state.apply(entry, data)]
@@ -197,7 +197,7 @@ class PartitionCursors:
                 forgotten = self._live(effect, own)
                 if forgotten is not None:
                     effects.append(forgotten)
-        for channel in self._bounded:
+        for channel in self.bounded.values():
             channel.cursor.keep_unread(self.state.pump)
         self.passing.look()
         return effects
@@ -205,7 +205,7 @@ class PartitionCursors:
     def drop_unread(self, end: int) -> int:
         """The channels that keep a limited number drop what is unread below `end`; how many messages, of all."""
         pump = self.state.pump
-        return sum(channel.cursor.keep_unread(pump, drop_below=min(end, pump)) for channel in self._bounded)
+        return sum(channel.cursor.keep_unread(pump, drop_below=min(end, pump)) for channel in self.bounded.values())
 
     def _live(self, effect: Effect | Forgotten, own: set[int]) -> Forgotten | None:
         match effect:
@@ -214,12 +214,11 @@ class PartitionCursors:
             case state.Deleted(committed):
                 channel = self.channels.pop(committed.name)
                 self.passing.removed(channel)
-                if channel in self._bounded:
-                    self._bounded.remove(channel)
-            case state.Listed():
-                for name, channel in self.channels.items():
-                    if not channel.ephemeral:  # the pause of an ephemeral channel is in memory only
-                        channel.paused = self.state.channels[name].silent
+                self.bounded.pop(channel.name, None)
+            case state.Listed(_, paused):
+                for committed in paused:
+                    if (live := self._live_of(committed)) is not None:
+                        live.paused = committed.silent
             case state.Progressed(committed):
                 # Not ours: another leader's, before our epoch began, when nothing was in flight yet.
                 if id(committed) not in own and (live := self._live_of(committed)) is not None:
@@ -252,4 +251,4 @@ class PartitionCursors:
         self.channels[committed.name] = channel
         self.passing.added(channel)
         if channel.ephemeral or self._all_bounded:
-            self._bounded.append(channel)
+            self.bounded[channel.name] = channel

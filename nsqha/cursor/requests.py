@@ -6,19 +6,17 @@ seek is made into an event only then, because the event says where the cursor wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 
 from nsqha.cursor import events
 from nsqha.cursor import seek as seeks
 from nsqha.cursor.committed.state import PartitionState
+from nsqha.cursor.listing import NO_CHANNELS, ChannelEntry, Listing
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.policy import ChannelPolicies
 from nsqha.errors import NotFound
-
-_NAME: Callable[[tuple[str, object]], str] = itemgetter(0)
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,11 @@ class _SeekRequest:
         )
 
 
+def _entry(name: str, channels: Mapping[str, events.ChannelInfoLike]) -> ChannelEntry:
+    info = channels[name]
+    return ChannelEntry(name, info.uid, info.paused, info.reader)
+
+
 class ChannelRequests:
     """Requests about the channels of one partition, in the order in which they go into the log."""
 
@@ -45,6 +48,8 @@ class ChannelRequests:
         self._channels = channels
         self._policies = policies
         self._version = state.version  # the highest of a channel list that the log has, or will have
+        self._record: events.ChannelListLike | None = None  # the last one that became an event
+        self._listing = NO_CHANNELS  # of that
 
     # ---- which channels there are
 
@@ -55,12 +60,21 @@ class ChannelRequests:
         if record.version <= max(self._version, self._state.version):
             return False
         self._version = record.version
-        channels = tuple(
-            events.ChannelEntry(name, info.uid, info.paused, info.reader)
-            for name, info in sorted(record.channels.items(), key=_NAME)
-        )
-        self.queue.append(events.ChannelsEvent(record.version, record.paused, channels))
+        self.queue.append(events.ChannelsEvent(record.version, record.paused, self._listed(record)))
         return True
+
+    def _listed(self, record: events.ChannelListLike) -> Listing:
+        """The channels of the record, in the order of their names."""
+        before, channels = self._record, record.channels
+        if before is None:
+            self._listing = Listing.of(_entry(name, channels) for name in sorted(channels))
+        else:
+            changes = {
+                name: _entry(name, channels) if name in channels else None for name in record.changed_since(before)
+            }
+            self._listing = self._listing.changed(changes)
+        self._record = record
+        return self._listing
 
     def opening_events(self, record: events.ChannelListLike) -> bytes:
         """What the epoch-start batch says of the channel list, so that the log is in line from its first message on."""

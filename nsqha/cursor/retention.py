@@ -8,7 +8,7 @@ may_unlink             files below go when that, and a checkpoint above them, is
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import islice
 
 from nsqha.cursor import events
@@ -23,7 +23,7 @@ from nsqha.errors import LimitReached
 class ChannelRetention:
     """Says what the log of one partition may forget, and requests that it does."""
 
-    def __init__(self, state: PartitionState, requests: ChannelRequests, bounded: Sequence[Channel]) -> None:
+    def __init__(self, state: PartitionState, requests: ChannelRequests, bounded: Mapping[str, Channel]) -> None:
         """`bounded` are the live channels, as they come and go, that keep a limited number of messages: the committed
         state does not say what they need."""
         self._state = state
@@ -105,7 +105,7 @@ class ChannelRetention:
         start = self._state.log_start
         if end_offset > start[0] or end_position > start[1] or self._state.checkpoint.as_of < end_log_id:
             return False
-        return not any(channel.cursor.holds_below(end_offset) for channel in self._bounded)
+        return not any(channel.cursor.holds_below(end_offset) for channel in self._bounded.values())
 
     @property
     def needed_durable(self) -> int:

@@ -47,6 +47,7 @@ _Reader = Callable[[Any], Any]
 _texts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _number = msgspec.json.Decoder(int).decode
 _TEXT = "text"  # where the text of a record in a mapping is, beside its fields
+_kept_text = attrgetter(_TEXT)
 
 
 def encode(record: StoredRecord, **set_by_store: object) -> bytes:
@@ -85,7 +86,7 @@ def to_plain(record: StoredRecord) -> dict[str, Any]:
 
 def with_texts(record: StoredRecord) -> dict[str, Any]:
     """As `to_plain`, but records in mappings are JSON texts."""
-    return _converted(record, _text)
+    return _converted(record, keep_text)
 
 
 def _converted(record: StoredRecord, item: _Item) -> dict[str, Any]:
@@ -111,14 +112,19 @@ def _plain(value: Any, item: _Item) -> Any:
     if isinstance(value, StoredRecord):
         return _converted(value, item)
     if isinstance(value, Mapping):
+        if item is keep_text:
+            try:
+                return dict(zip(value, map(_kept_text, value.values()), strict=True))  # no step of Python for each
+            except AttributeError:
+                pass  # a record that was never written, or no records
         return {str(key): item(v) if isinstance(v, StoredRecord) else _plain(v, item) for key, v in value.items()}
     if isinstance(value, tuple):
         return [_plain(one, item) for one in value]
     return value
 
 
-def _text(record: StoredRecord) -> msgspec.Raw:
-    """The JSON text of a record, which stays with it."""
+def keep_text(record: StoredRecord) -> msgspec.Raw:
+    """The JSON text of a record, which stays with it: whoever puts one more into a large mapping has it made before."""
     text = record.__dict__.get(_TEXT)
     if text is None:
         text = record.__dict__[_TEXT] = msgspec.Raw(msgspec.json.encode(to_plain(record)))

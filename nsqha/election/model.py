@@ -16,13 +16,16 @@ Units are in the names. Node ids, topic, channel and log uids are 64-bit integer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
+from operator import is_not
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from nsqha import __version__
 from nsqha.election.codec import StoredRecord as StoredRecord
+from nsqha.election.codec import keep_text
 from nsqha.election.policy import EVERY_CHANNEL, SILENT, ChannelPolicy, InForce, PoliciesSaid, in_force
 from nsqha.errors import Conflict, NotFound
 from nsqha.ids import PARTITIONS_MAX, SALT_BITS, is_ephemeral, topic_salt, valid_name
@@ -36,6 +39,8 @@ Sync = Literal["always", "interval", "none"]
 UNLIMITED = -1
 REPLICAS_MAX = 15
 MOVED_FROM_MAX = 32  # nodes that a record remembers as former replicas
+
+_SINCE = "since"  # where a list of channels has what changed since another one, beside its fields
 
 R = TypeVar("R")
 
@@ -87,6 +92,16 @@ class ChannelInfo(StoredRecord):
     policy: ChannelPolicy = field(default_factory=lambda: SILENT)  # what an operator asks of it
 
 
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys of what is not equal in both, without a step of Python for each of what is the very same."""
+    unlike = compress(after, map(is_not, after.values(), map(before.get, after)))
+    names = tuple(name for name in unlike if before.get(name) != after[name])
+    came = sum(name not in before for name in names)
+    if len(before) + came > len(after):
+        names += tuple(name for name in before if name not in after)
+    return names
+
+
 @dataclass(frozen=True)
 class ChannelList(StoredRecord):
     """The durable channels of a topic; `version` counts changes, so that a log can recognize an older copy."""
@@ -101,6 +116,19 @@ class ChannelList(StoredRecord):
         """All that is said of policies here."""
         speaking = {n: i.policy for n, i in self.channels.items() if i.policy is not SILENT and i.policy != SILENT}
         return PoliciesSaid(speaking, self.defaults)
+
+    def changed_since(self, before: ChannelList) -> Collection[str]:
+        """The names of all channels that came, went or changed since that list, older or newer.
+
+        A list that was made of another one by a change knows that; of others that are compared, each is compared once,
+        as all partitions of a topic ask for the same."""
+        if self.channels is before.channels:
+            return ()
+        since, names = self.__dict__.get(_SINCE, (None, ()))
+        if since is not before.channels:
+            names = _differing(before.channels, self.channels)
+            self.__dict__[_SINCE] = before.channels, names
+        return names  # type: ignore[no-any-return]
 
     def policy_in_force(self, name: str) -> dict[str, InForce]:
         """What this channel follows, for every field of a policy."""
@@ -129,24 +157,24 @@ class ChannelList(StoredRecord):
             return self
         if name == EVERY_CHANNEL:
             return replace(self._next(), defaults=changed)
-        return self._next(channels={**self.channels, name: replace(self.channels[name], policy=changed)})
+        return self._with(name, replace(self.channels[name], policy=changed))
 
     def with_channel(self, name: str, uid: int, *, reader: bool = False) -> ChannelList:
         if not valid_name(name) or is_ephemeral(name):
             raise ValueError(f"{name!r} is not a name for a durable channel")
         if name in self.channels:
             raise Conflict(f"channel {name} exists already")
-        return self._next(channels={**self.channels, name: ChannelInfo(uid, reader=reader)})
+        return self._with(name, ChannelInfo(uid, reader=reader))
 
     def without_channel(self, name: str) -> ChannelList:
         self._existing(name)
-        return self._next(channels={n: info for n, info in self.channels.items() if n != name})
+        return self._with(name, None)
 
     def with_channel_paused(self, name: str, paused: bool) -> ChannelList:
         info = self._existing(name)
         if info.paused == paused:
             return self
-        return self._next(channels={**self.channels, name: replace(info, paused=paused)})
+        return self._with(name, replace(info, paused=paused))
 
     def with_topic_paused(self, paused: bool) -> ChannelList:
         return self if self.paused == paused else self._next(paused=paused)
@@ -165,6 +193,19 @@ class ChannelList(StoredRecord):
         if name not in self.channels:
             raise NotFound(f"there is no channel {name}")
         return self.channels[name]
+
+    def _with(self, name: str, info: ChannelInfo | None) -> ChannelList:
+        """The next list, with this for the channel; None: without it."""
+        channels = dict(self.channels)
+        before = channels.pop(name, None) if info is None else channels.get(name)
+        if info is not None:
+            channels[name] = info
+            keep_text(info)
+        changed = self._next(channels=channels)
+        changed.__dict__[_SINCE] = self.channels, (name,)
+        if all(one is None or one.policy == SILENT for one in (before, info)):
+            changed.__dict__["policies"] = self.policies
+        return changed
 
     def _next(self, *, channels: Mapping[str, ChannelInfo] | None = None, paused: bool | None = None) -> ChannelList:
         return replace(

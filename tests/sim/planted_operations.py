@@ -48,7 +48,7 @@ def seek_forgets_what_was_finished_behind_it() -> Iterator[None]:
     """A seek back that skips what had been finished out of order."""
 
     def seek(self: PartitionState, event: Any, log_id: int, effects: Any) -> None:
-        channel = self.by_uid(event.uid)
+        channel = self.channels.by_uid(event.uid)
         ranges = None if channel is None else channel.ranges
         original(self, event, log_id, effects)
         if channel is not None and ranges is not None and not event.undo:

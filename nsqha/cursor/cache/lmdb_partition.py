@@ -203,5 +203,5 @@ class CachedPartition:
 
 def rows_of(state: PartitionState, uid: int) -> list[Deferred]:
     """The deferred messages of a channel."""
-    channel = state.by_uid(uid)
+    channel = state.channels.by_uid(uid)
     return list(channel.deferred.items()) if channel is not None else []

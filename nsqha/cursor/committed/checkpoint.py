@@ -45,8 +45,9 @@ from nsqha.cursor.committed.state import (
     Undo,
 )
 from nsqha.cursor.deferred.deferred_set import Deferred, NewDeferred
-from nsqha.cursor.events import CHANNEL_PAUSED, CHANNEL_READER, CheckpointFrame, Reader
+from nsqha.cursor.events import CheckpointFrame, Reader
 from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.listing import CHANNEL_PAUSED, CHANNEL_READER
 from nsqha.errors import LogCorrupt
 from nsqha.frames import CHECKPOINT, CONTROL_MIN, HAS_CHECKPOINT
 from nsqha.frames import HEAD as FRAME_HEAD

@@ -48,6 +48,7 @@ from nsqha.cursor.committed.holds import Holds
 from nsqha.cursor.deferred.dead import DEAD_FROM, clear_alive
 from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, Deferred, DeferredSet, MemoryDeferred, NewDeferred
 from nsqha.cursor.deferred.later import LaterMessages
+from nsqha.cursor.listing import ChannelEntry, Listing
 from nsqha.errors import LogCorrupt
 from nsqha.ids import is_ephemeral
 from nsqha.ranges import RangeSet
@@ -167,6 +168,30 @@ class ChannelState:
             del self.attempts[0]
 
 
+class ChannelTable(dict[str, ChannelState]):
+    """The channels of a partition, by name."""
+
+    listed: Listing | None = None  # the durable ones, as the last event listed them; None: they are from a checkpoint
+
+    def listing(self) -> Listing:
+        """The durable channels."""
+        if self.listed is None:
+            durable = [channel for _, channel in sorted(self.items()) if not channel.ephemeral]
+            self.listed = Listing.of(ChannelEntry(c.name, c.uid, c.paused, c.reader) for c in durable)
+        return self.listed
+
+    @property
+    def consumed(self) -> bool:
+        """Whether there is a channel of consumers; those of readers of the files do not count."""
+        for channel in self.values():  # noqa: SIM110  asked for each batch; a generator costs three times as much
+            if not channel.reader:
+                return True
+        return False
+
+    def by_uid(self, uid: int) -> ChannelState | None:
+        return next((channel for channel in self.values() if channel.uid == uid), None)
+
+
 # ---- what applying a batch did, for those that keep more than the committed state
 
 
@@ -186,9 +211,11 @@ class Deleted:
 
 @dataclass(frozen=True)
 class Listed:
-    """The channel list was applied; channels and the topic may be paused or not."""
+    """The channel list was applied; the topic may be paused or not, and so are these channels, which were not so
+    before."""
 
     version: int
+    paused: tuple[ChannelState, ...]
 
 
 @dataclass(frozen=True)
@@ -280,7 +307,7 @@ class PartitionState:
         self.pump = 0
         self.paused = False
         self.version = 0
-        self.channels: dict[str, ChannelState] = {}
+        self.channels = ChannelTable()
         self.log_start = (0, 0)  # offset, position
         self.log_start_log_id = 0  # of the event that said so
         self.holds = Holds()
@@ -293,18 +320,7 @@ class PartitionState:
     @property
     def moving(self) -> bool:
         """Whether the pump follows the log."""
-        return not self.paused and self.consumed
-
-    @property
-    def consumed(self) -> bool:
-        """Whether there is a channel of consumers; those of readers of the files do not count."""
-        for channel in self.channels.values():  # noqa: SIM110  asked for each batch; a generator costs three times as much
-            if not channel.reader:
-                return True
-        return False
-
-    def by_uid(self, uid: int) -> ChannelState | None:
-        return next((channel for channel in self.channels.values() if channel.uid == uid), None)
+        return not self.paused and self.channels.consumed
 
     def end_for(self, channel: ChannelState) -> int:
         """The end of what the channel may read."""
@@ -317,7 +333,7 @@ class PartitionState:
     def log_start_limit(self) -> int:
         """No log start may name an offset above this: a channel may still need what follows."""
         floors = [channel.floor for channel in self.channels.values() if not channel.ephemeral]
-        if self.channels and not self.paused and not self.consumed:
+        if self.channels and not self.paused and not self.channels.consumed:
             return min(floors)  # an archive alone would keep everything for ever: its readers say what may go
         return min([self.pump, *floors])
 
@@ -355,7 +371,7 @@ class PartitionState:
                 if not count:
                     raise LogCorrupt(f"batch {entry.log_id}: the message at {at} does not fit")
                 offset += count
-            elif (event := events.decode(frame_type, bytes(data[at + 8 : after]))) is not None:
+            elif (event := events.decode(frame_type, bytes(data[at + 8 : after]), self.channels.listing)) is not None:
                 if isinstance(event, events.Attributes):
                     if event.deliver_at_ns:
                         for covered in range(offset, min(offset + event.covers, entry.first_offset + entry.count)):
@@ -432,16 +448,22 @@ class PartitionState:
         if event.version < self.version:
             return
         self.version = event.version
-        wanted = {channel.name: channel for channel in event.channels}
-        for name, channel in list(self.channels.items()):
-            if not channel.ephemeral and (name not in wanted or wanted[name].uid != channel.uid):
-                self._delete(channel, effects)
+        gone, came = event.channels.since(self.channels.listing())
+        self.channels.listed = event.channels
+        wanted = {channel.name: channel for channel in came}
+        for name, uid, *_ in gone:
+            if name not in wanted or wanted[name].uid != uid:
+                self._delete(self.channels[name], effects)
+        paused = []
         for name, new in wanted.items():
             if name not in self.channels:
                 self._create(name, new.uid, effects, reader=new.reader)
-            self.channels[name].paused = new.paused
+            channel = self.channels[name]
+            if channel.paused != new.paused:
+                channel.paused = new.paused
+                paused.append(channel)
         self.paused = event.paused
-        effects.append(Listed(event.version))
+        effects.append(Listed(event.version, tuple(paused)))
 
     def _ephemeral(self, name: str, uid: int, exists: bool, effects: list[Effect]) -> None:
         if exists and name not in self.channels:
@@ -485,7 +507,7 @@ class PartitionState:
         effects.append(Progressed(channel))
 
     def _seek(self, event: events.Seek, log_id: int, effects: list[Effect]) -> None:
-        channel = self.by_uid(event.uid)
+        channel = self.channels.by_uid(event.uid)
         if channel is None or (event.undo and channel.undo is None):
             return
         if event.forward and self.clamp(channel, event.target) <= channel.floor:
@@ -546,7 +568,7 @@ class PartitionState:
             if not self.moving:
                 self._lift_pump(end)
             return
-        channel = self.by_uid(abandoned.uid)
+        channel = self.channels.by_uid(abandoned.uid)
         if channel is not None and not channel.reader and channel.floor < min(end, self.pump):
             first, end = channel.floor, min(end, self.pump)
             channel.abandoned += end - first - channel.ranges.count_below(end)
@@ -576,15 +598,18 @@ class PartitionState:
         copy.__dict__.update(self.__dict__)
         copy.later = self.later.copy()
         copy.holds = self.holds.copy()
-        copy.channels = {
-            name: replace(
-                channel,
-                ranges=channel.ranges.copy(),
-                attempts=channel.attempts[:],
-                deferred=deferred(channel),
+        copy.channels = ChannelTable(
+            (
+                name,
+                replace(
+                    channel,
+                    ranges=channel.ranges.copy(),
+                    attempts=channel.attempts[:],
+                    deferred=deferred(channel),
+                ),
             )
             for name, channel in self.channels.items()
-        }
+        )
         return copy
 
     def _checkpoint_frame(self, frame: events.CheckpointFrame, entry: EntryLike, effects: list[Effect]) -> None:

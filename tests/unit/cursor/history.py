@@ -19,7 +19,8 @@ from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.committed.loading import first_checkpoint_end, load
 from nsqha.cursor.deferred.dead import Reason, dead_in
 from nsqha.cursor.deferred.deferred_set import Deferred
-from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, ChannelsEvent
+from nsqha.cursor.events import TARGET_END, Abandoned, ChannelsEvent
+from nsqha.cursor.listing import ChannelEntry, Listing
 from nsqha.cursor.live.acting import Action, act
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.looking import MessageState, held
@@ -187,7 +188,8 @@ class History(Life):
     def old_record(self) -> None:
         """A leader that read the record long ago writes what it read."""
         if self.record.version > 1:
-            event = ChannelsEvent(self.record.version - 1, self.rng.random() < 0.5, (ChannelEntry("a", 1 << 40),))
+            channels = Listing.of([ChannelEntry("a", 1 << 40)])
+            event = ChannelsEvent(self.record.version - 1, self.rng.random() < 0.5, channels)
             self.leader._write(event.encode(), HAS_EVENTS, [], 0)
 
     def pause_channel(self) -> None:

@@ -19,6 +19,7 @@ from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.deferred.later import LaterMessages
 from nsqha.cursor.deferred.overlay import DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
+from nsqha.cursor.listing import Listing
 from nsqha.cursor.live import acting, progress, requeue
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.cursor import ChannelCursor
@@ -196,7 +197,7 @@ def recreated_is_the_same() -> list[Patch]:
         kept = tuple(
             c._replace(uid=self.channels[c.name].uid) if c.name in self.channels else c for c in event.channels
         )
-        channels(self, replace(event, channels=kept), effects)
+        channels(self, replace(event, channels=Listing.of(kept)), effects)
 
     return [instead(PartitionState, "_channels", wrong)]
 

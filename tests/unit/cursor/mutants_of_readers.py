@@ -10,7 +10,8 @@ from unittest.mock import patch
 from nsqha.cursor import events
 from nsqha.cursor.committed import checkpoint
 from nsqha.cursor.committed.holds import NEVER_PASSED, Holds
-from nsqha.cursor.committed.state import ChannelState, PartitionState
+from nsqha.cursor.committed.state import ChannelState, ChannelTable, PartitionState
+from nsqha.cursor.listing import Listing
 from nsqha.cursor.requests import ChannelRequests
 from tests.mutation import Patch, instead
 from tests.unit.cursor.mutant import mutant
@@ -74,7 +75,7 @@ def readers_defer() -> list[Patch]:
 
 @mutant("a reader's channel is nobody's first channel")
 def readers_take_the_backlog() -> list[Patch]:
-    return [instead(PartitionState, "consumed", property(lambda self: bool(self.channels)))]
+    return [instead(ChannelTable, "consumed", property(lambda self: bool(self)))]
 
 
 @mutant("a reader's floor does not go back unless it is asked to")
@@ -87,7 +88,7 @@ def kinds_are_not_written() -> list[Patch]:
     encode = events.ChannelsEvent.encode
 
     def wrong(self: events.ChannelsEvent) -> bytes:
-        return encode(replace(self, channels=tuple(c._replace(reader=False) for c in self.channels)))
+        return encode(replace(self, channels=Listing.of(c._replace(reader=False) for c in self.channels)))
 
     return [instead(events.ChannelsEvent, "encode", wrong)]
 

@@ -14,7 +14,6 @@ from nsqha.cursor.events import (
     Abandoned,
     Attributes,
     Carry,
-    ChannelEntry,
     ChannelProgress,
     ChannelsEvent,
     CheckpointFrame,
@@ -28,6 +27,7 @@ from nsqha.cursor.events import (
     decode,
     deliver_at_in,
 )
+from nsqha.cursor.listing import ChannelEntry, Listing
 from nsqha.errors import LogCorrupt
 
 u64 = st.integers(0, (1 << 64) - 1)
@@ -58,7 +58,7 @@ all_events = st.one_of(
         ChannelsEvent,
         u64,
         st.booleans(),
-        st.lists(st.builds(ChannelEntry, names, u64, st.booleans(), st.booleans()), max_size=4).map(tuple),
+        st.lists(st.builds(ChannelEntry, names, u64, st.booleans(), st.booleans()), max_size=4).map(Listing.of),
     ),
     st.builds(Ephemeral, names, u64, st.booleans()),
     st.just(TopicEmpty()),

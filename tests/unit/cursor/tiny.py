@@ -135,6 +135,10 @@ class Record(NamedTuple):
     def policies(self) -> PoliciesSaid:
         return PoliciesSaid({}, self.policy)
 
+    def changed_since(self, before: Record) -> set[str]:
+        names = before.channels.keys() | self.channels.keys()
+        return {name for name in names if before.channels.get(name) != self.channels.get(name)}
+
     def policy_in_force(self, name: str) -> Mapping[str, InForce]:
         return in_force(ChannelPolicy(), self.policy)
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from nsqha.cursor.events import ChannelEntry, ChannelsEvent
+from nsqha.cursor.events import ChannelsEvent
+from nsqha.cursor.listing import ChannelEntry, Listing
 from nsqha.cursor.policy import ChannelPolicies
 from nsqha.election import codec, policy
 from nsqha.election.embedded import EmbeddedStore
@@ -108,7 +109,7 @@ def bytes_of_a_change(count: int, name_bytes: int) -> tuple[int, int]:
     """Of one change of the list: what each partition's log gets, and what the metadata get."""
     rng = random.Random(1)
     infos = {f"{n:04}".rjust(name_bytes, "c"): ChannelInfo(rng.getrandbits(63)) for n in range(count)}
-    entries = tuple(ChannelEntry(name, info.uid) for name, info in infos.items())
+    entries = Listing.of(ChannelEntry(name, info.uid) for name, info in infos.items())
     record = TopicRecord("t", 1, 2, channels=ChannelList(count, False, infos))
     return len(ChannelsEvent(count, False, entries).encode()), len(codec.encode(record))
 
