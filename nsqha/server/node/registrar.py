@@ -155,6 +155,17 @@ class Registrar:
             self._tell(f"UNREGISTER {topic}\n")
             del self._announced[topic]
 
+    def channels_changed(self, topic: str, channels: Mapping[str, bool]) -> None:
+        """Which of these channels there are now of a topic that this node has."""
+        announced = self._announced[topic]
+        for channel, there in channels.items():
+            if there and channel not in announced:
+                announced.add(channel)
+                self._tell(f"REGISTER {topic} {channel}\n")
+            elif not there and channel in announced:
+                announced.remove(channel)
+                self._tell(f"UNREGISTER {topic} {channel}\n")
+
     def _tell(self, line: str) -> None:
         for peer in self._peers.values():
             peer.tell(line.encode())

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha import hot
@@ -562,7 +562,7 @@ class Deliveries(dict[str, Delivery]):
         for delivery in woken:
             delivery.pump(now)
         self._write_progress()  # what pumps have settled
-        self.arm(now.mono)
+        self.arm(now.mono, woken)
 
     def _write_progress(self) -> None:
         partition = self._partition
@@ -582,13 +582,14 @@ class Deliveries(dict[str, Delivery]):
             self.due(now)
             self.arm(now.mono)
 
-    def arm(self, now: float) -> None:
-        """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events."""
+    def arm(self, now: float, changed: Iterable[Delivery] | None = None) -> None:
+        """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events.
+        `changed`: of no others can it be earlier than when this was called last."""
         partition = self._partition
         deadline = partition.cursors.event_deadline()
         if deadline is not None and partition.held_up:
             deadline = None
-        for delivery in self.values():
+        for delivery in self.values() if changed is None else changed:
             mine = delivery.channel.next_deadline()
             if mine is not None and (deadline is None or mine < deadline):
                 deadline = mine

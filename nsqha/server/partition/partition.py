@@ -179,11 +179,14 @@ class Partition:
 
     def _commit(self, now: Now) -> None:
         try:
-            self.batches.outstanding.commit(now)
+            news = self.batches.outstanding.commit(now)
         except Exception as error:
             self._stop(error)
             return
-        self.deliveries.pump(now)
+        if news:
+            self.deliveries.pump(now)
+        else:
+            self.deliveries.arm(now.mono, ())
         memory = self.batches.publishes.memory
         if memory is not None and self.serving and not self.closed:
             memory.trim(self, now)

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 
 from nsqha import ids
 from nsqha.clock import Now
-from nsqha.cursor.committed.state import Created, Deleted, Effect, EpochStarted
+from nsqha.cursor.committed.state import ChannelState, Created, Deleted, Effect, EpochStarted, Listed
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.followed import NO_TIMES, ChannelTimes
 from nsqha.cursor.partition import Forgotten
-from nsqha.election.model import TopicRecord, Versioned
+from nsqha.election.model import ChannelList, TopicRecord, Versioned
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.delivery import Consumer, Delivery
 from nsqha.server.partition.partition import Partition
@@ -68,6 +68,10 @@ class TopicConsumers:
         here = {consumer.only for consumer in self.here.get(channel, ())}
         for consumer in self.relayed.get(channel, ()):
             consumer.set_standby(None in here or consumer.only in here)
+
+    def of(self, channel: str) -> list[Consumer]:
+        """Those of one channel."""
+        return [*self.here.get(channel, ()), *self.relayed.get(channel, ())]
 
     def all(self) -> list[Consumer]:
         return [c for group in (self.here, self.relayed) for consumers in group.values() for c in consumers]
@@ -128,6 +132,7 @@ class Topic:
         self.versioned = record
         self.led: tuple[Partition, ...] = ()  # by number; replaced, never changed: who walks it may await
         self.consumers = TopicConsumers()
+        self.told: tuple[ChannelList | None, Sequence[Partition]] = (None, ())  # what lookup daemons heard last is of
         self.deleting = False
         self.leaving: set[str] = set()  # channels that are being deleted
         self.ended = EndedCounts()
@@ -172,11 +177,6 @@ class Topic:
         logged = [p.cursors.channels[name].committed for p in self.led if name in p.cursors.channels]
         return any(channel.reader for channel in logged) if logged else None
 
-    def announced(self) -> list[str]:
-        """The channels that lookup daemons hear of. No reader's: a node that makes a channel from there makes it for
-        consumers."""
-        return [name for name in self.channel_names() if not self.is_reader(name)]
-
     def serves(self, name: str) -> bool:
         """Whether consumers of this channel can be attached: every partition has it, and it is to stay."""
         return name not in self.leaving and all(p.serving and name in p.deliveries for p in self.led)
@@ -195,7 +195,7 @@ class Topic:
         finally:
             self.leaving.discard(channel)
             for partition in self.led:
-                self._give_places(partition)
+                self._give_places(partition, self.consumers.of(channel))
 
     def wake(self, channel: str) -> None:
         """Deliveries of the channel may go on."""
@@ -208,10 +208,11 @@ class Topic:
     def add_led(self, partition: Partition) -> None:
         """This node leads the partition from now on; consumers get their place when its epoch has begun."""
         partition.batches.outstanding.on_effects = lambda effects: self._happened(partition, effects)
-        self._sync_deliveries(partition)
+        for channel in partition.cursors.channels.values():
+            partition.deliveries[channel.name] = self._new_delivery(partition, channel)
         others = [led for led in self.led if led.number != partition.number]
         self.led = tuple(sorted([*others, partition], key=lambda led: led.number))
-        self._give_places(partition)
+        self._give_places(partition, self.consumers.all())
 
     def remove_led(self, partition: Partition, why: str) -> None:
         """This node does not lead it any more. Clients that came here because it did look for the leader again;
@@ -233,32 +234,40 @@ class Topic:
 
     def _happened(self, partition: Partition, effects: Sequence[Effect | Forgotten]) -> None:
         """A committed batch changed channels: bring deliveries and windows in line."""
-        if any(isinstance(effect, (Created, Deleted)) for effect in effects):
-            self._sync_deliveries(partition)
-            self._give_places(partition)
         for effect in effects:
-            if isinstance(effect, EpochStarted):
+            if isinstance(effect, Created):
+                self._open_delivery(partition, effect.channel)
+            elif isinstance(effect, Deleted):
+                self._close_delivery(partition, effect.channel)
+            elif isinstance(effect, Listed):
+                for committed in effect.paused:
+                    if (delivery := partition.deliveries.get(committed.name)) is not None:
+                        delivery.wake()
+            elif isinstance(effect, EpochStarted):
                 # The record may have changed while the epoch could not write events yet.
                 if partition.serving and partition.cursors.requests.reconcile(self.record.channels):
                     partition.write_events()
-                self._give_places(partition)
+                self._give_places(partition, self.consumers.all())
             elif isinstance(effect, Forgotten):
                 delivery = partition.deliveries.get(effect.channel.name)
                 if delivery is not None:
                     delivery.forgotten(effect.counts)
 
-    def _sync_deliveries(self, partition: Partition) -> None:
-        """Open deliveries for new channels, close those of deleted ones."""
-        channels = partition.cursors.channels
-        for name, delivery in list(partition.deliveries.items()):
-            if channels.get(name) is not delivery.channel:
-                del partition.deliveries[name]
-                self.ended.forget(name)
-                for consumer in delivery.consumers:
-                    consumer.wire.close()
-        for name, channel in channels.items():
-            if name not in partition.deliveries:
-                partition.deliveries[name] = self._new_delivery(partition, channel)
+    def _open_delivery(self, partition: Partition, committed: ChannelState) -> None:
+        """The channel came, and may be gone again."""
+        channel = partition.cursors.channels.get(committed.name)
+        if channel is not None and channel.committed is committed:
+            partition.deliveries[channel.name] = self._new_delivery(partition, channel)
+            self._give_places(partition, self.consumers.of(channel.name))
+
+    def _close_delivery(self, partition: Partition, committed: ChannelState) -> None:
+        """The channel has gone; one of its name may be there again."""
+        delivery = partition.deliveries.get(committed.name)
+        if delivery is not None and delivery.channel.committed is committed:
+            del partition.deliveries[committed.name]
+            self.ended.forget(committed.name)
+            for consumer in delivery.consumers:
+                consumer.wire.close()
 
     # ---- consumers
 
@@ -278,8 +287,8 @@ class Topic:
         self.consumers.set_standby(consumer.channel)
         return not self.consumers.reads(consumer.channel)
 
-    def _give_places(self, partition: Partition) -> None:
-        for consumer in self.consumers.all():
+    def _give_places(self, partition: Partition, consumers: list[Consumer]) -> None:
+        for consumer in consumers:
             self._give_place(partition, consumer)
 
     def _give_place(self, partition: Partition, consumer: Consumer) -> None:

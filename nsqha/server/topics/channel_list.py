@@ -6,7 +6,7 @@ A channel is one for consumers or a reader's; both share their names, so what is
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 
 from nsqha import ids
 from nsqha.election.model import ChannelList
@@ -54,7 +54,7 @@ async def add_channel(
     The logs of the others follow by `Topic.reconcile`. WrongKind: it is there, and of the other kind. LimitReached:
     there are READERS_MAX others for readers, or `channels_max` others (0: no limit)."""
     if ids.is_ephemeral(channel):
-        _check_number(topic, topic.channel_names(), channels_max)
+        _check_number(topic, topic.record.channels, channels_max)
         for partition in topic.led:
             if partition.serving:  # another leader's epoch may have only begun; it is asked again
                 partition.cursors.requests.create_ephemeral(channel, ids.new_uid(rng))
@@ -69,7 +69,7 @@ async def add_channel(
                     f"topic {topic.name} has {READERS_MAX} reader channels, as many as there may be: delete one that "
                     f"is not used (nsqha channel delete)"
                 )
-            _check_number(topic, {*topic.channel_names(), *channels.channels}, channels_max)
+            _check_number(topic, channels, channels_max)
             return channels.with_channel(channel, uid, reader=reader)
         if there.reader != reader:
             raise wrong_kind(topic.name, channel, reader=there.reader)
@@ -78,10 +78,12 @@ async def add_channel(
     await change(topic, added)
 
 
-def _check_number(topic: Topic, names: Collection[str], channels_max: int) -> None:
+def _check_number(topic: Topic, listed: ChannelList, channels_max: int) -> None:
     """LimitReached: there is no place for one more. Every change of the list is written with the whole list."""
-    if 0 < channels_max <= len(names):
+    kept_here = set().union(*(partition.cursors.bounded for partition in topic.led))  # #ephemeral ones are in no record
+    number = len(listed.channels) + len(kept_here.difference(listed.channels))
+    if 0 < channels_max <= number:
         raise LimitReached(
-            f"topic {topic.name} has {len(names)} channels, as many as --max-topic-channels allows: delete one that is "
+            f"topic {topic.name} has {number} channels, as many as --max-topic-channels allows: delete one that is "
             "not used"
         )

@@ -106,7 +106,7 @@ class Channels:
             await add_channel(self._change, self._rng, topic, channel, reader=reader, channels_max=self._channels_max)
             await self.leaders.follow(topic)
             logger.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
-        self._topics.announce(topic.name)
+        self._topics.announce(topic.name, [channel])
 
     async def delete(self, topic: str, channel: str) -> None:
         self._existing(topic, channel)
@@ -138,7 +138,7 @@ class Channels:
                         return  # another node was faster, and has every leader follow
                     await self.leaders.follow(found)
             logger.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
-            self._topics.announce(topic)
+            self._topics.announce(topic, [channel])
             if found.ephemeral and not found.channel_names():
                 await self._topics.bury(found)
 

@@ -78,6 +78,9 @@ class Announcer(Protocol):
     def changed(self, topic: str, channels: Iterable[str] | None) -> None:
         """What this node has of a topic now, None: nothing."""
 
+    def channels_changed(self, topic: str, channels: Mapping[str, bool]) -> None:
+        """Which of these channels there are now of a topic that this node has."""
+
     async def known_channels(self, topic: str) -> list[str]:
         """The channels of a brand-new topic that lookup daemons know."""
 
@@ -86,6 +89,9 @@ class NoLookupd:
     """An `Announcer` without lookup daemons."""
 
     def changed(self, topic: str, channels: Iterable[str] | None) -> None:
+        pass
+
+    def channels_changed(self, topic: str, channels: Mapping[str, bool]) -> None:
         pass
 
     async def known_channels(self, topic: str) -> list[str]:

@@ -12,7 +12,7 @@ come one after the other and read the state again when their turn comes; a chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from contextlib import suppress
 from dataclasses import fields as dataclass_fields
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Any
 
 from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import AppendFailed, Conflict, NotFound, Unavailable
+from nsqha.ids import is_ephemeral
 from nsqha.nsqlog import Logger
 from nsqha.server.opening.opener import RECOVERED_AT_ONCE, OpenedLog
 from nsqha.server.partition.topic import Topic
@@ -108,9 +109,11 @@ class Topics(Mapping[str, Topic]):
         topic = self._topics.get(name)
         if topic is not None and topic.record.uid == record.uid:
             if versioned.version > topic.versioned.version:
-                grown = len(record.partitions) > len(topic.record.partitions)
-                for channel in topic.record.channels.channels.keys() - record.channels.channels.keys() - topic.leaving:
-                    self.deleted_elsewhere.add((name, channel))
+                before = topic.record
+                grown = len(record.partitions) > len(before.partitions)
+                for channel in record.channels.changed_since(before.channels):
+                    if channel not in record.channels.channels and channel not in topic.leaving:
+                        self.deleted_elsewhere.add((name, channel))
                 topic.versioned = versioned
                 self.settings.apply(topic)
                 if grown:
@@ -190,12 +193,23 @@ class Topics(Mapping[str, Topic]):
 
     def registrations(self) -> dict[str, list[str]]:
         """All topics that clients find here, with their channels, for the lookup daemons."""
-        return {name: topic.announced() for name, topic in self._topics.items() if topic.led}
+        return {name: announced(topic) for name, topic in self._topics.items() if topic.led}
 
-    def announce(self, name: str) -> None:
-        """The topic, its channels, or whether a part of it is led here may have changed: the lookup daemons hear."""
+    def announce(self, name: str, more: Iterable[str] = ()) -> None:
+        """The topic, its channels, or whether a part of it is led here may have changed: the lookup daemons hear.
+        `more`: channels that may have come or gone in the logs alone. All of them are looked at when something else is
+        led here than before."""
         topic = self._topics.get(name)
-        self.announcer.changed(name, topic.announced() if topic is not None and topic.led else None)
+        if topic is None or not topic.led:
+            self.announcer.changed(name, None)
+            return
+        channels, led = topic.told
+        if channels is not None and led is topic.led:
+            changed = {*topic.record.channels.changed_since(channels), *more}
+            self.announcer.channels_changed(name, {channel: announces(topic, channel) for channel in changed})
+        else:
+            self.announcer.changed(name, announced(topic))
+        topic.told = topic.record.channels, topic.led
 
     def of_uid(self, name: str, uid: int) -> Topic | None:
         """The topic, if this life of it is here."""
@@ -274,6 +288,20 @@ class Topics(Mapping[str, Topic]):
                 await self.placement.change(self.topic(name), changes)
 
         await self._context.changes.whole(change())
+
+
+def announced(topic: Topic) -> list[str]:
+    """The channels that lookup daemons hear of."""
+    return [name for name in topic.channel_names() if announces(topic, name)]
+
+
+def announces(topic: Topic, channel: str) -> bool:
+    """Whether they hear of this one: it is there and stays, and is no reader's. A node that makes a channel from there
+    makes it for consumers."""
+    listed = topic.record.channels.channels.get(channel)
+    if listed is None:  # another node may have deleted it, and the logs do not say so yet
+        return is_ephemeral(channel) and topic.has_channel(channel)
+    return not listed.reader
 
 
 def files_remain(topic: str, error: Exception) -> None:

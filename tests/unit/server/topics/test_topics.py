@@ -82,6 +82,10 @@ class Registrar:
     def changed(self, topic: str, channels: Any) -> None:
         self.told.append((topic, channels))
 
+    def channels_changed(self, topic: str, channels: Any) -> None:
+        before = {channel for channel in self.told[-1][1] if channel not in channels}
+        self.told.append((topic, sorted(before | {channel for channel, there in channels.items() if there})))
+
 
 class ReplicaLogs:
     def __init__(self) -> None:
