@@ -9,6 +9,7 @@ that older versions must not see raises the cluster's feature level, or, if the 
 
 A topic may have a thousand channels and its record is written whole, so a record in a mapping is converted once: its
 text stays with it (`with_texts`), and of equal texts that are read one record is made (`decode`). Records never change.
+Nor do mappings, so one whose text was read a moment ago is not read again (`_Items`).
 Those without others in them, as a partition's, have a shorter way (`_Flat`), which must not show.
 """
 
@@ -27,6 +28,8 @@ from nsqha.errors import ConfigError, LogCorrupt
 
 FORMAT = 1
 ITEMS_MAX = 16_384  # records in mappings that are remembered by their texts; some 500 bytes each
+MAPPINGS_MAX = 16  # mappings of one type that are remembered by their texts, if those are
+MAPPING_BYTES = 2048  # or more; some 100 KB each for a thousand channels
 
 
 @dataclass(frozen=True)
@@ -140,10 +143,7 @@ def _reader(hint: Any) -> _Reader:
         return msgspec.json.Decoder(hint).decode
     key_type, item = get_args(hint)
     if isinstance(item, type) and issubclass(item, StoredRecord):
-        return lambda text: {
-            key_type(key): _item(item, bytes(one))  # type: ignore[arg-type]
-            for key, one in _texts(text).items()
-        }
+        return _Items(key_type, item)
     if get_origin(item) is Mapping:
         return lambda text: _typed(hint, msgspec.json.decode(text))
     items = msgspec.json.Decoder(dict[str, item]).decode  # type: ignore[valid-type]
@@ -158,6 +158,42 @@ def _of_texts(kind: type[R], texts: Mapping[str, msgspec.Raw], set_by_store: Map
     if len(known) < len(texts):
         unknown = {name: msgspec.json.decode(text) for name, text in texts.items() if name not in readers}
     return kind(**{**known, **set_by_store}, unknown=unknown)
+
+
+class _Items:
+    """Reads a mapping of records. A large one is read many times, by the watch and by whoever has to be sure, and
+    mostly it is one that was read before with one more at its end: of that only the end is read."""
+
+    def __init__(self, key_type: _Reader, kind: type[StoredRecord]) -> None:
+        self._key_type = key_type
+        self._kind = kind
+        self._recent: tuple[
+            tuple[bytes, dict[Any, Any]], ...
+        ] = ()  # texts without the last brace; replaced by any thread
+
+    def __call__(self, text: msgspec.Raw) -> dict[Any, Any]:
+        data = bytes(text)
+        if len(data) < MAPPING_BYTES:
+            return self._read(data)
+        known = self._recent
+        for index, (begin, items) in enumerate(known):
+            if data.startswith(begin):
+                more = data[len(begin) :]
+                if more == b"}":
+                    return items
+                if more.startswith(b","):  # `begin` and a brace were read, so this is behind a record, and in no string
+                    known, items = known[:index] + known[index + 1 :], items | self._read(b"{" + more[1:])
+                    break
+        else:
+            items = self._read(data)
+        self._recent = ((data[:-1], items), *known[: MAPPINGS_MAX - 1])
+        return items
+
+    def _read(self, text: bytes) -> dict[Any, Any]:
+        return {
+            self._key_type(key): _item(self._kind, bytes(one))  # type: ignore[arg-type]
+            for key, one in _texts(text).items()
+        }
 
 
 @lru_cache(ITEMS_MAX)

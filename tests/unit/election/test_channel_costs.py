@@ -29,8 +29,9 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.counts: Counter[str] = Counter()
-        for module, name in ((codec, "_converted"), (codec, "_record"), (policy, "_said")):
+        for module, name in ((codec, "_converted"), (codec, "_record"), (codec, "_item"), (policy, "_said")):
             self._count(monkeypatch, module, name)
+        monkeypatch.setattr(codec, "MAPPING_BYTES", 0)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
         original = getattr(module, name)

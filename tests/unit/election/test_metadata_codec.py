@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any, get_origin
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -258,3 +259,36 @@ def test_values_that_are_as_their_type_asks_are_not_converted(monkeypatch: pytes
             from_plain(TopicRecord, {**plain, name: wrong})
     with pytest.raises(LogCorrupt):
         from_plain(TopicRecord, {**plain, "settings": {**plain["settings"], "ordered": 1}})
+
+
+MANY_CHANNELS = st.lists(st.dictionaries(NAMES, st.builds(ChannelInfo, UIDS, st.booleans()), max_size=4), max_size=4)
+
+
+@given(MANY_CHANNELS)
+def test_a_mapping_is_read_beside_others_as_without_them(more: list[dict[str, ChannelInfo]]) -> None:
+    """One is the beginning of the next, the same again, or another one."""
+    read = codec._Items(str, ChannelInfo)
+    together: dict[str, ChannelInfo] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "MAPPING_BYTES", 0)
+        for channels in [*more, *more]:
+            together = {**together, **channels}
+            for some in (together, channels, together):
+                text = msgspec.Raw(msgspec.json.encode({name: to_plain(info) for name, info in some.items()}))
+                assert read(text) == some and list(read(text)) == list(some)
+
+
+def test_of_a_large_mapping_that_was_read_before_only_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def text_of(count: int) -> bytes:
+        return encode(ChannelList(channels={f"c{n}": ChannelInfo(n + 1) for n in range(count)}))
+
+    decode(ChannelList, text_of(1000))
+    looked_at = []
+    original = codec._item
+    monkeypatch.setattr(codec, "_item", lambda kind, text: looked_at.append(text) or original(kind, text))
+    assert len(decode(ChannelList, text_of(1002)).channels) == 1002
+    assert [json.loads(text)["uid"] for text in looked_at] == [1001, 1002]
+    assert decode(ChannelList, text_of(1002)).channels is decode(ChannelList, text_of(1002)).channels
+    assert len(looked_at) == 2
+    with pytest.raises(LogCorrupt):
+        decode(ChannelList, text_of(1002).replace(b"}}", b"},0}"))
