@@ -187,6 +187,7 @@ class PartitionCursors:
             self._context.mono = now.mono
         if not entry.flags and not (self.bounded or self.passing):
             return self.state.apply(entry, data)
+        pump = self.state.pump
         mine = self._taken.committed(data) if entry.flags else []
         effects: list[Effect | Forgotten] = [*self.state.apply(entry, data)]
         for cursor, changes in mine:
@@ -197,9 +198,11 @@ class PartitionCursors:
                 forgotten = self._live(effect, own)
                 if forgotten is not None:
                     effects.append(forgotten)
-        for channel in self.bounded.values():
-            channel.cursor.keep_unread(self.state.pump)
-        self.passing.look()
+        moved = self.state.pump != pump or not state.lists_only(entry, effects)
+        if moved:
+            for channel in self.bounded.values():
+                channel.cursor.keep_unread(self.state.pump)
+        self.passing.look(moved)
         return effects
 
     def drop_unread(self, end: int) -> int:

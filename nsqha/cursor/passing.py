@@ -43,14 +43,16 @@ class PassingChannels:
         self._found = [found for found in self._found if found[0] is not cursor]
         self.moving = [moving for moving in self.moving if moving is not cursor]
 
-    def look(self) -> None:
-        """The pump has moved, or the window of a channel, or a policy is another one."""
+    def look(self, moved: bool = True) -> None:
+        """The pump has moved, or the window of a channel, or, if not `moved`, there may be other policies or channels
+        now."""
         if self._as_of != self._policies.changes:
             self._as_of = self._policies.changes
             self._found, self.moving, self._new = [], [], [*self._channels.values()]
+        known = len(self._found)
         if self._new:
             self._choose()
-        for cursor, policy in self._found:
+        for cursor, policy in self._found if moved else self._found[known:]:
             if cursor.passing.look(cursor.ring, cursor.unread, cursor.end, policy):
                 cursor.mark_dirty()
 

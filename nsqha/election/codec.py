@@ -167,9 +167,8 @@ class _Items:
     def __init__(self, key_type: _Reader, kind: type[StoredRecord]) -> None:
         self._key_type = key_type
         self._kind = kind
-        self._recent: tuple[
-            tuple[bytes, dict[Any, Any]], ...
-        ] = ()  # texts without the last brace; replaced by any thread
+        # Texts without the last brace, and what was read of them; replaced, never changed, by any thread.
+        self._recent: tuple[tuple[bytes, dict[Any, Any]], ...] = ()
 
     def __call__(self, text: msgspec.Raw) -> dict[Any, Any]:
         data = bytes(text)

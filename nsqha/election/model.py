@@ -127,7 +127,7 @@ class ChannelList(StoredRecord):
         since, names = self.__dict__.get(_SINCE, (None, ()))
         if since is not before.channels:
             names = _differing(before.channels, self.channels)
-            self.__dict__[_SINCE] = before.channels, names
+            self._differs(before, names)
         return names  # type: ignore[no-any-return]
 
     def policy_in_force(self, name: str) -> dict[str, InForce]:
@@ -197,15 +197,21 @@ class ChannelList(StoredRecord):
     def _with(self, name: str, info: ChannelInfo | None) -> ChannelList:
         """The next list, with this for the channel; None: without it."""
         channels = dict(self.channels)
-        before = channels.pop(name, None) if info is None else channels.get(name)
-        if info is not None:
+        if info is None:
+            del channels[name]
+        else:
             channels[name] = info
             keep_text(info)
         changed = self._next(channels=channels)
-        changed.__dict__[_SINCE] = self.channels, (name,)
-        if all(one is None or one.policy == SILENT for one in (before, info)):
-            changed.__dict__["policies"] = self.policies
+        changed._differs(self, (name,))
         return changed
+
+    def _differs(self, before: ChannelList, names: tuple[str, ...]) -> None:
+        """These are the channels that came, went or changed. If they say nothing of policies, that is not sought."""
+        self.__dict__[_SINCE] = before.channels, names
+        found = [info for each in (before, self) for name in names if (info := each.channels.get(name)) is not None]
+        if self.defaults == before.defaults and all(info.policy == SILENT for info in found):
+            self.__dict__["policies"] = before.policies
 
     def _next(self, *, channels: Mapping[str, ChannelInfo] | None = None, paused: bool | None = None) -> ChannelList:
         return replace(

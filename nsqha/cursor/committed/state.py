@@ -38,7 +38,7 @@ and in a range; log start <= pump and <= every durable floor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -295,6 +295,12 @@ Effect = (
     | CheckpointComplete
     | EpochStarted
 )  # fmt: skip
+
+
+def lists_only(entry: EntryLike, effects: Sequence[object]) -> bool:
+    """Whether a batch changed the channel list and nothing else. Unless the pump moved with that, no channel has
+    anything new but those that these effects name."""
+    return bool(effects) and not entry.count and all(isinstance(e, (Created, Deleted, Listed)) for e in effects)
 
 
 class PartitionState:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from nsqha import hot
 from nsqha.clock import Now
 from nsqha.commitlog.entry import Entry
-from nsqha.cursor.committed.state import Created, Deleted, Effect, EpochStarted, Listed
+from nsqha.cursor.committed.state import Effect, EpochStarted, lists_only
 from nsqha.cursor.partition import Forgotten
 from nsqha.errors import Unavailable
 from nsqha.hot import OUTCOME_UNKNOWN, Reply, Waiter
@@ -24,8 +24,6 @@ from nsqha.server.partition.publishes import WaitingPublishes, reply_failed
 from nsqha.server.runtime.measures import Measures
 
 Future = asyncio.Future[None]
-
-_OF_LISTS = (Created, Deleted, Listed)
 
 
 class Outstanding:
@@ -102,15 +100,18 @@ class OutstandingBatches:
         """Apply and answer what the commit point has passed. False: that was changes of the channel list alone, so that
         no channel has anything new to hand out but those that `on_effects` has woken."""
         committed = self._led.leader.committed
-        pump, listed_only = self._led.cursors.state.pump, None
+        lists = others = 0
         outstanding, publishes, cursors = self.batches, self._publishes, self._led.cursors
+        pump = cursors.state.pump
         answered, runs, size = False, len(publishes.queue.runs), publishes.queue.bytes_waiting
         while outstanding and outstanding[0].entry.log_id < committed:
             batch = outstanding[0]
             entry = batch.entry
             effects = cursors.apply(entry, batch.data, now)
-            listing = bool(effects) and not entry.count and all(isinstance(effect, _OF_LISTS) for effect in effects)
-            listed_only = listing and listed_only is not False
+            if lists_only(entry, effects):
+                lists += 1
+            else:
+                others += 1
             if effects:
                 if not self._life.serving:
                     self._start_serving(effects)
@@ -128,7 +129,7 @@ class OutstandingBatches:
             batch.committed()
         if answered and not self.waited_for:
             publishes.linger.committed(runs, size, publishes.flush_bytes)
-        return not listed_only or cursors.state.pump != pump
+        return not lists or others > 0 or cursors.state.pump != pump
 
     def commit_lone(self, entry: Entry, data: bytearray, reply: Reply, now: Now) -> None:
         """`commit` of a batch that was committed by its write, with nothing before it: one publish and no event."""

@@ -64,14 +64,14 @@ class Judged(Leader):
             return
         self._watched, look = passing, passing.look
 
-        def judged() -> None:
+        def judged(moved: bool = True) -> None:
             policy = self.policy
             if policy.skip is None and policy.ttl_ms is None and policy.max_depth is None:
-                look()
+                look(moved)
                 return
             channels = [c for c in self.cursors.channels.values() if not c.committed.reader]
             passed = {channel: Passed(channel, channel.cursor.end) for channel in channels}
-            look()
+            look(moved)
             for channel, each in passed.items():
                 exact = not (self.ordered or channel.ephemeral)
                 tally = self.tally_of(channel)
