@@ -145,6 +145,21 @@ def test_changes_are_told_as_they_happen() -> None:
     run(conversation, lambda: {"a": []})
 
 
+def test_of_some_channels_only_what_is_new_is_told() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a old", "REGISTER a stays")
+        registrar.channels_changed("a", {"old": False, "new": True, "stays": True, "unknown": False})
+        registrar.channels_changed("a", {"old": False, "new": True})
+        await lookupd.until_heard("UNREGISTER a old", "REGISTER a new")
+        registrar.changed("a", ["new", "stays"])
+        registrar.changed("a", None)
+        await lookupd.until_heard("UNREGISTER a new", "UNREGISTER a stays", "UNREGISTER a")
+        assert lookupd.heard == []
+
+    run(conversation, lambda: {"a": ["old", "stays"]})
+
+
 def test_only_what_is_new_is_told() -> None:
     async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
         registrar.set_peers([address])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections import Counter
 from types import FrameType
 from typing import Any
 
 from nsqha.server.node.broker import Broker
-from tests.unit.server.broker_rig import led, on_a_broker, subscribed
+from tests.unit.server.broker_rig import led, on_a_broker, subscribed, until
+from tests.unit.server.node.test_broker import ONE
 
 FEW, MANY = 10, 200
 SLACK = 5  # calls: a turn of housekeeping may come
@@ -67,3 +69,20 @@ async def test_the_number_of_channels_does_not_count(broker: Broker) -> None:
 @on_a_broker
 async def test_the_number_of_ephemeral_channels_does_not_count(broker: Broker) -> None:
     assert await more_work(broker, "#ephemeral") == {}
+
+
+@on_a_broker
+async def test_a_channel_that_is_not_paused_any_more_is_looked_at(broker: Broker) -> None:
+    """Nothing else is handed out when a list was committed; whoever changed the record is another node, perhaps."""
+    reader = await subscribed(broker, "t", "c", 1)
+    topic, partition = broker.topics.topic("t"), led(broker)
+    partition.deliveries.watch_clock(partition.now())  # the first look pumps everything
+    for paused in (True, False):
+        topic.versioned = await broker.channels._metadata.change_channels(
+            topic.versioned, lambda channels, paused=paused: channels.with_channel_paused("c", paused)
+        )
+        await topic.reconcile()
+        if paused:
+            await broker.publishing.publish("t", ONE)
+            assert not reader.wire.bodies
+    await asyncio.wait_for(until(lambda: reader.wire.bodies), 2)

@@ -21,6 +21,7 @@ from nsqha.options import Options
 from nsqha.server.node.cluster import placement as cluster_placement
 from nsqha.server.node.cluster.placement import ClusterPlacement
 from nsqha.server.runtime.tasks import Changes
+from nsqha.server.topics import topics
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext
@@ -298,6 +299,44 @@ def test_channels_that_another_node_made_or_deleted_are_announced() -> None:
         assert rig.registrar.told[-1] == ("t", ["c", "d", "mine#ephemeral"])
         rig.topics.adopt(record("d", version=3))
         assert rig.registrar.told[-1] == ("t", ["d", "mine#ephemeral"])
+
+    run(scenario)
+
+
+def test_a_channel_that_is_gone_is_not_announced_whatever_logs_still_say() -> None:
+    """Its event is committed later, which is no news for lookup daemons."""
+
+    async def scenario() -> None:
+        rig = TopicsRig()
+        led = SimpleNamespace(serving=False, cursors=SimpleNamespace(channels={"c": MINE, "mine#ephemeral": MINE}))
+        rig.topics.adopt(record("c")).led = (led,)
+        rig.topics.adopt(record("c", "d", version=2))
+        rig.topics.adopt(record("d", version=3))
+        assert rig.registrar.told[-1] == ("t", ["d", "mine#ephemeral"])
+        rig.topics["t"].led = (led, LED)
+        rig.topics.announce("t")
+        assert rig.registrar.told[-1] == ("t", ["d", "mine#ephemeral"])
+
+    run(scenario)
+
+
+def test_only_channels_that_changed_are_looked_at_until_something_else_is_led(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    announces = topics.announces
+    monkeypatch.setattr(topics, "announces", lambda topic, name: looked_at.append(name) or announces(topic, name))
+
+    async def scenario() -> None:
+        rig = TopicsRig()
+        rig.topics.adopt(record("c", "d")).led = (LED,)
+        rig.topics.announce("t")
+        assert looked_at == ["c", "d", "mine#ephemeral"]
+        rig.topics.adopt(record("c", "e", version=2))
+        assert sorted(looked_at[3:]) == ["d", "e"]
+        rig.topics.announce("t", ["other#ephemeral"])
+        assert looked_at[5:] == ["other#ephemeral"]
+        rig.topics["t"].led = (LED, LED)
+        rig.topics.announce("t")
+        assert looked_at[6:] == ["c", "e", "mine#ephemeral"]
 
     run(scenario)
 
