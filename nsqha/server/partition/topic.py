@@ -209,7 +209,7 @@ class Topic:
         """This node leads the partition from now on; consumers get their place when its epoch has begun."""
         partition.batches.outstanding.on_effects = lambda effects: self._happened(partition, effects)
         for channel in partition.cursors.channels.values():
-            partition.deliveries[channel.name] = self._new_delivery(partition, channel)
+            self._open_delivery(partition, channel.committed)
         others = [led for led in self.led if led.number != partition.number]
         self.led = tuple(sorted([*others, partition], key=lambda led: led.number))
         self._give_places(partition, self.consumers.all())
@@ -237,6 +237,7 @@ class Topic:
         for effect in effects:
             if isinstance(effect, Created):
                 self._open_delivery(partition, effect.channel)
+                self._give_places(partition, self.consumers.of(effect.channel.name))
             elif isinstance(effect, Deleted):
                 self._close_delivery(partition, effect.channel)
             elif isinstance(effect, Listed):
@@ -256,9 +257,8 @@ class Topic:
     def _open_delivery(self, partition: Partition, committed: ChannelState) -> None:
         """The channel came, and may be gone again."""
         channel = partition.cursors.channels.get(committed.name)
-        if channel is not None and channel.committed is committed:
+        if channel is not None and channel.committed is committed and channel.name not in partition.deliveries:
             partition.deliveries[channel.name] = self._new_delivery(partition, channel)
-            self._give_places(partition, self.consumers.of(channel.name))
 
     def _close_delivery(self, partition: Partition, committed: ChannelState) -> None:
         """The channel has gone; one of its name may be there again."""
