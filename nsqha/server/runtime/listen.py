@@ -78,7 +78,7 @@ class Acceptor:
         self._connection = connection
         self._turns = turns
         self._tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": handshake_seconds}
-        self._connecting = TaskGroup(self._loop, failed=lambda error: None)  # the protocol hears what was lost
+        self._connecting = TaskGroup(self._loop, failed=self._lost)
         self._server: asyncio.Server | None = None
         self._scheduled = False
         self._left, self._counted = float(ACCEPTED_AT_ONCE), self._loop.time()  # of the burst, and when that was
@@ -119,6 +119,11 @@ class Acceptor:
                 self._turns.charge(ACCEPTED_SECONDS)
             sock.setblocking(False)
             self._connecting.spawn(self._loop.connect_accepted_socket(self._connection, sock, **self._tls))
+
+    def _lost(self, error: BaseException) -> None:
+        """A client that is gone, or whose TLS is none of ours, is no news; all else is a bug."""
+        if not isinstance(error, OSError):
+            self._loop.call_exception_handler({"message": "a connection could not be begun", "exception": error})
 
 
 def listen(address: str, *, flag: str) -> socket.socket:

@@ -319,3 +319,32 @@ def test_clients_that_connect_without_end_are_accepted_one_a_turn(monkeypatch: p
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(story())
+
+
+def test_a_connection_that_can_not_be_begun_is_said_and_holds_up_no_other() -> None:
+    made: list[int] = []
+    errors: list[Any] = []
+
+    def begun() -> asyncio.Protocol:
+        made.append(len(made))
+        if len(made) == 3:
+            raise RuntimeError("a bug")
+        return asyncio.Protocol()
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: errors.append(context["exception"]))
+        sock = listen("127.0.0.1:0", flag="tcp-address")
+        acceptor = Acceptor(sock, begun)
+        await acceptor.start()
+        waiting = [socket.create_connection(("127.0.0.1", bound_port(sock))) for _ in range(8)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        acceptor.close()
+        for client in waiting:
+            client.close()
+        await asyncio.sleep(0.01)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+    assert len(made) == 8 and [str(error) for error in errors] == ["a bug"]
