@@ -473,8 +473,12 @@ def _event(frame: DumpedFrame) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     """Convert a value for JSON: bytes become hex digits."""
+    from nsqha.cursor.listing import Listing
+
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, Listing):
+        return [list(channel) for channel in value]
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -481,6 +481,8 @@ def test_dump_shows_messages_and_what_channels_did(node: DevNode) -> None:
     frames = [frame for batch in batches for frame in batch["frames"]]
     assert [f["body"] for f in frames if f["type"] == "message"] == ["a", "b"]
     assert [f["event"]["old_floor"] for f in frames if f["type"] == "seek"] == [0]
+    listed = [channel for f in frames if f["type"] == "channels" for channel in f["event"]["channels"]]
+    assert {tuple(channel[:1] + channel[2:]) for channel in listed} == {("c", False, False)}
     assert [b["log_id"] for b in batches] == list(range(1, len(batches) + 1))
     told = node.ok("log", "dump", "data", "shown")
     assert "old_floor=0" in told
