@@ -7,7 +7,7 @@
 A controller elects nobody before the replicas have answered, and after the death of a node the loops of the others are
 busy. An answer by gRPC takes several of their turns and of its threads', one on this stream takes one turn.
 
-A turn answers one question, and few of them wait: one costs as much as the partitions that it names.
+A turn answers one question, and few of them wait, or their answers: one costs as much as the partitions that it names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqha.server.node.cluster.suspects import Suspects
     from nsqha.server.peers.api import PeerStream
 
-QUESTIONS_MAX = 32  # that wait on one stream
+QUESTIONS_MAX = 32  # that wait on one stream, and as many answers that the other side does not read
 KEYS_MAX = 1_000  # of one question
 
 Answer = Callable[[pb.StatusRequest], pb.StatusReply]
@@ -45,7 +45,8 @@ class LiveStream:
         """A question, or the controller's greeting. LimitReached: too much is asked, which ends the stream."""
         if not message.question:
             return
-        if len(self._questions) >= QUESTIONS_MAX or not 0 < len(message.status_request.keys) <= KEYS_MAX:
+        waiting = max(len(self._questions), self._stream.pending)
+        if waiting >= QUESTIONS_MAX or not 0 < len(message.status_request.keys) <= KEYS_MAX:
             raise LimitReached(f"a node answers questions about 1 to {KEYS_MAX} partitions, {QUESTIONS_MAX} at a time")
         self._questions.append(message)
         if len(self._questions) == 1:

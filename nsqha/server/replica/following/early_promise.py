@@ -2,8 +2,10 @@
 
 When a leader is gone, its successor reads the record again before it promises its own epoch, and then asks the others
 for their promises: three waits, one after the other, two of them for a disk. That an epoch exists is known to all of
-them as soon as the record shows it, so each begins to journal its promise then. It gives nothing away: nothing is taken
-of an epoch before that any more, as its leader cannot get its record back.
+them as soon as the record shows it, so each begins to journal its promise then. It gives nothing away: the leader of an
+earlier epoch cannot get its record back. Who opens a stream finds the promise at once, a restart finds it once it is
+durable. What an earlier leader pushes on an open stream to the node that is elected is taken until that one is fenced,
+which is before it leads.
 
     record shows the epoch --early_promise--> staged, a round of the journal begun
     the promise is needed  --.round--> durable, or the error of the round: then it is staged and written again

@@ -20,6 +20,7 @@ class Node:
 
     def __init__(self) -> None:
         self.sent: list[pb.LiveMessage] = []
+        self.pending = 0
         self.suspects = Suspects(SimpleNamespace(view=View), node=1, cluster_id=9)  # type: ignore[arg-type]
         self.suspects.registered(7)
         self.live = LiveStream(self.suspects, self, self.answer)  # type: ignore[arg-type]
@@ -101,6 +102,21 @@ def test_a_stranger_that_asks_without_end_is_cut_off():
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(node.sent) == 2, "nobody is there to hear the rest"
+
+    story(told)
+
+
+def test_a_stranger_that_reads_no_answers_is_cut_off():
+    """They would be kept for it, each of as many bytes as the partitions that it named need."""
+
+    async def told(node: Node) -> None:
+        node.pending = QUESTIONS_MAX - 1
+        node.ask(1, 3)
+        await asyncio.sleep(0)
+        node.pending = QUESTIONS_MAX
+        with pytest.raises(LimitReached):
+            node.ask(2, 3)
+        assert [message.question for message in node.sent[1:]] == [1]
 
     story(told)
 
