@@ -14,9 +14,9 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -34,12 +34,30 @@ _NSQ_NAME = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "FATAL"}
 _ROOT = "nsqha"
 
 
+class Said(NamedTuple):
+    """What becomes a line."""
+
+    created: float  # seconds since 1970
+    level: int
+    text: str
+    args: tuple[object, ...]
+    event: str = "library"
+    fields: Mapping[str, object] = {}
+    trace: str = ""
+
+    @property
+    def message(self) -> str:
+        return self.text % self.args if self.args else self.text
+
+
 class LineHandler(logging.StreamHandler[TextIO]):
     """Writes each line at once; within `by_turns`, of a `Logger` that may wait, those of one turn of the thread's loop
     with one write."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, lines: LineFormatter) -> None:
         super().__init__(stream)
+        self.setFormatter(lines)
+        self._lines = lines
         self._kept: list[str] = []  # lines of this turn
         self._chars = 0  # of these
         self._thread: Callable[[], int] = int  # names the thread that calls it
@@ -49,20 +67,32 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record) + self.terminator
-            if self._chars + len(line) > KEPT_CHARS_MAX:
-                self._write_kept()
-            self._kept.append(line)
-            self._chars += len(line)
-            # A warning waits, too: a failover may have one for each of thousands of partitions.
-            waits = getattr(record, "waits", False) and record.levelno < logging.ERROR
-            if not waits or self._at_end is None or self._thread() != self._looping:
-                self._write_kept()
-            elif not self._called:
-                self._called = True
-                self._at_end(self._turn_ended)
+            self._take(self.format(record), record.levelno, waits=getattr(record, "waits", False))
         except Exception:
             self.handleError(record)
+
+    def say(self, said: Said, *, waits: bool) -> None:
+        """Write a line without a record of `logging`, which costs several times what the line does."""
+        self.acquire()
+        try:
+            self._take(self._lines.line(said), said.level, waits=waits)
+        except Exception:
+            pass  # as `logging` does with what goes wrong in `emit`
+        finally:
+            self.release()
+
+    def _take(self, text: str, level: int, *, waits: bool) -> None:
+        line = text + self.terminator
+        if self._chars + len(line) > KEPT_CHARS_MAX:
+            self._write_kept()
+        self._kept.append(line)
+        self._chars += len(line)
+        # A warning waits, too: a failover may have one for each of thousands of partitions.
+        if not waits or level >= logging.ERROR or self._at_end is None or self._thread() != self._looping:
+            self._write_kept()
+        elif not self._called:
+            self._called = True
+            self._at_end(self._turn_ended)
 
     def begin_turns(self, at_end: Callable[[Callable[[], None]], object], thread: Callable[[], int]) -> None:
         with self.lock or nullcontext():
@@ -141,19 +171,23 @@ class Logger:
         fields: dict[str, object],
         error: BaseException | None = None,
     ) -> None:
-        log = self._logger
-        if log.isEnabledFor(level):
-            trace = None if error is None else (type(error), error, error.__traceback__)
-            # Not by `log`, which looks for the caller's file and line: no format shows them, and a failover of
-            # thousands of partitions writes a few lines for each.
-            extra = {"event": event, "fields": fields, "waits": self._waits}
-            log.handle(log.makeRecord(log.name, level, "", 0, text, args, trace, extra=extra))
+        log, handlers = self._logger, logging.root.handlers
+        if not log.isEnabledFor(level):
+            return
+        # A failover of thousands of partitions writes a few lines for each.
+        if error is None and len(handlers) == 1 and isinstance(handlers[0], LineHandler):
+            handlers[0].say(Said(time.time(), level, text, args, event, fields), waits=self._waits)
+            return
+        trace = None if error is None else (type(error), error, error.__traceback__)
+        # Not by `log`, which looks for the caller's file and line: no format shows them.
+        extra = {"event": event, "fields": fields, "waits": self._waits}
+        log.handle(log.makeRecord(log.name, level, "", 0, text, args, trace, extra=extra))
 
 
 def configure(*, prefix: str, level: str, format: str = "text", stream: TextIO | None = None) -> None:
     """Send every event of this process to `stream` (standard error). Replaces an earlier configuration."""
-    handler = LineHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter(prefix) if format == "json" else NsqFormatter(prefix))
+    lines = JsonFormatter(prefix) if format == "json" else NsqFormatter(prefix)
+    handler = LineHandler(stream or sys.stderr, lines)
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no format shows them
     logging.raiseExceptions = False  # a closed stderr must not become a traceback per line
     root = logging.getLogger()
@@ -167,7 +201,19 @@ def set_level(level: str) -> None:
     logging.getLogger(_ROOT).setLevel(LEVELS[level.lower()])
 
 
-class NsqFormatter(logging.Formatter):
+class LineFormatter(logging.Formatter):
+    """Makes lines, of what our own `Logger` says and of records of libraries."""
+
+    def line(self, said: Said) -> str:
+        raise NotImplementedError
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = getattr(record, "event", "library"), getattr(record, "fields", {})
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        return self.line(Said(record.created, record.levelno, "%s", (record.getMessage(),), event, fields, trace))
+
+
+class NsqFormatter(LineFormatter):
     """`PREFIXyyyy/mm/dd hh:mm:ss.ffffff LEVEL: text`, local time; a traceback follows on lines of its own."""
 
     def __init__(self, prefix: str) -> None:
@@ -176,34 +222,33 @@ class NsqFormatter(logging.Formatter):
         self._second = -1
         self._stamp = ""  # of that second
 
-    def format(self, record: logging.LogRecord) -> str:
-        seconds, micros = _whole_and_micros(record)
+    def line(self, said: Said) -> str:
+        seconds, micros = _whole_and_micros(said.created)
         if seconds != self._second:
             self._second, self._stamp = seconds, time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(seconds))
-        level = _NSQ_NAME.get(record.levelno, record.levelname)
-        line = f"{self._prefix}{self._stamp}.{micros:06d} {level}: {one_line(record.getMessage())}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{self._prefix}{self._stamp}.{micros:06d} {_level_name(said.level)}: {one_line(said.message)}"
+        return f"{line}\n{said.trace}" if said.trace else line
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(LineFormatter):
     """One JSON object per line, UTC; fields of the event stand beside `event`, and cannot hide the fixed keys."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
         self._program = prefix.strip(" []")
 
-    def format(self, record: logging.LogRecord) -> str:
-        seconds, micros = _whole_and_micros(record)
+    def line(self, said: Said) -> str:
+        seconds, micros = _whole_and_micros(said.created)
         out: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{micros:06d}Z",
-            "level": _NSQ_NAME.get(record.levelno, record.levelname).lower(),
+            "level": _level_name(said.level).lower(),
             "program": self._program,
-            "event": getattr(record, "event", "library"),
-            "message": record.getMessage(),
+            "event": said.event,
+            "message": said.message,
         }
-        if record.exc_info:
-            out["traceback"] = self.formatException(record.exc_info)
-        for key, value in getattr(record, "fields", {}).items():
+        if said.trace:
+            out["traceback"] = said.trace
+        for key, value in said.fields.items():
             out.setdefault(key, value)
         return json.dumps(out, separators=(",", ":"), default=str)
 
@@ -215,6 +260,10 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _whole_and_micros(record: logging.LogRecord) -> tuple[int, int]:
-    micros = int(record.created * 1e6)
+def _level_name(level: int) -> str:
+    return _NSQ_NAME.get(level) or logging.getLevelName(level)
+
+
+def _whole_and_micros(created: float) -> tuple[int, int]:
+    micros = int(created * 1e6)
     return micros // 1_000_000, micros % 1_000_000

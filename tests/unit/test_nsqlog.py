@@ -39,6 +39,27 @@ def test_a_line_has_nsqds_shape() -> None:
     )
 
 
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_line_is_the_same_beside_another_handler(format: str) -> None:
+    """Alone, a handler of ours gets no record of `logging`; a second one, of a test or a tracer, needs it."""
+    stream, records = written(format), list[logging.LogRecord]()
+    other = logging.Handler()
+    other.emit = records.append  # type: ignore[method-assign]
+    for handlers in ([], [other]):
+        logging.getLogger().handlers[1:] = handlers
+        Logger("part").info("event", "%s is %d", "it", 3, number=3)
+    alone, beside = (re.sub(r"[\d:/.T-]+\d{6}Z?", "TIME", line) for line in stream.getvalue().splitlines())
+    assert alone == beside and "it is 3" in alone
+    assert [record.getMessage() for record in records] == ["it is 3"]
+
+
+def test_a_line_that_can_not_be_made_costs_the_line_and_nothing_else() -> None:
+    stream = written()
+    Logger().info("event", "%d", "no number")
+    Logger().info("event", "next")
+    assert stream.getvalue().endswith("next\n") and stream.getvalue().count("\n") == 1
+
+
 def test_levels_have_nsqds_names_and_filter() -> None:
     stream = written(level="warn")
     log = Logger()
