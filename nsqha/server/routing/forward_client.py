@@ -44,6 +44,9 @@ MESSAGE_BYTES = 1 << 20  # publishes are sent together up to this much
 GREETING_SECONDS = 1.0  # a node that does not answer for this time is tried again
 DIAL_AGAIN_SECONDS = 0.02  # ... and one that refuses, for all its publishers together, after this
 TOLD_A_TURN = 16  # publishes that hear in one turn of the loop that a link is lost
+PACED_PARTITIONS = 64  # from so many partitions on, publishers hear of a lost link one after another
+PARTITION_SECONDS = 0.0004  # for each; about what its election takes
+PACED_SECONDS = 0.5  # at most, for all
 ANSWER_SLACK_SECONDS = 5.0  # beyond what the leader may take until it answers
 
 logger = Logger("forwarding")
@@ -296,15 +299,21 @@ class ForwardLink:
         tell += [partial(publish.refused, unsent, unreachable=not self.greeted) for _, publish in queue]
         places = {(publish.publisher.topic, publish.publisher.number): None for _, publish in queue}
         tell += [partial(self._leaders.not_led, *place, by=self.node) for place in places]
-        self._tell(iter(tell))
+        partitions = len({id(publish.publisher) for publish in sent})
+        seconds = min(partitions * PARTITION_SECONDS, PACED_SECONDS) if partitions >= PACED_PARTITIONS else 0.0
+        self._tell(iter(tell), seconds * TOLD_A_TURN / max(1, len(tell)))
 
-    def _tell(self, rest: Iterator[Callable[[], object]]) -> None:
+    def _tell(self, rest: Iterator[Callable[[], object]], pause: float) -> None:
         """Tell publishers a few outcomes in each turn: each may close a client's connection, and the controller waits
-        for this node's answers before it elects other leaders."""
+        for this node's answers before it elects other leaders. Of hundreds of partitions with a `pause`: their clients
+        come again at once, and would take the processor from the elections that all of them wait for."""
         for outcome in itertools.islice(rest, TOLD_A_TURN):
             outcome()
         if operator.length_hint(rest):
-            self._loop.call_soon(self._tell, rest)
+            if pause:
+                self._loop.call_later(pause, self._tell, rest, pause)
+            else:
+                self._loop.call_soon(self._tell, rest, pause)
 
     # ---- time
 

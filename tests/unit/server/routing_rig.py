@@ -111,10 +111,10 @@ class Nodes:
             runner.run(main())
 
 
-def publish(node: Any, body: bytes, source: int = 1, **how: Any) -> Outcome:
-    """A client of `node` publishes to topic t."""
+def publish(node: Any, body: bytes, source: int = 1, *, topic: str = "t", **how: Any) -> Outcome:
+    """A client of `node` publishes to a topic."""
     outcome = Outcome()
-    publisher = node.forwarder.publisher("t", source)
+    publisher = node.forwarder.publisher(topic, source)
     assert publisher is not None
     publisher.publish(hot.frame(body), outcome, **how)
     node.kept = [*getattr(node, "kept", []), publisher]  # as a connection does

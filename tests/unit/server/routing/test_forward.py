@@ -236,6 +236,27 @@ def test_thousands_that_hear_of_a_lost_link_leave_turns_to_others():
     Nodes().run(story)
 
 
+def test_clients_of_hundreds_of_partitions_hear_of_a_lost_link_one_after_another():
+    """All come again at once, and would take the processor from the elections that they wait for."""
+
+    async def story(nodes: Any) -> None:
+        outcomes = []
+        for n in range(partitions := 4 * forwarding.PACED_PARTITIONS):
+            nodes[2].lead(f"t{n}", 0, nodes[2].log, at_once=False)
+            nodes.appoint(f"t{n}", 0, 2)
+            outcomes.append(publish(nodes[1], b"x", topic=f"t{n}"))
+        await asyncio.sleep(0.1)
+        (link,) = nodes[1].forwarder._links.values()
+        seconds, told = partitions * forwarding.PARTITION_SECONDS, []
+        link.close("cut")
+        for _ in range(4):
+            await asyncio.sleep(seconds / 4)
+            told.append(sum(bool(outcome.answers) for outcome in outcomes))
+        assert told == sorted(told) and 0 < told[0] < told[1] < told[2] and told[3] == partitions, told
+
+    Nodes().run(story)
+
+
 def test_links_are_looked_at_once_for_all_topics_that_change_together(monkeypatch: Any):
     async def story(nodes: Any) -> None:
         nodes[2].lead("t", 0, nodes[2].log)
