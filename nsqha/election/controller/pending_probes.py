@@ -1,9 +1,8 @@
 """Requests of the controller that nodes have not answered yet: one to each node at a time, and one urgent one.
 
 Of many partitions whose leaders are sought a node is asked in parts (`ask_part`). Several of those are under way, of
-up to `keys_max` partitions: the node answers all before the first elections give it other work, and the first of them
-are elected while the rest are still on their way. Partitions that need a request when there is no room wait until an
-answer is there (`wait`, `returned`).
+up to `keys_max` partitions: the node answers the next one when those before have leaders (`server.node.cluster.live`).
+Partitions that need a request when there is no room wait until an answer is there (`wait`, `returned`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class ControllerLimits:
 
     doubt_s: float = 0.1  # a suspected leader has this long to answer
     probe_s: float = 1.0
-    key_s: float = 0.0003  # more for each partition that is asked for: a node that says much of many is not silent
+    key_s: float = 0.001  # more for each that is asked for: a node answers many in parts, as they find leaders
     ask_again_s: float = 0.25
     begin_ask_s: float = 0.05  # between requests to replicas of a new partition, while they begin their logs
     transfer_ask_s: float = 0.02

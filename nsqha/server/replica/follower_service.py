@@ -15,6 +15,7 @@ leader's.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -47,6 +48,7 @@ logger = Logger("follower_service", waits=True)
 
 
 CATCH_UP_RETRY_SECONDS = 0.5
+LOST_SECONDS = 1.0  # in which other leaders are elected for those whose stream ended, or will not be soon
 
 
 class CatchUpRunner:
@@ -132,6 +134,7 @@ class FollowerService:
         self._nodes = nodes
         self._catching_up = catching_up
         self._receivers: list[Receiver] = []
+        self._lost: tuple[float, int] = (-math.inf, 0)  # when leaders' streams ended, and of how many partitions
 
     # ---- streams
 
@@ -145,6 +148,16 @@ class FollowerService:
     def streams(self) -> Sequence[Receiver]:
         """Those that nodes have opened; perhaps some have ended."""
         return self._receivers
+
+    @property
+    def without_leader(self) -> int:
+        """How many partitions lost the stream of their leader a moment ago, and may begin to lead here soon."""
+        since, partitions = self._lost
+        return partitions if self._runtime.clock.monotonic() - since < LOST_SECONDS else 0
+
+    def leader_lost(self, partitions: int) -> None:
+        """The stream on which their leader spoke has ended."""
+        self._lost = self._runtime.clock.monotonic(), self.without_leader + partitions
 
     def greet(self) -> None:
         """This process life has a new name: leaders need it to take us into an ISR."""

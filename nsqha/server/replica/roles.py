@@ -145,8 +145,9 @@ class Replicas:
 
     @property
     def beginning(self) -> int:
-        """How many partitions are on their way to lead here, or do so without a committed batch."""
-        return self._leader_roles.beginning
+        """How many partitions are on their way to lead here, or do so without a committed batch, or may soon begin to:
+        their leader was lost a moment ago."""
+        return self._leader_roles.beginning + self.service.without_leader
 
     @property
     def measures(self) -> Measures:

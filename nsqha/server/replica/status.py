@@ -17,7 +17,10 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from nsqha.commitlog.reading.lookup import LogReader
+    from nsqha.ids import PartitionKey
     from nsqha.server.integrity.log_integrity import LogIntegrity
     from nsqha.server.peers.api import PeerIdentity, PeerServer
     from nsqha.server.replica.leading.leadership import Leadership
@@ -100,6 +103,17 @@ class ReplicaAnswers:
             for range_ in ranges[:SHOWN_MAX]:
                 shown.damage.add(**range_._asdict())
         return reply
+
+    def unled(self, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
+        """Those that have a replica here and no leader that serves, as far as this node knows."""
+        leading, followers = self._table.leading, self._table.followers
+
+        def is_unled(key: PartitionKey) -> bool:
+            if (leadership := leading.get(key)) is not None:
+                return not leadership.partition.serving
+            return (follower := followers.get(key)) is not None and follower.port is None
+
+        return [key for key in keys if is_unled(key)]
 
     async def epoch_end(self, peer: PeerIdentity, request: pb.EpochEndRequest) -> pb.EpochEndReply:
         """Where an epoch ends in the log of a partition that is led here."""

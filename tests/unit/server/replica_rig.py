@@ -215,9 +215,10 @@ class ReplicaRig:
         self.tasks: set[asyncio.Task[None]] = set()
         self.errors: list[BaseException] = []
         self.lost: list[int] = []
+        self.clock = ManualClock()
         runtime = ReplicaRuntime(
             loop=loop,
-            clock=ManualClock(),
+            clock=self.clock,
             node=self.node,
             cluster_id=CLUSTER,
             journal=self.journal,

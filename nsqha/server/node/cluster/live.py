@@ -8,16 +8,22 @@ A controller elects nobody before the replicas have answered, and after the deat
 busy. An answer by gRPC takes several of their turns and of its threads', one on this stream takes one turn.
 
 A turn answers one question, and few of them wait, or their answers: one costs as much as the partitions that it names.
+
+When a node that led thousands dies, the controller asks for them in parts. Leaders of all elected at once would take
+each step side by side, and the first serve hardly sooner than the last. So a question about more than MANY partitions
+is *held* while more than MANY of those that were asked for before have no leader, for HOLD_SECONDS at most; one about
+few goes ahead.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from nsqha.errors import LimitReached, NsqhaError
+from nsqha.ids import PartitionKey
 from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
@@ -26,42 +32,86 @@ if TYPE_CHECKING:
 
 QUESTIONS_MAX = 32  # that wait on one stream, and as many answers that the other side does not read
 KEYS_MAX = 1_000  # of one question
+MANY = 100
+HOLD_SECONDS = 0.25  # after the answer before; `ControllerLimits.key_s` has time for it
+LOOK_SECONDS = 0.02
 
-Answer = Callable[[pb.StatusRequest], pb.StatusReply]
+
+class AskedReplicas(Protocol):
+    """What this node has."""
+
+    def status_of(self, request: pb.StatusRequest) -> pb.StatusReply:
+        """Answer a question; raises an NsqhaError."""
+
+    def unled(self, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
+        """Those that have a replica here and no leader that serves."""
 
 
 class LiveStream:
     """A controller's stream to this node."""
 
-    def __init__(self, suspects: Suspects, stream: PeerStream, answer: Answer) -> None:
-        """`answer` replies or raises an NsqhaError."""
+    def __init__(self, suspects: Suspects, stream: PeerStream, replicas: AskedReplicas) -> None:
         self._suspects = suspects
         self._stream = stream
-        self._answer = answer
+        self._replicas = replicas
         self._questions: deque[pb.LiveMessage] = deque()
+        self._held: deque[pb.LiveMessage] = deque()
+        self._unled: list[PartitionKey] = []  # of those that were asked for, many at a time, the last ones
+        self._loop = asyncio.get_running_loop()
+        self._held_until = 0.0  # the loop's time
+        self._look_at: asyncio.TimerHandle | None = None
         suspects.informs(stream)
 
     def on_message(self, message: pb.LiveMessage) -> None:
         """A question, or the controller's greeting. LimitReached: too much is asked, which ends the stream."""
         if not message.question:
             return
-        waiting = max(len(self._questions), self._stream.pending)
-        if waiting >= QUESTIONS_MAX or not 0 < len(message.status_request.keys) <= KEYS_MAX:
+        waiting = max(len(self._questions) + len(self._held), self._stream.pending)
+        partitions = len(message.status_request.keys)
+        if waiting >= QUESTIONS_MAX or not 0 < partitions <= KEYS_MAX:
             raise LimitReached(f"a node answers questions about 1 to {KEYS_MAX} partitions, {QUESTIONS_MAX} at a time")
-        self._questions.append(message)
+        if partitions > MANY and (self._held or self._holds()):
+            self._held.append(message)
+            self._look_later()
+        else:
+            self._take(message)
+
+    def _take(self, question: pb.LiveMessage) -> None:
+        if len(question.status_request.keys) > MANY:
+            self._unled += [(key.topic_uid, key.partition) for key in question.status_request.keys]
+            del self._unled[:-KEYS_MAX]
+            self._held_until = self._loop.time() + HOLD_SECONDS
+        self._questions.append(question)
         if len(self._questions) == 1:
             self._answer_next()
+
+    def _holds(self) -> bool:
+        if self._loop.time() >= self._held_until:
+            return False
+        self._unled = self._replicas.unled(self._unled)  # they are looked at again until they have found one
+        return len(self._unled) > MANY
+
+    def _look_later(self) -> None:
+        if self._look_at is None:
+            self._look_at = self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._look_at = None
+        if not self._holds():
+            self._take(self._held.popleft())
+        if self._held:
+            self._look_later()
 
     def _answer_next(self) -> None:
         question = self._questions[0]
         message = self._suspects.signed()
         message.question = question.question
         try:
-            message.status.CopyFrom(self._answer(question.status_request))
+            message.status.CopyFrom(self._replicas.status_of(question.status_request))
         except NsqhaError as error:
             message.refused = str(error)
         self._stream.send(message)
-        asyncio.get_running_loop().call_soon(self._answered)
+        self._loop.call_soon(self._answered)
 
     def _answered(self) -> None:
         if self._questions:
@@ -71,4 +121,7 @@ class LiveStream:
 
     def on_closed(self, why: str) -> None:
         self._questions.clear()
+        self._held.clear()
+        if self._look_at is not None:
+            self._look_at.cancel()
         self._suspects.stream_closed(self._stream)

@@ -100,8 +100,8 @@ class Membership:
     def serve(self, server: PeerServer) -> None:
         """What other nodes may ask of this one."""
         server.on_stream("Push", self.replicas.service.receive)
-        answer = self.replicas.answers.status_of
-        server.on_stream("Live", lambda stream: LiveStream(self.suspects, stream, answer))
+        answers = self.replicas.answers
+        server.on_stream("Live", lambda stream: LiveStream(self.suspects, stream, answers))
         self.leaders.hints.register(server)
         self.replicas.answers.register(server)
         self.routing.serve(server)

@@ -34,6 +34,9 @@ class FollowedReplicas(Protocol):
     def open(self, receiver: Receiver, opened: pb.Open) -> None:
         """A leader asks for a promise, and where the log ends; answered on the receiver, some time."""
 
+    def leader_lost(self, partitions: int) -> None:
+        """The stream on which their leader spoke has ended."""
+
 
 class LeaderNodes(Protocol):
     """The nodes that push to this one, as its membership in the cluster knows them."""
@@ -147,6 +150,7 @@ class Receiver:
         for follower in self._followers.values():
             follower.left(self)
         if self._followers:
+            self._service.leader_lost(len(self._followers))
             self._nodes.stream_lost(self.leader)
         self._followers.clear()
 

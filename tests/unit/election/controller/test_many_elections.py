@@ -78,7 +78,7 @@ def test_nodes_are_asked_for_all_at_once_and_the_first_are_elected_meanwhile() -
 
 def test_who_answers_late_for_the_last_of_many_is_waited_for_as_for_the_first() -> None:
     machine, asked = begun(1000, ControllerLimits())
-    assert {probe.timeout_s for probe in asked} == {0.1 + 0.0003 * 999}
+    assert {probe.timeout_s for probe in asked} == {0.1 + 0.001 * 999}
     led, last = Counter[int](), asked[-1]
     for n, probe in enumerate([*asked[:-1], last]):
         if probe is last:

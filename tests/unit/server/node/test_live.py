@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 from nsqha.election.session import View
 from nsqha.errors import LimitReached, Unavailable
+from nsqha.ids import PartitionKey
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.node.cluster.live import KEYS_MAX, QUESTIONS_MAX, LiveStream
+from nsqha.server.node.cluster.live import HOLD_SECONDS, KEYS_MAX, MANY, QUESTIONS_MAX, LiveStream
 from nsqha.server.node.cluster.suspects import Suspects
+from tests.fakes.loop import VirtualLoop
 
 
 class Node:
@@ -23,12 +26,20 @@ class Node:
         self.pending = 0
         self.suspects = Suspects(SimpleNamespace(view=View), node=1, cluster_id=9)  # type: ignore[arg-type]
         self.suspects.registered(7)
-        self.live = LiveStream(self.suspects, self, self.answer)  # type: ignore[arg-type]
+        self.led: set[int] = set()  # topics
+        self.live = LiveStream(self.suspects, self, self)  # type: ignore[arg-type]
 
     def send(self, message: pb.LiveMessage) -> None:
         self.sent.append(message)
 
-    def answer(self, request: pb.StatusRequest) -> pb.StatusReply:
+    def unled(self, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
+        return [key for key in keys if key[0] not in self.led]
+
+    @property
+    def answered(self) -> list[int]:
+        return [message.question for message in self.sent if message.question]
+
+    def status_of(self, request: pb.StatusRequest) -> pb.StatusReply:
         if any(key.topic_uid == 13 for key in request.keys):
             raise Unavailable("not this one")
         return pb.StatusReply(node_uid=1, replicas=[pb.ReplicaStatus(key=key, end=5) for key in request.keys])
@@ -42,7 +53,8 @@ def story(told: Any) -> None:
     async def run() -> None:
         await told(Node())
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
 
 
 def test_an_answer_says_who_gives_it_and_nothing_about_suspects():
@@ -125,5 +137,62 @@ def test_a_greeting_is_no_question():
     async def told(node: Node) -> None:
         node.live.on_message(pb.LiveMessage(cluster_id=9))
         assert len(node.sent) == 1
+
+    story(told)
+
+
+def many(part: int) -> range:
+    return range(100 + part * 2 * MANY, 100 + (part + 1) * 2 * MANY)
+
+
+def test_a_part_of_many_is_answered_when_those_before_have_leaders():
+    async def told(node: Node) -> None:
+        for part in range(3):
+            node.ask(part + 1, *many(part))
+        await asyncio.sleep(HOLD_SECONDS / 2)
+        assert node.answered == [1]
+        node.led.update(many(0)[:MANY])
+        await asyncio.sleep(HOLD_SECONDS / 4)
+        assert node.answered == [1, 2], "few are left of the first part; of the second, all"
+        node.led.update(many(1))
+        await asyncio.sleep(HOLD_SECONDS / 4)
+        assert node.answered == [1, 2, 3]
+
+    story(told)
+
+
+def test_a_part_of_many_waits_a_bounded_time_for_leaders_that_do_not_come():
+    async def told(node: Node) -> None:
+        for part in range(3):
+            node.ask(part + 1, *many(part))
+        for answered in ([1], [1, 2], [1, 2, 3]):
+            await asyncio.sleep(HOLD_SECONDS * 0.9)
+            assert node.answered == answered
+            await asyncio.sleep(HOLD_SECONDS * 0.15)
+
+    story(told)
+
+
+def test_a_question_about_few_goes_ahead_of_those_about_many():
+    async def told(node: Node) -> None:
+        for part in range(2):
+            node.ask(part + 1, *many(part))
+        await asyncio.sleep(0)
+        node.ask(3, 5)
+        assert node.answered == [1, 3]
+
+    story(told)
+
+
+def test_held_questions_are_of_the_few_that_may_wait_and_end_with_the_stream():
+    async def told(node: Node) -> None:
+        for part in range(QUESTIONS_MAX + 1):
+            await asyncio.sleep(0)
+            node.ask(part + 1, *many(0))
+        with pytest.raises(LimitReached):
+            node.ask(99, 5)
+        node.live.on_closed("too much")
+        await asyncio.sleep(2 * HOLD_SECONDS)
+        assert node.answered == [1]
 
     story(told)

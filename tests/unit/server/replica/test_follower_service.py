@@ -13,6 +13,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.ranges import RangeSet
 from nsqha.server.integrity.suspect_logs import Doubted
 from nsqha.server.peers.api import PeerIdentity
+from nsqha.server.replica.follower_service import LOST_SECONDS
 from nsqha.server.replica.following import catch_up as catchup
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import (
@@ -32,6 +33,20 @@ from tests.unit.server.replica_rig import (
 )
 
 # ---- Open
+
+
+def test_for_a_while_a_node_knows_how_many_partitions_lost_their_leader() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, _ = await followed(rig)
+        assert rig.replicas.beginning == 0
+        stream.close()
+        await pause()
+        assert rig.replicas.beginning == 1, "it may be elected in a moment"
+        rig.clock.advance(LOST_SECONDS)
+        assert rig.replicas.beginning == 0
+
+    run(scenario)
 
 
 def test_the_promise_is_durable_before_the_answer() -> None:

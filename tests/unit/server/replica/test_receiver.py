@@ -43,6 +43,7 @@ class Node:
     def __init__(self) -> None:
         self.opened: list[Any] = []
         self.found: list[int] = []
+        self.lost = 0  # partitions without their leader's stream
 
     def hello(self) -> pb.PushHello:
         return pb.PushHello.FromString(ME.SerializeToString())
@@ -55,6 +56,9 @@ class Node:
 
     def open(self, receiver: Receiver, opened: Any) -> None:
         self.opened.append(opened)
+
+    def leader_lost(self, partitions: int) -> None:
+        self.lost += partitions
 
     def stream_lost(self, node: int) -> None:
         pass
