@@ -110,6 +110,7 @@ class ChannelList(StoredRecord):
     paused: bool = False  # the topic
     channels: Mapping[str, ChannelInfo] = field(default_factory=dict)
     defaults: ChannelPolicy = field(default_factory=lambda: SILENT)  # of channels that say nothing themselves
+    unasked: bool = False  # lookup daemons are still to be asked for the channels that the topic begins with
 
     @cached_property
     def policies(self) -> PoliciesSaid:
@@ -165,6 +166,14 @@ class ChannelList(StoredRecord):
         if name in self.channels:
             raise Conflict(f"channel {name} exists already")
         return self._with(name, ChannelInfo(uid, reader=reader))
+
+    def begun_with(self, channels: Mapping[str, int]) -> ChannelList:
+        """The list with all that lookup daemons know (name -> uid), which were asked now."""
+        begun = replace(self, unasked=False)
+        for name, uid in channels.items():
+            if name not in begun.channels:
+                begun = begun.with_channel(name, uid)
+        return begun
 
     def without_channel(self, name: str) -> ChannelList:
         self._existing(name)

@@ -179,8 +179,8 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
     },
     "Who may do what": {
         "open_to_everybody": Explanation(
-            "A port beyond loopback serves whoever reaches it.", "`--access-file`: docs/access.md. Or a "
-            "trusted network."
+            "A port beyond loopback serves whoever reaches it.",
+            "`--access-file`: docs/access.md. Or a trusted network.",
         ),
         "access_refused": Explanation("A token, a certificate or a caller without one may not do what it asked for."),
         "access_renewed": Explanation("The access file changed, and counts."),
@@ -220,6 +220,10 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         "lookupd_lost": Explanation("A lookup daemon does not answer; tried again.", "Consumers use the others."),
         "lookupd_channels_failed": Explanation("A lookup daemon did not say which channels a new topic begins with."),
         "lookupd_channels_too_many": Explanation("A topic begins with only as many channels as one may have."),
+        "first_channels_delayed": Explanation(
+            "Channels that lookup daemons know of a new topic could not be stored; tried again, they get all messages.",
+            "The reason is in the line: is the disk full?",
+        ),
         "loopback_registered": Explanation(
             "An address is registered that only this host reaches.", "Listen on 0.0.0.0, or on the broadcast address."
         ),

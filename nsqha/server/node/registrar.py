@@ -5,8 +5,8 @@ One task per lookup daemon: connect, `IDENTIFY`, `REGISTER` everything there is,
 close, wait a little, connect and register everything again. So nothing is kept for a daemon that is away, and one that
 reads too slowly is given up.
 
-Before a brand-new topic takes its first message, the channels that the lookup daemons know for it are created here, or
-the messages until its consumers reconnect would pass them by: `known_channels`.
+A brand-new topic begins with the channels that the lookup daemons know for it, or the messages until its consumers
+reconnect would pass them by: `known_channels`.
 
 Requests may be pipelined: the daemon answers them in order, `OK` each; anything else is an error after which it closes.
 """
@@ -118,7 +118,7 @@ class Registrar:
         wanted = dict.fromkeys(addresses)
         for address in [a for a in self._peers if a not in wanted]:
             self._logger.info("lookupd_removed", "LOOKUP: removing peer %s", address)
-            self._peers.pop(address).task.cancel()
+            self._peers.pop(address).end()
         for address in wanted:
             if address not in self._peers:
                 self._logger.info("lookupd_added", "LOOKUP: adding peer %s", address)
@@ -128,6 +128,8 @@ class Registrar:
 
     async def close(self) -> None:
         """Leave every daemon: each forgets this node as its connection ends."""
+        for peer in self._peers.values():
+            peer.end()
         self._peers.clear()
         await self._tasks.close()
         if self._session is not None:
@@ -172,12 +174,20 @@ class Registrar:
 
     # ---- what other nodes made
 
-    async def known_channels(self, topic: str) -> list[str]:
+    @property
+    def may_know(self) -> bool:
+        """Whether a daemon knows this node, or might when the first connection to it was tried."""
+        return any(peer.info is not None or not peer.tried.is_set() for peer in self._peers.values())
+
+    async def known_channels(self, topic: str, *, patient: bool = False) -> list[str]:
         """The channels of `topic` that any reachable daemon knows, without ephemeral ones, and not more than a topic
-        may have.
+        may have. `patient`: a daemon to which no connection was tried yet is waited for.
 
         Takes as long as the slowest daemon, at most the request timeout; one that fails is as if it knew none.
         """
+        if patient:
+            for peer in list(self._peers.values()):
+                await peer.tried.wait()
         known = [
             (info.http_url, address in self._token_for)
             for address, peer in self._peers.items()
@@ -266,6 +276,7 @@ class _Peer:
         self, address: str, identity: ProducerIdentity, registrations: Registrations, answer_bytes_max: int
     ) -> None:
         self.info: LookupInfo | None = None  # None while it does not know us
+        self.tried = asyncio.Event()  # it knows us, or did not the first time
         self._address = address
         self._identity = identity
         self._registrations = registrations
@@ -276,6 +287,11 @@ class _Peer:
         self._wake = asyncio.Event()
         self.task: asyncio.Task[None]  # runs `run`
         self._logger = Logger("lookupd")
+
+    def end(self) -> None:
+        """Leave the daemon: who waits for the first try waits no more."""
+        self.task.cancel()
+        self.tried.set()
 
     def tell(self, line: bytes) -> None:
         """Send this change, if the daemon knows us; if not, it will hear of everything anyway."""
@@ -295,6 +311,7 @@ class _Peer:
                 why = _why(error, ANSWER_SECONDS)
                 self._logger.warning("lookupd_lost", "LOOKUPD(%s): %s", self._address, why, peer=self._address)
             self.info = None
+            self.tried.set()
             if loop.time() - started > PING_SECONDS:
                 backoff.reset()  # it was well for a while: probably restarted
             await asyncio.sleep(backoff.next_pause())
@@ -313,6 +330,7 @@ class _Peer:
             # No await between these two: a change is either in the list or comes as a change.
             self._changes = self._everything()
             self.info = info
+            self.tried.set()
             self._unanswered = 0
             async with beside(self._read_answers(reader)) as answers:
                 answers.add_done_callback(lambda _: self._wake.set())

@@ -425,6 +425,7 @@ class Node:
         )
         broker.endpoints.registrar = broker.topics.announcer = registrar
         registrar.set_peers(options.lookupd_tcp_addresses)
+        broker.topics.first_channels.begin_all()
         self._closers.append(registrar.close)
         if options.statsd_address:
             from nsqha.server.node.statsd import StatsdPusher, host_prefix

@@ -8,6 +8,7 @@ Downwards:
     channel_leaders  every leader follows the channel list, and does what is in no record
     channel_list     what may be added to the list
     topics           which topics there are; how they are made, changed and deleted
+    first_channels   channels of a new topic that lookup daemons know
     settings         settings that may change while a topic lives, and what follows from them
     deleted_elsewhere  what other nodes deleted a moment ago
     placement        what a single node and one of a cluster do differently

@@ -103,7 +103,14 @@ class Channels:
         async with self._changes.of(topic.name):
             if topic.deleting or self.leaders.have(topic, channel):
                 return
-            await add_channel(self._change, self._rng, topic, channel, reader=reader, channels_max=self._channels_max)
+            if ids.is_ephemeral(channel):
+                await self._topics.first_channels.learn(topic)  # its event must not come before theirs
+            begun = await self._topics.first_channels.change(topic)
+
+            async def change(topic: Topic, added: Change) -> None:
+                await self._change(topic, lambda channels: added(begun(channels)))
+
+            await add_channel(change, self._rng, topic, channel, reader=reader, channels_max=self._channels_max)
             await self.leaders.follow(topic)
             logger.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
         self._topics.announce(topic.name, [channel])
@@ -208,7 +215,9 @@ class Channels:
 
     async def _empty_topic(self, topic: str) -> None:
         async with self._changes.of(topic):
-            await self.leaders.everywhere(self._topics.topic(topic), Administration.EMPTY_TOPIC)
+            found = self._topics.topic(topic)
+            await self._topics.first_channels.learn(found)  # what the topic keeps for them is not what is emptied
+            await self.leaders.everywhere(found, Administration.EMPTY_TOPIC)
 
     async def seek(
         self, topic: str, channel: str, targets: Mapping[int, int | None]

@@ -81,8 +81,13 @@ class Announcer(Protocol):
     def channels_changed(self, topic: str, channels: Mapping[str, bool]) -> None:
         """Which of these channels there are now of a topic that this node has."""
 
-    async def known_channels(self, topic: str) -> list[str]:
-        """The channels of a brand-new topic that lookup daemons know."""
+    @property
+    def may_know(self) -> bool:
+        """Whether a lookup daemon could say which channels a new topic begins with."""
+
+    async def known_channels(self, topic: str, *, patient: bool = False) -> list[str]:
+        """The channels of a brand-new topic that lookup daemons know. `patient`: a daemon to which no connection was
+        tried yet is waited for."""
 
 
 class NoLookupd:
@@ -94,5 +99,9 @@ class NoLookupd:
     def channels_changed(self, topic: str, channels: Mapping[str, bool]) -> None:
         pass
 
-    async def known_channels(self, topic: str) -> list[str]:
+    @property
+    def may_know(self) -> bool:
+        return False
+
+    async def known_channels(self, topic: str, *, patient: bool = False) -> list[str]:
         return []

@@ -56,7 +56,8 @@ class SingleNodePlacement:
         return remarks_alone(settings)
 
     async def led(self, topic: Topic) -> None:
-        """This node leads them all."""
+        """This node leads them all; only the channels may still be on their way."""
+        await self._topics.first_channels.finish(topic)
 
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         with self._room(settings.partitions):
@@ -76,11 +77,13 @@ class SingleNodePlacement:
             self._making -= new
 
     async def _make(self, name: str, settings: TopicSettings) -> Topic:
+        first = self._topics.first_channels
         async with self._context.changes.of(name):
             await self._bury_half_made(name)
-            channels = ChannelList()  # in the first record: one write, however many there are
-            for channel in await self._topics.announcer.known_channels(name):
-                channels = channels.with_channel(channel, ids.new_uid(self._context.rng))
+            channels = ChannelList(unasked=first.ask_later(name))
+            if not channels.unasked:  # in the first record: one write, however many there are
+                for channel in await self._topics.announcer.known_channels(name):
+                    channels = channels.with_channel(channel, ids.new_uid(self._context.rng))
             versioned, logs = await self._stored(name, settings, channels)
             record = versioned.record
             partitions: list[Partition] = []
@@ -101,6 +104,7 @@ class SingleNodePlacement:
             self._topics.add(topic)
             logger.info("topic_created", "TOPIC(%s): created", name)
         self._topics.announce(name)
+        first.begin(topic)
         return topic
 
     async def _stored(

@@ -26,6 +26,7 @@ from nsqha.server.opening.opener import RECOVERED_AT_ONCE, OpenedLog
 from nsqha.server.partition.topic import Topic
 from nsqha.server.runtime.tasks import some_at_once
 from nsqha.server.topics.deleted_elsewhere import DeletedElsewhere
+from nsqha.server.topics.first_channels import FirstChannels
 from nsqha.server.topics.placement import Announcer, NoLookupd, Placement, TopicContext
 from nsqha.server.topics.settings import TopicChanges, vanished_topic
 
@@ -40,6 +41,7 @@ class Topics(Mapping[str, Topic]):
         self.announcer: Announcer = NoLookupd()  # hears of topics and channels that come and go
         self.placement: Placement  # set by the broker, as they need each other
         self.settings = TopicChanges(context)
+        self.first_channels = FirstChannels(self, context)
         self._context = context
         self._records = context.metadata.records
         self._ending = ending

@@ -143,7 +143,12 @@ def test_the_form_is_stable() -> None:
             "replicas": None,
             "min_isr": None,
         },
-        "channels": {"version": 3, "paused": True, "channels": {"a": {"uid": 9, "paused": True, "reader": False}}},
+        "channels": {
+            "version": 3,
+            "paused": True,
+            "channels": {"a": {"uid": 9, "paused": True, "reader": False}},
+            "unasked": False,
+        },
         "partitions": {
             str(n): {
                 "leader": 7,

@@ -480,6 +480,35 @@ def test_a_daemon_that_answers_without_end_knows_no_channels(monkeypatch: pytest
     run(conversation, lambda: {"a": []})
 
 
+def test_who_is_patient_waits_for_the_first_try_of_each_daemon() -> None:
+    """A topic that is made, or found unasked, within the first moments of a node."""
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        server, port, _ = await http_server({"/channels?topic=t": ("200 OK", b'{"channels":["c"]}')})
+        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % port
+        assert not registrar.may_know
+        registrar.set_peers([address, "127.0.0.1:1"])
+        assert registrar.may_know
+        assert await registrar.known_channels("t") == []
+        assert await registrar.known_channels("t", patient=True) == ["c"]
+        registrar.set_peers(["127.0.0.1:1"])
+        assert not registrar.may_know, "it was tried, and is not there"
+        server.close()
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_a_daemon_that_is_removed_before_it_was_reached_is_not_waited_for() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        asking = asyncio.ensure_future(registrar.known_channels("t", patient=True))
+        await asyncio.sleep(0)
+        registrar.set_peers([])
+        assert await asyncio.wait_for(asking, 5) == []
+
+    run(conversation)
+
+
 def test_a_daemon_that_is_gone_knows_no_channels() -> None:
     async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
         registrar.set_peers([address])
