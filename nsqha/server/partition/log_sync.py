@@ -16,6 +16,8 @@ from nsqha.commitlog.log import SyncTicket
 from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
 from nsqha.server.runtime.disk import LazySync, progress_sync
 
+BEHIND_SECONDS = 0.01  # a round that no caller waits for begins behind the first OK, not beside it
+
 
 class LogSync:
     """Brings the log of one led partition to the disk: a `WantsSync`."""
@@ -62,6 +64,13 @@ class LogSync:
     def request(self) -> None:
         """Ask for a disk round, whatever the setting."""
         self._disk.request(self)
+
+    def request_behind(self) -> None:
+        """Ask for a disk round: now if publishers wait for it, else when the first of them has its OK."""
+        if self.setting == "always":
+            self._disk.request(self)
+        else:
+            self._disk.later(BEHIND_SECONDS, self.request)
 
     def wrote(self, count: int) -> None:
         """A batch with `count` messages is in the page cache."""

@@ -86,12 +86,13 @@ class Partition:
         self.publish = self.batches.publishes.publish  # bound: no call more for each publish
         self._runtime = runtime
 
-    def start_epoch(self, channels: ChannelListLike | None = None) -> asyncio.Future[None]:
+    def start_epoch(self, channels: ChannelListLike | None = None, *, new: bool = False) -> asyncio.Future[None]:
         """Write the epoch-start batch, synced; the future ends when it is committed and applied.
 
         `channels`: the channel list as the metadata has it; the log is brought in line with it in the same batch, so
         before anything of this epoch is acknowledged. What an earlier leader left uncommitted at the end of the log
-        is committed with it.
+        is committed with it. `new`: the log is empty, and a publisher waits that it may be written to; its disk round,
+        with the names of its files, begins behind that one's OK unless `sync` is always.
         """
         for entry in self.log.entries(self.cursors.state.applied.log_id + 1, self.log.end.log_id):
             data = bytearray(self.log.events(entry)) if entry.flags & NEEDS_LOOK else bytearray()
@@ -107,7 +108,10 @@ class Partition:
             return future
         self.batches.events.wait(future)
         self.batches.schedule()
-        self.batches.sync.request()
+        if new:
+            self.batches.sync.request_behind()
+        else:
+            self.batches.sync.request()
         return future
 
     # ---- how far it has come

@@ -92,7 +92,7 @@ class SingleNodePlacement:
                     raise logs
                 partitions = self._context.opener.lead(record, logs)
                 topic = Topic(versioned, partitions, self._context.new_delivery)
-                for started in [partition.start_epoch(record.channels) for partition in partitions]:
+                for started in [partition.start_epoch(record.channels, new=True) for partition in partitions]:
                     await started
             except (NsqhaError, OSError) as error:
                 self._half_made[name] = record

@@ -33,6 +33,7 @@ from nsqha.errors import (
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.cluster.routing import ClusterConsumerRoutes
 from nsqha.server.opening.log_folders import LogFolders
+from nsqha.server.partition import log_sync
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
@@ -715,6 +716,22 @@ def test_a_new_topic_gets_the_channels_that_lookup_daemons_know_in_one_change(tm
             topic = broker.topics["t"]
             assert broker.parts.store.records.revision == before + 2
             assert len(topic.channel_names()) == 1000 and topic.serves("c7")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("sync", ["always", "interval", "none"])
+def test_the_disk_round_of_a_new_log_begins_behind_an_ok_that_waits_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
+):
+    async def story():
+        async with running(tmp_path, sync=sync) as broker:
+            with monkeypatch.context() as patch:
+                patch.setattr(log_sync, "BEHIND_SECONDS", 3600.0)
+                await broker.publishing.publish("t", ONE)
+                assert (broker.parts.disk.signs.rounds > 0) is (sync == "always")
+            await broker.publishing.publish("u", ONE)
+            await until(lambda: led(broker, "u").log.local_durable > 1)
 
     asyncio.run(story())
 
