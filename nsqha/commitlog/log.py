@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 from nsqha import hot
 from nsqha.commitlog.corruption.repair import LogRepair
 from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, UNREADABLE, Entry, Place, genesis
-from nsqha.commitlog.files.open_logs import OpenLogs
+from nsqha.commitlog.files.open_logs import LogShare, OpenLogs
 from nsqha.commitlog.files.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.reading.lookup import LogReader, PairInfo, verifies
@@ -94,6 +94,7 @@ class PartitionLog(LogReader):
         self.idle_at: Place | None = None  # its end when its owner had nothing left to do; another one now: not idle
         self.on_wake: Callable[[], object] | None = None  # called once, when it is idle no more
         self.on_wanted_durable: Callable[[], object] | None = None  # its files would be closed, were they synced
+        self.share = LogShare(OpenLogs(1 << 31), self)  # of descriptors; until `share_descriptors`, what it likes
         self._active = pairs[-1]
         self._past = object()  # another one after each cut
         self._going: list[int] = []  # positions of pairs that are not in the log any more, and still on the disk
@@ -224,6 +225,7 @@ class PartitionLog(LogReader):
         if ticket.past is self._past and ticket.log_id > self.local_durable:
             self.local_durable = ticket.log_id
             self._active.unnamed = ()
+            self.share.synced()
         return self.local_durable
 
     @property
@@ -281,7 +283,8 @@ class PartitionLog(LogReader):
         """Close the files now, and whenever `open_logs` needs their descriptors; they are opened as they are used.
 
         The thread that appends and reads closes them: see `OpenLogs`."""
-        self.files.on_open(lambda: open_logs.opened(self))
+        self.share = share = LogShare(open_logs, self)
+        self.files.on_open(share.opened, share.released)
         if not self.close_idle_files():
             open_logs.opened(self)
 
@@ -290,6 +293,7 @@ class PartitionLog(LogReader):
         if self.poisoned is not None:
             return False
         if self.local_durable < self.end.log_id or self._active.unnamed:
+            self.share.closes = True
             if self.on_wanted_durable is not None:
                 self.on_wanted_durable()
             return False

@@ -18,7 +18,7 @@ OPEN_PAIRS = 4  # old pairs whose files stay open
 class PairList:
     """The pairs of one log, and its last entry. So the last entry of each pair is known without reading it."""
 
-    __slots__ = ("_on_open", "_open_old", "last", "pairs", "storage")
+    __slots__ = ("_on_open", "_on_release", "_open_old", "last", "pairs", "storage")
 
     def __init__(self, storage: Storage, pairs: list[Pair], last: Entry) -> None:
         """`last` is the last entry; the anchor of the last pair if that one is empty."""
@@ -27,6 +27,7 @@ class PairList:
         self.last = last
         self._open_old: list[Pair] = []
         self._on_open: Callable[[], object] | None = None
+        self._on_release: Callable[[], object] | None = None
 
     # ---- finding
 
@@ -127,9 +128,11 @@ class PairList:
         self._open_old.clear()
         for pair in self.pairs:
             pair.release()
+        if self._on_release is not None:
+            self._on_release()
 
-    def on_open(self, opened: Callable[[], object]) -> None:
-        """Call this whenever a pair opens files that were closed."""
-        self._on_open = opened
+    def on_open(self, opened: Callable[[], object], released: Callable[[], object]) -> None:
+        """Call these whenever a pair opens files that were closed, and when all of them have been let go of."""
+        self._on_open, self._on_release = opened, released
         for pair in self.pairs:
             pair.on_open = opened

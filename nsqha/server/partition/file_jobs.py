@@ -2,6 +2,7 @@
 
     run  -> [a worker thread: job] -> then(result) | failed(error) -> ended
     drop -> [the thread for removals: step, step, ..] | failed(error)
+    ready -> yes | no: ended
 
 One job at a time; publishes wait meanwhile. Deliveries go on, so a job must not change what readers of the log look at:
 what it found or made is taken in by `then`, on the loop. Files that are unlinked have left the log before: only a job
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nsqha.commitlog.entry import Place
+from nsqha.commitlog.files.open_logs import OpenLogs
 from nsqha.commitlog.log import PartitionLog
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.context import PartitionLifecycle, PartitionRuntime
@@ -57,6 +59,37 @@ class Removals:
             self.task = None
 
 
+class Descriptors:
+    """Whether a log may open its files to be appended to; it waits while too many others are not durable."""
+
+    __slots__ = ("_go_on", "_loop", "waits")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, go_on: Callable[[], None]) -> None:
+        """`go_on`: there may be some again."""
+        self.waits = False
+        self._loop = loop
+        self._go_on = go_on
+
+    def lacking(self, log: PartitionLog) -> bool:
+        """Whether it has to wait; `go_on` follows."""
+        if not self.waits and log.share.shut:
+            self.waits = log.share.lacking(lambda: self._loop.call_soon(self._look_again))
+        return self.waits
+
+    def _look_again(self) -> None:
+        self.waits = False
+        self._go_on()
+
+
+async def descriptors(open_logs: OpenLogs) -> None:
+    """Return when a new log may open files."""
+    loop = asyncio.get_running_loop()
+    while open_logs.full:
+        some = loop.create_future()
+        open_logs.wait(lambda some=some: some.done() or some.set_result(None))  # type: ignore[misc]
+        await some
+
+
 class FileJobs:
     """Jobs on the files of one partition that is led here, one at a time."""
 
@@ -80,11 +113,16 @@ class FileJobs:
         self._ended = ended
         self._task: asyncio.Task[None] | None = None
         self._removals = Removals(runtime.loop, runtime.disk, failed)
+        self._descriptors = Descriptors(runtime.loop, ended)
 
     @property
     def busy(self) -> bool:
-        """Whether a job has the files for itself."""
-        return self._task is not None
+        """Whether a job has the files for itself, or they can not be opened yet."""
+        return self._task is not None or self._descriptors.waits
+
+    def ready(self) -> bool:
+        """Whether what is to be written may be appended now; if not, `ended` follows."""
+        return self._task is None and not self._descriptors.lacking(self._log)
 
     def run(self, job: Callable[[], T], then: Callable[[T], None]) -> bool:
         """Run a job that has the files for itself; False: another job has them, or the partition closes."""

@@ -214,9 +214,11 @@ class GroupCommit:
                         self._runtime.loop.call_soon(self._end_of_tick)
                     return
                 urgent = events.urgent or (life.serving and self._led.cursors.urgent)  # before, nothing takes them
-                if self._files.busy or life.closed or life.handing_over or not (queue.runs or urgent):
+                if life.closed or life.handing_over or not (queue.runs or urgent):
                     return
                 if not urgent and outstanding and queue.bytes_waiting < publishes.flush_bytes:
+                    return
+                if not self._files.ready():
                     return
                 if not self.write(force_events=events.forced()):
                     return
@@ -282,7 +284,7 @@ class GroupCommit:
         if life.closed or life.handing_over or not (life.serving and led.leader.alone) or self.on_appended is not None:
             return False
         now = read(self._runtime.clock)
-        if self.outstanding.batches or self._files.busy or self.events.urgent or not led.cursors.quiet(now.mono):
+        if self.outstanding.batches or self.events.urgent or not (led.cursors.quiet(now.mono) and self._files.ready()):
             return False
         try:
             return self._write_lone(run, reply, now)

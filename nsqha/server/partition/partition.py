@@ -219,7 +219,8 @@ class Partition:
             now = self.now()
             self.deliveries.due(now)
             deadline = self.cursors.event_deadline()
-            if not self.held_up and (self.cursors.urgent or (deadline is not None and deadline <= now.mono)):
+            events_due = self.cursors.urgent or (deadline is not None and deadline <= now.mono)
+            if events_due and not self.held_up and self.files.ready():
                 self.batches.write(patient=not self.cursors.urgent)
             self.deliveries.arm(now.mono)
         except Exception as error:

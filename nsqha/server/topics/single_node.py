@@ -15,6 +15,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicS
 from nsqha.election.rules import changed_settings
 from nsqha.errors import NsqhaError, Poisoned, StorageError, Unavailable
 from nsqha.nsqlog import Logger
+from nsqha.server.partition.file_jobs import descriptors
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.settings import check_number, remarks_alone
 from nsqha.server.topics.topics import files_remain
@@ -116,6 +117,8 @@ class SingleNodePlacement:
         The promise does not wait for the record: a start forgets one that no record names (`Topics.recover`). The files
         do, or a process that dies here would leave some that nobody knows of; they are durable with their first
         entries, as the journal knows of nothing in them until then. No record: nothing was stored."""
+        if not ids.is_ephemeral(name):
+            await descriptors(self._context.opener.folders.open_logs)
         uid, log_uids = ids.new_uid(self._context.rng), self._drawn(settings.partitions)
         metas = {n: PartitionMeta().led_by(self._context.node_uid, log_uid) for n, log_uid in log_uids.items()}
 

@@ -61,6 +61,24 @@ def test_a_log_that_is_not_durable_keeps_its_files_and_is_asked_to_be_synced(tmp
     assert not open_count(lazy) and not open_count(other) and open_count(third)
 
 
+def test_who_would_open_one_more_waits_until_others_are_durable(tmp_path: Path) -> None:
+    logs = logs_on(tmp_path, 4, OpenLogs(1))
+    one, two, three, four = logs
+    went_on = []
+    for log in (one, two):
+        assert not log.share.lacking(lambda: went_on.append("not asked"))
+        add(log, b"not synced")
+    assert three.share.lacking(lambda: went_on.append("three"))
+    assert four.share.lacking(lambda: went_on.append("four"))
+    assert not two.share.lacking(lambda: went_on.append("open already"))
+    sync(one)
+    assert not open_count(one) and went_on == ["three", "four"]
+    add(three, b"a")
+    assert four.share.lacking(lambda: went_on.append("again"))
+    two.close()
+    assert went_on == ["three", "four", "again"] and not four.share.lacking(lambda: None)
+
+
 def test_old_files_that_were_read_are_closed_with_the_rest(tmp_path: Path) -> None:
     open_logs = OpenLogs(1)
     log, other = logs_on(tmp_path, 2, open_logs)

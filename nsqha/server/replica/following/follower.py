@@ -157,7 +157,7 @@ class Follower:
         log.on_wanted_durable = lambda: runtime.disk.request(self)
         wake(log)  # another owner may have looked at it
         self._runtime = runtime
-        self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
+        self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken, or closed
         self._sync_rounds = FollowerSync(runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds)
 
     # ---- the leader
@@ -210,7 +210,7 @@ class Follower:
         if port is not self.port or message.epoch != self.epoch or self.closed:
             port.refused(self.wire_key, message.epoch, pb.REFUSAL_FENCED, self.epoch, "another leader was promised")
             return
-        if self.jobs.running is not None:
+        if not self.jobs.ready(self.log):
             self._held.append((port, message))
             return
         try:

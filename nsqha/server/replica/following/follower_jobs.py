@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nsqha.errors import AppendFailed
 from nsqha.nsqlog import Logger
-from nsqha.server.partition.file_jobs import Removals
+from nsqha.server.partition.file_jobs import Descriptors, Removals
 from nsqha.server.runtime.tasks import begin
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ class FollowerJobs:
         self._sync = sync
         self._removals = Removals(loop, disk, failed)
         self._interruptible = False  # the running job may be cancelled
+        self._descriptors = Descriptors(loop, released)
+
+    def ready(self, log: PartitionLog) -> bool:
+        """Whether a batch may be appended now; if not, `released` follows."""
+        return self.running is None and not self._descriptors.lacking(log)
 
     def take(self, job: Callable[[], Awaitable[None]], *, interruptible: bool = False) -> None:
         """Run a job that has the files to itself. It is made when it begins: one that is given up before is none."""
