@@ -519,6 +519,9 @@ class Deliveries(dict[str, Delivery]):
         self._woken: list[Delivery] = []
         self._flush = flush
         self._alarm = Alarm(loop, ring)
+        self._events_alarm = Alarm(
+            loop, ring
+        )  # moved when progress rides, or it would ring for nothing
         self._wall_ahead = 0.0  # of the monotonic clock
 
     def pump(self, now: Now) -> None:
@@ -587,8 +590,9 @@ class Deliveries(dict[str, Delivery]):
         `changed`: of no others can it be earlier than when this was called last."""
         partition = self._partition
         deadline = partition.cursors.event_deadline()
-        if deadline is not None and partition.held_up:
-            deadline = None
+        if deadline is not None and not partition.held_up:
+            self._events_alarm.move(deadline, now)
+        deadline = None
         for delivery in self.values() if changed is None else changed:
             mine = delivery.channel.next_deadline()
             if mine is not None and (deadline is None or mine < deadline):
@@ -599,10 +603,11 @@ class Deliveries(dict[str, Delivery]):
     def cancel(self) -> None:
         """No more alarms."""
         self._alarm.cancel()
+        self._events_alarm.cancel()
 
 
 class Alarm:
-    """Calls back at the earliest deadline that was set since it last did."""
+    """Calls back at the earliest deadline that was set since it last did, or at the one that it was moved to."""
 
     __slots__ = ("_at", "_call", "_loop", "_timer")
 
@@ -620,6 +625,13 @@ class Alarm:
             self._timer.cancel()
         self._at = max(deadline, now + SLACK_SECONDS)
         self._timer = self._loop.call_later(self._at - now, self._ring)
+
+    def move(self, deadline: float, now: float) -> None:
+        """Call at `deadline` and not before: a timer that is set anew costs less than a turn of the loop."""
+        if self._timer is not None and abs(deadline - self._at) > SLACK_SECONDS:
+            self._timer.cancel()
+            self._timer = None
+        self.set(deadline, now)
 
     def cancel(self) -> None:
         if self._timer is not None:

@@ -48,6 +48,9 @@ class Events(NamedTuple):
     done: list[Future]
 
 
+NO_EVENTS = Events(b"", 0, [])
+
+
 class PendingEvents:
     """The channel events of one partition that are not in its log yet.
 
@@ -278,38 +281,44 @@ class GroupCommit:
         """Write the run of a publisher that was alone in the last batch, at once, and answer it.
 
         False, and nothing was done: it has to go by the queue. This is what `write` and `OutstandingBatches.commit` do
-        where nothing else waits, no event is due and the write is the commit; it asks that first, and does no more.
+        where nothing else waits, no event is urgent and the write is the commit; it asks that first, and does no more.
         """
         led, life = self._led, self._life
         if life.closed or life.handing_over or not (life.serving and led.leader.alone) or self.on_appended is not None:
             return False
         now = read(self._runtime.clock)
-        if self.outstanding.batches or self.events.urgent or not (led.cursors.quiet(now.mono) and self._files.ready()):
+        if self.outstanding.batches or self.events.urgent or not self._files.ready():
+            return False
+        quiet = led.cursors.quiet(now.mono)
+        if not quiet and led.cursors.urgent:
             return False
         try:
-            return self._write_lone(run, reply, now)
+            events = NO_EVENTS if quiet else self.events.take(led.cursors, now, False)
+            return self._write_lone(run, reply, now, events)
         except Exception as error:
             self._stop(error)
             return True
 
-    def _write_lone(self, run: bytes, reply: Reply, now: Now) -> bool:
+    def _write_lone(self, run: bytes, reply: Reply, now: Now, events: Events) -> bool:
         led, publishes = self._led, self.publishes
         log, leader = led.log, led.leader
-        data = bytearray(run)
+        frames, flags, _ = events
+        data = bytearray(frames + run) if frames else bytearray(run)
         try:
             timestamp_ns = log.next_timestamp(now.wall_ns)
-            count = hot.stamp(data, 0, led.id_base + log.end.offset, timestamp_ns)
+            count = hot.stamp(data, len(frames), led.id_base + log.end.offset, timestamp_ns)
             entry = log.append(
-                data, count=count, flags=0, timestamp_ns=timestamp_ns, epoch=leader.epoch, durable=leader.durable
+                data, count=count, flags=flags, timestamp_ns=timestamp_ns, epoch=leader.epoch, durable=leader.durable
             )
         except AppendFailed:
+            self.events.not_written(events)
             return False  # nothing is written, and `write` knows what becomes of publishes that a disk refuses
         except Exception as error:
             publishes.refuse([(reply, now.mono)], 0, f"{OUTCOME_UNKNOWN}{type(error).__name__}: {error}")
             raise
         try:
             publishes.message_count += count
-            publishes.message_bytes += len(data) - count * hot.HEADER
+            publishes.message_bytes += len(run) - count * hot.HEADER
             self.outstanding.waited_end = log.end.log_id
             leader.written(log.end.log_id)
         except Exception:

@@ -132,7 +132,7 @@ class OutstandingBatches:
         return not lists or others > 0 or cursors.state.pump != pump
 
     def commit_lone(self, entry: Entry, data: bytearray, reply: Reply, now: Now) -> None:
-        """`commit` of a batch that was committed by its write, with nothing before it: one publish and no event."""
+        """`commit` of a batch that was committed by its write, with nothing before it: one publish, and progress."""
         led = self._led
         try:
             assert led.leader.committed == led.log.end.log_id, f"{entry} was written alone, and is not committed"

@@ -358,7 +358,6 @@ def rolls(rig: PartitionRig) -> None:
         waits_for_a_replica,
         has_an_outstanding_batch,
         has_a_channel_to_create,
-        has_progress_to_write,
         has_a_caller_of_events,
         hands_over,
         is_closed,
@@ -389,12 +388,51 @@ def test_what_is_finished_since_a_moment_keeps_no_publish_from_being_written_at_
     assert lone(rig, Outcome()), "it is due in 50 ms"
 
 
+def test_progress_that_is_due_rides_with_a_lone_publish():
+    rig = PartitionRig(sync="interval")
+    has_progress_to_write(rig)
+    before, outcome = rig.log.end, Outcome()
+    assert rig.floor == 0 and lone(rig, outcome, b"two") and outcome.answers == ["OK"]
+    assert (rig.log.end.log_id, rig.log.end.offset) == (before.log_id + 1, before.offset + 1)
+    assert rig.floor == 1 and rig.partition.leader.committed == rig.log.end.log_id
+    publishes = rig.partition.batches.publishes
+    assert (publishes.message_count, publishes.message_bytes) == (2, 6)
+    assert [bytes(rig.log.message(offset))[-3:] for offset in (0, 1)] == [b"one", b"two"]
+
+
+def test_where_progress_rides_no_timer_rings_for_it():
+    rig = PartitionRig(sync="interval")
+    rig.publish(b"one")
+    rig.turn()
+    consumer = rig.consume(9)
+    rig.finish(consumer)
+    for n in range(1, 4):
+        rig.clock.advance(0.041)
+        assert lone(rig, Outcome())
+        rig.finish(consumer, n)
+        assert min(rig.loop.armed) >= rig.clock.monotonic() + 0.05 - 1e-6, "what was finished now is not due before"
+    rig.pass_time(0.06)
+    assert rig.floor == 4, "and then it is written alone"
+
+
 def faulty() -> tuple[PartitionRig, SimStorage]:
     storage = SimStorage(random.Random(1))
     rig = PartitionRig(sync="interval", storage=storage)
     rig.publish(b"one")
     rig.turn()
     return rig, storage
+
+
+def test_progress_that_was_to_ride_with_a_lone_publish_outlives_a_full_disk():
+    rig, storage = faulty()
+    consumer = rig.consume(1)
+    rig.finish(consumer)
+    rig.clock.advance(1.0)
+    storage.fail("pwrite", code=errno.ENOSPC, times=1)
+    assert not lone(rig, Outcome()) and rig.floor == 0
+    rig.publish(b"two")
+    rig.pass_time(1.5)
+    assert rig.floor == 1
 
 
 def test_a_lone_publish_that_a_full_disk_refuses_is_left_to_the_queue():
