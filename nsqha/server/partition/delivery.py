@@ -519,9 +519,7 @@ class Deliveries(dict[str, Delivery]):
         self._woken: list[Delivery] = []
         self._flush = flush
         self._alarm = Alarm(loop, ring)
-        self._events_alarm = Alarm(
-            loop, ring
-        )  # moved when progress rides, or it would ring for nothing
+        self._events_alarm = Alarm(loop, ring)  # moved when progress rides, or it would ring for nothing
         self._wall_ahead = 0.0  # of the monotonic clock
 
     def pump(self, now: Now) -> None:
