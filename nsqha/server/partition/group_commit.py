@@ -293,18 +293,19 @@ class GroupCommit:
         if not quiet and led.cursors.urgent:
             return False
         try:
-            events = NO_EVENTS if quiet else self.events.take(led.cursors, now, False)
-            return self._write_lone(run, reply, now, events)
+            return self._write_lone(run, reply, now, quiet=quiet)
         except Exception as error:
             self._stop(error)
             return True
 
-    def _write_lone(self, run: bytes, reply: Reply, now: Now, events: Events) -> bool:
-        led, publishes = self._led, self.publishes
+    def _write_lone(self, run: bytes, reply: Reply, now: Now, *, quiet: bool) -> bool:
+        led, publishes, events = self._led, self.publishes, NO_EVENTS
         log, leader = led.log, led.leader
-        frames, flags, _ = events
-        data = bytearray(frames + run) if frames else bytearray(run)
         try:
+            if not quiet:
+                events = self.events.take(led.cursors, now, False)
+            frames, flags, _ = events
+            data = bytearray(frames + run) if frames else bytearray(run)
             timestamp_ns = log.next_timestamp(now.wall_ns)
             count = hot.stamp(data, len(frames), led.id_base + log.end.offset, timestamp_ns)
             entry = log.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -398,6 +399,19 @@ def test_progress_that_is_due_rides_with_a_lone_publish():
     publishes = rig.partition.batches.publishes
     assert (publishes.message_count, publishes.message_bytes) == (2, 6)
     assert [bytes(rig.log.message(offset))[-3:] for offset in (0, 1)] == [b"one", b"two"]
+
+
+def test_who_publishes_hears_that_the_progress_beside_it_could_not_be_made(monkeypatch: pytest.MonkeyPatch):
+    rig = PartitionRig(sync="interval")
+    has_progress_to_write(rig)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(type(rig.partition.cursors), "take_events", fail)
+    outcome = Outcome()
+    assert lone(rig, outcome, b"two") and rig.partition.life.stopped is not None
+    assert len(outcome.answers) == 1 and "outcome unknown" in outcome.answers[0]
 
 
 def test_where_progress_rides_no_timer_rings_for_it():
