@@ -14,6 +14,7 @@ import json
 import logging
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TextIO
@@ -201,11 +202,11 @@ def set_level(level: str) -> None:
     logging.getLogger(_ROOT).setLevel(LEVELS[level.lower()])
 
 
-class LineFormatter(logging.Formatter):
+class LineFormatter(logging.Formatter, ABC):
     """Makes lines, of what our own `Logger` says and of records of libraries."""
 
-    def line(self, said: Said) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def line(self, said: Said) -> str: ...
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = getattr(record, "event", "library"), getattr(record, "fields", {})
