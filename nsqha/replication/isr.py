@@ -217,8 +217,9 @@ class IsrKeeper:
 
     @property
     def heir(self) -> int:
-        """Who is to lead next; 0: none."""
-        return self.handover.heir(self.meta)
+        """Who is to lead next; 0: none. Whom a proposal names may lead already, whatever became of it since."""
+        named = self.node if self._proposal is None else self._proposal.meta.leader
+        return self.handover.heir(self.meta) if named == self.node else named
 
     # ---- what happens
 

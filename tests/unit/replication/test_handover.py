@@ -46,6 +46,18 @@ def test_a_leader_that_shuts_down_names_the_next_one_and_is_not_waited_for() -> 
     assert isinstance(end, StepDown)
 
 
+def test_whom_a_proposal_names_may_lead_until_it_is_refused() -> None:
+    rig = departing(A)
+    assert proposal(rig.step()).meta.leader == B
+    rig.keeper.followers.lost(B, rig.now)
+    rig.keeper.followers.lost(C, rig.now)
+    assert rig.keeper.heir == B, "lost because it leads, perhaps"
+    rig.keeper.replied(Unknown(), rig.now)
+    assert rig.keeper.heir == B
+    rig.keeper.replied(ProposalRefused(newer(rig.keeper.meta)), rig.now)
+    assert rig.keeper.heir == 0
+
+
 def test_at_the_floor_a_leader_that_shuts_down_stays_in_the_isr() -> None:
     rig = departing(A, meta=record((A, C)))
     assert set(proposal(rig.step()).meta.isr) == {A, C}

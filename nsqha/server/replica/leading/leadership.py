@@ -62,24 +62,44 @@ class LeadershipRuntime:
 
 class PublishHold:
     """Publishes of one partition that wait while another node is to lead next: it has to reach the end of the log,
-    which must not move away from it."""
+    which must not move away from it. Those that still wait when this one's epoch ends are the next leader's, while of
+    any that is written by then nobody knows what became."""
 
     def __init__(self, partition: Partition, clock: Clock) -> None:
-        self.successor = 0  # the node that is to lead next; 0: none
+        self._successor = 0  # the node that is to lead next; 0: none
+        self._begun = 0  # an epoch later than this one that has begun
+        self._over = False  # it did, and this leadership has not ended yet
         self._partition = partition
         self._clock = clock
         self._since = 0.0
 
+    @property
+    def holds(self) -> bool:
+        """Whether another node is to lead next, or leads already. Nothing is held any more if that took too long."""
+        return self._over or bool(self._successor)
+
     def wait_for(self, successor: int) -> None:
         """Hold publishes back for this node, or let them go (0)."""
-        if successor != self.successor:
-            self.successor, self._since = successor, self._clock.monotonic()
-            self._partition.hand_over(bool(successor))
+        if successor != self._successor:
+            self._successor = successor
+            if not self._over:
+                self._hold()
+
+    def epoch_begun(self, epoch: int) -> None:
+        """Hold publishes back until this leadership ends, as that epoch has begun."""
+        if epoch > self._begun:
+            self._begun, self._over = epoch, True
+            self._hold()
+
+    def _hold(self) -> None:
+        self._since = self._clock.monotonic()
+        self._partition.hand_over(self.holds)
 
     def release_overdue(self) -> None:
         """Let them go after a while: the successor did not take over, and no node said that it is given up, perhaps
         because the metadata are away."""
-        if self.successor and self._clock.monotonic() - self._since >= HOLD_SECONDS_MAX:
+        if self.holds and self._clock.monotonic() - self._since >= HOLD_SECONDS_MAX:
+            self._over = False
             self._partition.hand_over(False)
 
 
@@ -222,7 +242,7 @@ class Leadership:
     def _committed(self) -> None:
         self.piece = None
         self._runtime.links.committed(self)
-        if self._hold.successor:
+        if self._hold.holds:
             self._step()  # perhaps that was the last batch before the next leader's
 
     def tick(self) -> None:
@@ -232,7 +252,7 @@ class Leadership:
         if self._keeper.ended is None:
             self._hold.release_overdue()
         self._step()
-        if self._keeper.quiet and not self._hold.successor and not self.ended:
+        if self._keeper.quiet and not self._hold.holds and not self.ended:
             self._runtime.ticking.pop(self, None)
             self.partition.batches.set_followers(self._appended_when_quiet, self._committed)
 
@@ -276,6 +296,8 @@ class Leadership:
     def fenced(self, node: int, promised: int) -> None:
         if not self.ended:
             logger.info("fenced", "%s/%d: node %016x has promised epoch %d", self.topic, self.key[1], node, promised)
+            if promised > self.epoch:
+                self._hold.epoch_begun(promised)  # what is written from now on, that node does not take from this one
             self._keeper.followers.lost(node, self._runtime.clock.monotonic())
             self._wait()
             self._requests.reread(promised=promised)
@@ -379,6 +401,7 @@ class Leadership:
                 case Reread():
                     self._requests.reread()
                 case StepDown(why):
+                    self._hold.epoch_begun(self.epoch + 1)
                     self._runtime.step_down(self, why)
 
     def __repr__(self) -> str:

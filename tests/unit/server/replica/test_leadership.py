@@ -33,11 +33,14 @@ class Records:
         self.error: Exception | None = None
         self.away = False
         self.silent: asyncio.Future[None] | None = None  # a read waits for this
+        self.late: asyncio.Future[None] | None = None  # a proposal does
         self.proposed: list[PartitionMeta] = []
         self.reads = 0
 
     async def propose(self, meta: PartitionMeta, registered: Mapping[int, int]) -> PartitionMeta:
         self.proposed.append(meta)
+        if self.late is not None:
+            await self.late
         if self.error is not None:
             raise self.error
         self.meta = replace(meta, version=meta.version + 1)
@@ -406,8 +409,8 @@ def test_a_leader_whose_roll_does_not_end_hands_over_without_last_words() -> Non
 def test_a_leader_that_shuts_down_and_has_nobody_to_hand_over_to_goes_on() -> None:
     leading = Leading()
     leading.heard(A, 71)
-    leading.leadership.retire()
     leading.leadership.lost(A)
+    leading.leadership.retire()
     outcome = leading.rig.publish(b"m")
     leading.rig.turn()
     leading.leadership.heard(A, registration=0, log_uid=71, end=leading.end, durable=0, opened=False)
@@ -449,6 +452,67 @@ def test_what_waits_at_a_leader_that_handed_over_is_not_written_there() -> None:
     assert leading.end == end and not outcome.answers
 
 
+def test_what_waits_is_not_written_when_the_next_leader_is_heard_first() -> None:
+    """It opens its streams as soon as it has the record, perhaps before the store's answer is read here."""
+    leading = Leading()
+    late = leading.records.late = leading.rig.loop.create_future()
+    leading.heard(A, 71)
+    leading.leadership.retire()
+    outcome = leading.rig.publish(b"m")
+    end = leading.end
+    for node in (A, B):
+        leading.leadership.fenced(node, 0)  # not even that tells
+        leading.leadership.lost(node)
+    leading.passes(0.5)
+    assert leading.records.proposed[-1].leader == A and not leading.ended
+    assert leading.end == end and not outcome.answers
+    late.set_result(None)
+    leading.passes(0.1)
+    assert leading.end == end and leading.ended
+
+
+def test_who_is_told_of_a_later_epoch_writes_nothing_more() -> None:
+    """Elected by others, while this node knew of nothing. Publishers hear that it is not stored, and try there."""
+    leading = Leading()
+    silent = leading.records.silent = leading.rig.loop.create_future()
+    leading.leadership.fenced(B, META.epoch)
+    written = leading.rig.publish(b"m")
+    leading.passes(0.1)
+    leading.heard(A, 71)
+    assert written.answers == ["OK"], "that one has promised no later epoch"
+    leading.leadership.fenced(B, META.epoch + 1)
+    outcome = leading.rig.publish(b"m")
+    end = leading.end
+    leading.passes(0.5)
+    assert leading.end == end
+    leading.rig.loop.run_until_complete(leading.partition.release("another node leads"))
+    silent.set_result(None)
+    leading.rig.turn()
+    assert outcome.answers == ["not stored: another node leads"]
+
+
+def test_who_reads_of_a_later_epoch_writes_nothing_more() -> None:
+    leading = Leading()
+    leading.leadership.refreshed(replace(META, leader=A, epoch=2, version=6))
+    end = leading.end
+    leading.rig.publish(b"m")
+    leading.passes(HOLD_SECONDS_MAX + 1)
+    assert leading.end == end and leading.ended
+
+
+def test_an_epoch_that_nobody_leads_holds_publishes_for_a_while_only_and_once() -> None:
+    """As after the metadata were taken back to an earlier state: the promise stays, and the record is of before."""
+    leading = Leading()
+    leading.leadership.fenced(B, META.epoch + 1)
+    outcome = leading.rig.publish(b"m")
+    for _ in range(round(HOLD_SECONDS_MAX * 10) + 2):
+        leading.leadership.fenced(B, META.epoch + 1)
+        leading.heard(A, 71)
+        leading.passes(0.1)
+    leading.heard(A, 71)
+    assert outcome.answers == ["OK"]
+
+
 def test_publishes_are_held_for_one_successor_at_a_time_and_not_for_ever() -> None:
     held: list[bool] = []
     clock = ManualClock()
@@ -469,3 +533,19 @@ def test_publishes_are_held_for_one_successor_at_a_time_and_not_for_ever() -> No
     hold.release_overdue()
     hold.wait_for(0)
     assert held == [True, True, False, False]
+
+
+def test_a_successor_that_comes_and_goes_does_not_prolong_the_hold() -> None:
+    held: list[bool] = []
+    clock = ManualClock()
+    hold = PublishHold(cast(Any, SimpleNamespace(hand_over=held.append)), clock)
+    hold.epoch_begun(2)
+    for node in (A, 0, B, 0):
+        clock.advance(HOLD_SECONDS_MAX / 4)
+        hold.wait_for(node)
+    assert held == [True] and hold.holds
+    hold.release_overdue()
+    hold.epoch_begun(2)
+    assert held == [True, False] and not hold.holds
+    hold.epoch_begun(3)
+    assert held == [True, False, True]
