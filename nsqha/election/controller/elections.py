@@ -14,7 +14,7 @@ from nsqha.election.placement import PartitionName
 
 SILENT, IDLE, DEAF = "leader does not answer", "leader does not lead", "leader commits nothing"
 CUT_OFF = "leader is cut off from its followers"
-SAID_S = 1.0  # an election that takes longer says what it waits for
+SAID_S = 1.0  # an election that takes longer than members are waited for, and this, says what it waits for
 RUNNING = (IDLE, DEAF, CUT_OFF)  # of leaders that answer: a replacement may not help
 
 
@@ -122,7 +122,7 @@ class Elections:
         meta = part.meta
         round_.many = max(round_.many, len(state.rounds))
         if meta.isr and not round_.reports:  # as with most of a thousand, when their rounds begin
-            if now - round_.since > SAID_S:
+            if self._takes_long(round_, now):
                 self._wait(part, round_, unanswered(sorted(meta.isr)), now)
             else:
                 self._due(round_, now + state.ask_again_s)
@@ -175,10 +175,14 @@ class Elections:
         round_.due_at(due)
         self._state.wake_at(due)
 
+    def _takes_long(self, round_: Round, now: float) -> bool:
+        """Of thousands that are elected together most wait for their turn, and that is no news."""
+        return now - round_.since > SAID_S + self._state.gather_s(round_)
+
     def _wait(self, part: TopicPartition, round_: Round, wait: Wait, now: float) -> None:
         state = self._state
         self._due(round_, now + state.ask_again_s if wait.until is None else wait.until)
-        if wait.why != round_.waiting and (wait.operator or now - round_.since > SAID_S):
+        if wait.why != round_.waiting and (wait.operator or self._takes_long(round_, now)):
             round_.waiting = wait.why
             event, level = ("operator_needed", "error") if wait.operator else ("election_waits", "warning")
             name = part.name

@@ -18,6 +18,7 @@ from nsqha.election.controller.events import (
     Probe,
     PutDone,
     PutPartition,
+    Say,
     Suspect,
     Tick,
 )
@@ -89,6 +90,19 @@ def test_who_answers_late_for_the_last_of_many_is_waited_for_as_for_the_first() 
                 done = replace(action.meta, version=action.meta.version + 1)
                 machine.step(PutDone(action.name, "applied", done), 100.1)
     assert led.total() == 1000
+
+
+@pytest.mark.parametrize(("count", "in_time"), [(3, 1.1), (1000, 2.1)])
+def test_elections_say_what_they_wait_for_when_so_many_take_no_longer(count: int, in_time: float) -> None:
+    machine, _ = begun(count, ControllerLimits())
+    said: list[float] = []
+    for n in range(300):
+        at = 0.01 * n
+        for action in machine.step(Tick(), 100.0 + at):
+            if isinstance(action, Say) and action.event == "election_waits":
+                said.append(at)
+    assert len(said) == count
+    assert in_time < min(said) <= max(said) < in_time + 0.5
 
 
 def test_a_node_that_is_silent_is_not_waited_for_whatever_it_was_asked_for() -> None:
