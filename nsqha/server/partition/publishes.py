@@ -10,7 +10,8 @@ runs and most of the bytes.
 Publishers that do not come back cost that once: each time most was not there in the end, twice as many commits pass
 before it is tried again. So it is with the last ones: each time only they were missing, twice as many commits go with
 most. All this is counted in turns: a turn looks at every socket once and takes some microseconds. Where strangers keep
-the loop busy it takes milliseconds, and nobody is back sooner for that: after LINGER_SECONDS a flush waits no more.
+the loop busy it takes milliseconds, and nobody is back sooner for that: after LINGER_SECONDS a flush waits no more, and
+each time it waited so long twice as many commits pass, whoever was back in the end.
 
 Invariants: bytes count in the node's budget from when they wait until they are committed or refused; a publisher that
 can not be answered keeps no other one from its answer.
@@ -29,7 +30,7 @@ from nsqha.server.partition.memory import EphemeralLog
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
 TURNS = 32
-LINGER_SECONDS = 0.01  # many times 32 turns, also where others have the core for a while
+LINGER_SECONDS = 0.002  # many times 32 turns of a loop that has little to do; loop time has milliseconds
 SKIPPED_MAX = 64
 ALL_BYTES = 31 / 32  # of what is expected: bodies differ
 MOST_BYTES = 3 / 4
@@ -151,7 +152,7 @@ class Linger:
     `committed` is called at each commit that leaves nothing outstanding, `waits` at each flush after it.
     """
 
-    __slots__ = ("_bytes", "_end", "_first", "_for_last", "_last", "_runs", "_time", "_turns", "lone")
+    __slots__ = ("_bytes", "_end", "_first", "_for_last", "_last", "_long", "_runs", "_time", "_turns", "lone")
 
     def __init__(self, time: Callable[[], float]) -> None:
         """`time`: of the loop, the same during a turn."""
@@ -162,13 +163,15 @@ class Linger:
         self._time = time
         self._first = _Patience()
         self._last = _Patience()
+        self._long = _Patience()  # with turns that take long
         self._for_last = False  # waits for the last ones too
         self.lone = False  # one publisher alone was answered, and nothing was written since
 
     def committed(self, runs: int, size: int, bytes_max: int) -> None:
         """`runs` runs, of `size` bytes in all, were answered just now or wait; no more than `bytes_max` ever will."""
         self.lone = runs == 1
-        if self._first.tries():
+        tries = self._first.tries()
+        if self._long.tries() and tries:
             self._runs = runs
             self._bytes = min(size, bytes_max)
             self._turns = TURNS
@@ -183,12 +186,18 @@ class Linger:
         """Whether to look again in the next turn, with so much waiting now."""
         if not self._turns:
             return False
+        waited = self._turns < TURNS
         most = size >= MOST_BYTES * self._bytes
         all_there = size >= ALL_BYTES * self._bytes or (most and runs >= self._runs)
         if not all_there and (self._for_last or not most):
             self._turns -= 1
             if self._turns and self._time() < self._end:
                 return True
+        if waited:
+            if self._time() < self._end:
+                self._long.succeeded()
+            else:
+                self._long.failed()
         self._turns = 0
         if not most:
             self._first.failed()

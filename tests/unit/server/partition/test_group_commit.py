@@ -120,6 +120,34 @@ def test_where_strangers_make_turns_long_nobody_is_waited_for_longer():
     assert turns_of(gathering, 1, 100) == TURNS - 1
 
 
+def test_where_turns_are_long_fewer_flushes_wait_for_those_who_are_back():
+    now = [0.0]
+    gathering = Linger(lambda: now[0])
+
+    def waits() -> bool:
+        """Whether a flush waits for publishers that all are back one turn later."""
+        gathering.committed(16, 1600, 1 << 20)
+        waited = gathering.waits(4, 400)
+        now[0] += LINGER_SECONDS
+        assert not gathering.waits(16, 1600)
+        return waited
+
+    waited = [n for n in range(400) if waits()]
+    assert waited[:6] == [0, 2, 5, 10, 19, 36]
+    assert waited[-1] - waited[-2] == SKIPPED_MAX + 1
+
+
+def test_a_pause_of_publishers_is_no_long_turn():
+    now = [0.0]
+    gathering = Linger(lambda: now[0])
+    for _ in range(4):
+        gathering.committed(16, 1600, 1 << 20)
+        now[0] += 1.0
+        assert not gathering.waits(16, 1600), "they are back a second later"
+    gathering.committed(16, 1600, 1 << 20)
+    assert gathering.waits(4, 400)
+
+
 class Again:
     """A publisher that waits for each OK and publishes again some turns of the loop later."""
 
