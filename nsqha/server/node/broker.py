@@ -286,7 +286,7 @@ class Broker:
             tls_context=tls_context,
             budget=self.parts.opener.budget,
             reading=ReadingBudget(self.parts.loop, self.options.publish_queue_bytes, limits.body_bytes_max),
-            turns=SharedTurns(self.parts.loop),
+            turns=SharedTurns(self.parts.loop, between=self.parts.disk.look),
             measures=self.parts.opener.measures,
             topics=self.topics,
             publishing=self.publishing,

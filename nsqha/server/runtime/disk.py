@@ -99,20 +99,18 @@ class QuickSyncs:
             logger.warning("sync_threads_lacking", "other threads, which are slower, make the disk rounds: %s", error)
             self._closed = True
             return None
-        self._loop.add_reader(threads.fileno(), self._look)
+        self._loop.add_reader(threads.fileno(), self.look)
         return threads
 
-    def _look(self) -> None:
-        assert self._threads is not None
-        outcomes = self._threads.take()
+    def look(self) -> bool:
+        """If the round has ended, say so; whether it has."""
+        outcomes = None if self._threads is None else self._threads.take()
         if outcomes is None:
-            return
+            return False
         files, self._files = self._files, []
-        for file, error in zip(files, outcomes, strict=True):
-            if error:
-                self._ended(file.sync_failed(error))
-                return
-        self._ended(None)
+        failed = next(((file, error) for file, error in zip(files, outcomes, strict=True) if error), None)
+        self._ended(failed[0].sync_failed(failed[1]) if failed else None)
+        return True
 
     def close(self) -> None:
         """Wait for the round that is under way; no caller hears of it."""
@@ -274,6 +272,11 @@ class DiskRounds:
         if not patient:
             self._urgent = True
         self._see_to_it()
+
+    def look(self) -> bool:
+        """End the round that publishers wait for, if its files are synced; whether they are. Who keeps the loop busy
+        looks now and then, as the loop itself does so once in a turn."""
+        return self._threads.quick.look()
 
     def later(self, seconds: float, callback: Callable[[], None]) -> DelayedCall:
         """Call after about so many seconds, a little earlier perhaps: to request a round that may be late."""

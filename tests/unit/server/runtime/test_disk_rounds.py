@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -229,6 +230,22 @@ def test_files_of_a_round_that_is_waited_for_are_synced_beside_the_interpreter(
             disk.request(second)
             await rounds(second, n)
         assert (first.rounds, failures, disk.running) == (3, [], 0)
+
+    with_rounds(story)
+
+
+def test_who_keeps_the_loop_busy_lets_rounds_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool_is_not_used(monkeypatch)
+
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        disk.look()
+        partition = WantingFiles(*os_files(tmp_path))
+        disk.request(partition)
+        await asyncio.sleep(0)  # the round begins
+        end = time.monotonic() + 5
+        while not partition.rounds and time.monotonic() < end:
+            disk.look()
+        assert (partition.rounds, failures, disk.running) == (1, [], 0)
 
     with_rounds(story)
 

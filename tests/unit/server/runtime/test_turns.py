@@ -31,13 +31,21 @@ class TurnByTurn:
 class Port:
     """Strangers that never have enough, and how much they got in each turn of the loop."""
 
-    def __init__(self, strangers: int, part: float = PART_SECONDS) -> None:
+    def __init__(self, strangers: int, part: float = PART_SECONDS, between: float = 0.0) -> None:
+        """`between`: seconds that publishers take after each part."""
         self.loop = TurnByTurn()
-        self.turns = SharedTurns(self.loop, lambda: self.loop.now)
+        self.turns = SharedTurns(self.loop, lambda: self.loop.now, between=self.look)
         self.part = part
+        self.between = between
         self.served: list[int] = []
+        self.looks: list[int] = []  # how many were served before
         for number in range(strangers):
             self.turns.later(lambda number=number: self.go_on(number))  # type: ignore[misc]
+
+    def look(self) -> bool:
+        self.looks.append(len(self.served))
+        self.loop.now += self.between
+        return self.between > 0
 
     def go_on(self, number: int) -> None:
         self.served.append(number)
@@ -59,6 +67,19 @@ def test_who_rests_longest_goes_on_first_and_nobody_twice_before_another() -> No
     for _ in range(50):
         port.loop.turn()
     assert port.served == [n % 10 for n in range(len(port.served))] and len(port.served) >= 150
+
+
+def test_a_disk_round_waits_for_one_part_and_not_for_a_turn() -> None:
+    port = Port(10)
+    port.loop.turn()
+    assert port.looks == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("between", "served"), [(PART_SECONDS, 2), (TURN_SECONDS, 2), (PART_SECONDS / 4, 4)])
+def test_publishers_take_half_of_what_strangers_have_and_no_more(between: float, served: int) -> None:
+    port = Port(10, between=between)
+    port.loop.turn()
+    assert len(port.served) == served
 
 
 def test_one_goes_on_once_in_a_turn_although_there_is_time_left() -> None:
