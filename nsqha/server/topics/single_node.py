@@ -16,6 +16,7 @@ from nsqha.election.rules import changed_settings
 from nsqha.errors import NsqhaError, Poisoned, StorageError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.file_jobs import descriptors
+from nsqha.server.partition.log_sync import BEHIND_SECONDS
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.settings import check_number, remarks_alone
 from nsqha.server.topics.topics import files_remain
@@ -104,7 +105,8 @@ class SingleNodePlacement:
                 raise Unavailable(f"topic {name} could not be made: {error}") from error
             self._topics.add(topic)
             logger.info("topic_created", "TOPIC(%s): created", name)
-        self._topics.announce(name)
+        # Behind the OK of its first PUB, as nsqd does: the task of each daemon would run before it.
+        self._context.disk.later(BEHIND_SECONDS, lambda: self._topics.announce(name))
         first.begin(topic)
         return topic
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from nsqha import hot
 from nsqha.errors import AppendFailed
 from nsqha.server.node.broker import Broker
+from nsqha.server.runtime.disk import DelayedCall
 from nsqha.server.topics import first_channels
 from tests.unit.server.broker_rig import Gate, led, on_a_broker, running, start, subscribed, until
 
@@ -77,6 +79,19 @@ async def test_a_publish_is_answered_before_the_daemons_are(broker: Broker):
     for channel in ("archive", "metrics"):
         await until_read(broker, channel, "one", "two", "three")
     assert daemons.asked == ["t"] and daemons.registered == {"t": {"archive", "metrics"}}
+
+
+@on_a_broker
+async def test_daemons_hear_of_a_topic_behind_its_first_answer(broker: Broker, monkeypatch: pytest.MonkeyPatch):
+    daemons, later = Daemons(), list[Callable[[], None]]()
+    announce(broker, daemons)
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.parts.disk, "later", lambda seconds, call: later.append(call) or DelayedCall(0.0, call))
+        await broker.publishing.publish("t", frame("one"))
+    assert not daemons.registered
+    for call in later:
+        call()
+    assert daemons.registered == {"t": set()}
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
