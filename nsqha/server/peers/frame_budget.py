@@ -44,6 +44,10 @@ class FrameBudget:
                 raise Http2Error("too many frames that carry nothing", ENHANCE_YOUR_CALM)
 
 
+def _nothing() -> None:
+    """What a turn of a connection that is gone does."""
+
+
 class ReadTurns:
     """The turns that one connection has at being read."""
 
@@ -75,6 +79,10 @@ class ReadTurns:
             self.resting = True
             transport.pause_reading()
             self.later(lambda: self._go_on(transport))
+
+    def end(self) -> None:
+        """Nothing is left to be read."""
+        self._read_on = _nothing
 
     def _go_on(self, transport: asyncio.Transport) -> None:
         if transport.is_closing():

@@ -9,6 +9,7 @@ Headers are the `hpack` package's business: there are a few of them for each str
 from __future__ import annotations
 
 import struct
+from functools import cached_property
 
 import hpack
 
@@ -94,9 +95,16 @@ class Headers:
         self.incomplete = 0  # the stream whose header block goes on in a CONTINUATION; 0: none
         self.ends_stream = False  # as the first frame of the block says
         self._block = b""
-        self._encoder = hpack.Encoder()
-        self._encoder.header_table_size = 0  # two blocks repeat nothing, and no reader has to say how much it remembers
-        self._decoder = hpack.Decoder(max_header_list_size=HEADERS_BYTES_MAX)
+
+    @cached_property
+    def _encoder(self) -> hpack.Encoder:
+        encoder = hpack.Encoder()
+        encoder.header_table_size = 0  # two blocks repeat nothing, and no reader has to say how much it remembers
+        return encoder
+
+    @cached_property
+    def _decoder(self) -> hpack.Decoder:
+        return hpack.Decoder(max_header_list_size=HEADERS_BYTES_MAX)
 
     def frame(self, flags: int, stream: int, *fields: tuple[str, str]) -> bytes:
         """A HEADERS frame."""

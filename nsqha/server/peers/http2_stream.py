@@ -186,6 +186,14 @@ class Http2Stream(asyncio.Protocol):
         self.transport = None
         self._side.connection_lost(one_line(str(exc)) if exc else "the connection is lost")
 
+        def come_apart(_: object) -> None:
+            """Nothing comes any more, and the end was told. The parts know each other, and would be left to the garbage
+            collector: where strangers come and go, that keeps the loop for 20 ms at a time."""
+            self.turns.end()
+            del self._side
+
+        self.messages.over.add_done_callback(come_apart)
+
     def pause_writing(self) -> None:
         self.out.pause()
 

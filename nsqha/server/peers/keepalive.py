@@ -15,6 +15,10 @@ from nsqha.server.peers.api import KEEPALIVE_SECONDS, PING_TIMEOUT_SECONDS, Peer
 READING_SECONDS = 0.01  # for bytes that came while the loop stood, before they are missed
 
 
+def _nobody(*_: str) -> None:
+    """Whom a watch that was stopped calls."""
+
+
 class Keepalive:
     """The watch over one connection."""
 
@@ -49,8 +53,10 @@ class Keepalive:
         self._timer = self._loop.call_later(seconds, read_first)
 
     def stop(self) -> None:
+        """Watch no more, and know nobody any more."""
         if self._timer is not None:
             self._timer.cancel()
+        self._ping = self._missed = _nobody
 
 
 class SilenceWatch:

@@ -35,6 +35,10 @@ TOGETHER_BYTES = 4096  # a message up to here is copied behind its head, which c
 SLICE_BYTES = 256 << 10  # that are copied together for TLS, where each buffer becomes a record of its own
 
 
+def _nothing() -> None:
+    """What is asked of an owner whose stream has ended."""
+
+
 class AskTurn:
     """When the owner of a stream is asked what it has to say: right behind what is being read, or in the next turn."""
 
@@ -65,6 +69,10 @@ class AskTurn:
         if self._wanted:
             self._wanted = False
             self._ask()
+
+    def end(self) -> None:
+        """The owner says nothing any more."""
+        self._ask = _nothing
 
     def _next_turn(self) -> None:
         self._soon = False
@@ -116,6 +124,7 @@ class SendQueue:
         """The stream has ended: nothing is sent any more."""
         self._queue.clear()
         self._give = None
+        self.turn.end()
 
     def add_window(self, stream: int, more: int) -> None:
         """The other side lets us send more. Http2Error."""

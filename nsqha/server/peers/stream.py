@@ -162,7 +162,9 @@ class StreamMessages:
         self.ended = True
         self._partial = bytearray()  # it may be large, and what ended is freed late
         self._loop.call_soon(self._close_handler, why)
-        self._on_end(kind, why)
+        on_end = self._on_end
+        del self._on_end  # its owner need not wait for the garbage collector
+        on_end(kind, why)
 
     def _close_handler(self, why: str) -> None:
         handler, self.handler = self.handler, None

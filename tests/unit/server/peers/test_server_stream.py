@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +65,36 @@ def test_it_is_understood_in_any_pieces(step: int) -> None:
         assert (await caller.next(PING))[::2] == (ACK, b"and next")
 
     run(scenario)
+
+
+@pytest.mark.parametrize("said", [b"", b"nonsense", PREFACE, OPENING + frame(DATA, 0, STREAM, b""), OPENING])
+def test_the_collector_has_nothing_to_do_with_who_is_gone(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers that come and go would keep it busy."""
+    made: list[weakref.ref[http2_stream.Http2Stream]] = []
+    connection = GrpcPeerServer.connection
+
+    def noted(self: GrpcPeerServer, address: str) -> http2_stream.Http2Stream:
+        stream = connection(self, address)
+        made.append(weakref.ref(stream))
+        return stream
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(said)
+        await caller.next(WINDOW_UPDATE)
+        caller.writer.close()
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if made[0]() is None:
+                break
+        assert made[0]() is None
+
+    monkeypatch.setattr(GrpcPeerServer, "connection", noted)
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
 
 
 def test_what_it_says_first() -> None:
