@@ -66,8 +66,6 @@ __all__ = [
 REWRITE_BYTES = 1 << 20  # replaced when it has grown past this, or past four times the state if that is more
 SLACK_BYTES = 64 << 10  # preallocated behind that, to go on in the old file if a full disk refuses the new one
 
-NOTHING_KNOWN = PartitionRecord()  # of a partition
-
 JOURNAL = "journal"
 LOCK = "lock"
 
@@ -237,7 +235,7 @@ class NodeJournal:
         """Change fields of a partition's record; a partition that is new begins with an empty one. `recovered`: the log
         was opened in this life, and a new log_uid is staged no later than this where one was due."""
         with self._staging:
-            old = self._records.get(key, NOTHING_KNOWN)
+            old = self._records.get(key) or PartitionRecord(page_cache_lost=self._page_cache_lost)
             if promise is None:
                 promise, promised = old.promise, old.promise_trusted
             else:

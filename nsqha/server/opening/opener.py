@@ -30,7 +30,7 @@ from nsqha.cursor.cache.lmdb_cache import LmdbCache
 from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord, TopicSettings
+from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
@@ -274,14 +274,24 @@ class PartitionOpener:
             partitions.append(self.partition(record, number, meta, opened))
         return partitions
 
-    def promise_new(self, uid: int, settings: TopicSettings, metas: Mapping[int, PartitionMeta]) -> None:
-        """Stage what `lead` promises for the logs of a new topic, which are empty."""
-        lazy = (settings.sync or self._options.sync) != "always"
+    def promise_new(self, uid: int, metas: Mapping[int, PartitionMeta]) -> None:
+        """Stage what `lead` promises for the logs of a new topic with sync=always, which are empty."""
         for number, meta in metas.items():
             log_uid = meta.isr[self._journal.identity.node_uid]
-            self._journal.stage(
-                (uid, number), promise=meta.epoch, log_uid=log_uid, local_durable=1, lazy=lazy, recovered=True
-            )
+            self._journal.stage((uid, number), promise=meta.epoch, log_uid=log_uid, local_durable=1, recovered=True)
+
+    def promise_named(self, record: TopicRecord) -> None:
+        """Stage what a record of a single node says of logs that the journal has not heard of: the process died behind
+        the first OK of a topic, or before it. Not so of a damaged journal, which may have known more."""
+        if self._journal.found is None or self._journal.found.damaged:
+            return
+        for number, meta in record.partitions.items():
+            log_uid = meta.isr.get(self._journal.identity.node_uid)
+            if log_uid and not self.knows((record.uid, number)):
+                # Who made it with sync=always had it in the journal.
+                self._journal.stage(
+                    (record.uid, number), promise=meta.epoch, log_uid=log_uid, local_durable=1, lazy=True
+                )
 
     def stage_promise(self, key: tuple[int, int], epoch: int, log: PartitionLog, log_uid: int, sync: str) -> None:
         """Nothing of a lower epoch is taken for this open log any more; the caller makes it durable. `sync`: how it

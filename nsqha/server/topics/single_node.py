@@ -116,10 +116,13 @@ class SingleNodePlacement:
         """The record of a new topic and the promises of its epochs, durable, both in the time of one disk round; and
         its logs, or why they could not be made.
 
-        The promise does not wait for the record: a start forgets one that no record names (`Topics.recover`). The files
-        do, or a process that dies here would leave some that nobody knows of; they are durable with their first
+        The record says who leads which log in which epoch, so a start promises by it what the journal had not come to
+        (`PartitionOpener.promise_named`). It does not say that publishers wait for syncs: with sync=always the journal
+        has to, beside the record; a start forgets a promise that no record names (`Topics.recover`). The files wait for
+        the record, or a process that dies here would leave some that nobody knows of; they are durable with their first
         entries, as the journal knows of nothing in them until then. No record: nothing was stored."""
-        if not ids.is_ephemeral(name):
+        on_disk = not ids.is_ephemeral(name)
+        if on_disk:
             await descriptors(self._context.opener.folders.open_logs)
         uid, log_uids = ids.new_uid(self._context.rng), self._drawn(settings.partitions)
         metas = {n: PartitionMeta().led_by(self._context.node_uid, log_uid) for n, log_uid in log_uids.items()}
@@ -134,8 +137,8 @@ class SingleNodePlacement:
                 return made, error
 
         opener, promise = self._context.opener, None
-        if not ids.is_ephemeral(name):
-            opener.promise_new(uid, settings, metas)
+        if on_disk and (settings.sync or self._context.options.sync) == "always":
+            opener.promise_new(uid, metas)
             promise = self._context.journal_writer.promising()
         try:
             made, logs = await self._context.metadata.write(make)
@@ -143,14 +146,22 @@ class SingleNodePlacement:
             for number in log_uids:
                 opener.forget_partition((uid, number))
             raise
+        if on_disk and isinstance(logs, Mapping):
+            opener.share(logs)
         if promise is not None:
-            if isinstance(logs, Mapping):
-                opener.share(logs)
             try:
                 await promise.outcome()
             except NsqhaError as error:
                 return made, error
+        elif on_disk:  # staged by `lead`, before the loop's next turn
+            self._context.disk.later(BEHIND_SECONDS, self._journal_promises)
         return made, logs
+
+    def _journal_promises(self) -> None:
+        async def write() -> None:
+            await self._context.journal_writer.write()  # what a full disk refuses is written a second later
+
+        self._context.spawn(write())
 
     def _drawn(self, partitions: int) -> dict[int, int]:
         return {number: ids.new_uid(self._context.rng) for number in range(partitions)}

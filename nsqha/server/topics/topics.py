@@ -81,6 +81,8 @@ class Topics(Mapping[str, Topic]):
 
         found = self._records.topics().items()
         self._context.opener.forget_unnamed({versioned.record.uid for _, versioned in found})
+        for _, versioned in found:
+            self._context.opener.promise_named(versioned.record)
         await some_at_once((recover(name, versioned.record) for name, versioned in found), RECOVERED_AT_ONCE)
         raised = await self._context.metadata.write(lambda: self._records.raise_epochs(leader=self._context.node_uid))
         for name, versioned in raised.items():

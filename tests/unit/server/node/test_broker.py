@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from nsqha import hot
 from nsqha.commitlog.idle_turns import IDLE_LOOKS
 from nsqha.commitlog.journal import inspect as inspect_journal
+from nsqha.commitlog.recordfile import RecordFile
 from nsqha.commitlog.storage import OsDirectory, OsFile, OsStorage
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import TopicSettings
@@ -36,6 +38,7 @@ from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition import log_sync
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
+from nsqha.server.runtime.disk import DelayedCall
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from tests.unit.commitlog.logs import roll
 from tests.unit.server.broker_rig import Gate, consumer, led, on_a_broker, running, start, subscribed, until
@@ -257,10 +260,11 @@ def promises_written(folder: Path) -> int:
 
 
 def test_the_promise_of_a_new_topic_does_not_wait_for_its_record(tmp_path: Path):
-    """Both are on the disk after one round. A record that never came leaves a promise, which the next start forgets."""
+    """With sync=always both are on the disk after one round. A record that never came leaves a promise, which the next
+    start forgets."""
 
     async def story() -> None:
-        async with running(tmp_path) as broker:
+        async with running(tmp_path, sync="always") as broker:
             await broker.publishing.publish("t", ONE)
             gate = Gate.at(broker.parts.store.records, "create_topic", error=AppendFailed("disk full"))
             gate.hold()
@@ -275,6 +279,44 @@ def test_the_promise_of_a_new_topic_does_not_wait_for_its_record(tmp_path: Path)
         async with running(tmp_path / "copy") as broker:
             assert list(broker.topics) == ["t"] and led(broker).log.end.offset == 1
         assert promises_written(tmp_path / "copy") == 1
+
+    asyncio.run(story())
+
+
+def hold_what_is_behind(broker: Broker, patch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Nothing is done behind an answer but by calling these."""
+    behind: list[Callable[[], None]] = []
+    patch.setattr(broker.parts.disk, "later", lambda _, call: behind.append(call) or DelayedCall(0.0, call))
+    return behind
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_process_killed_behind_a_first_answer_has_promised_by_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+):
+    """The journal has not heard of the log; that it acknowledged what was not synced counts at the next start, whatever
+    the setting is then. A damaged journal may have known something else."""
+    copy = tmp_path / "copy"
+
+    async def story() -> None:
+        async with running(tmp_path, sync="interval") as broker:
+            with monkeypatch.context() as patch:
+                behind = hold_what_is_behind(broker, patch)
+                await broker.publishing.publish("t", ONE)
+            shutil.copytree(tmp_path, copy)
+            assert promises_written(copy) == 0
+            for call in behind:
+                call()
+            await until(lambda: promises_written(tmp_path) == 1)
+        if damaged:
+            with (copy / "journal").open("r+b") as journal:
+                journal.seek(RecordFile.inspect(OsStorage(), journal.name).end)
+                journal.write(b"x" * 600)
+        for look in (1, 2):  # the second life has it in the journal
+            async with running(copy, sync="always") as broker:
+                assert led(broker).log.end.offset == 1 and promises_written(copy) == 1
+                lost = broker.parts.opener.measures.log_events
+                assert lost["possible_loss"] == (look == 1 and not damaged)
 
     asyncio.run(story())
 
@@ -302,7 +344,8 @@ def test_the_promise_of_a_topic_with_files_but_no_record_is_kept(tmp_path: Path)
 def test_a_new_topic_waits_for_no_sync_of_its_own_files_but_with_sync_always(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its record and promise are synced; its files, and the names of the folders, with its first entries."""
+    """Its record is synced, with sync=always its promise, too; its files, and the names of the folders, with its first
+    entries."""
     synced: list[str] = []
     sync_file = OsFile.sync
 
@@ -313,16 +356,20 @@ def test_a_new_topic_waits_for_no_sync_of_its_own_files_but_with_sync_always(
     async def story() -> None:
         async with running(tmp_path, sync=sync) as broker:
             await broker.publishing.publish("first", ONE)  # the folder of all topics is there
+            await until(lambda: promises_written(tmp_path) == 1)
             disk = broker.parts.disk
             request, wanting = disk.request, []
             disk.request = lambda log, *, patient=False: wanting.append(log)  # type: ignore[method-assign]
             with monkeypatch.context() as patch:
                 patch.setattr(OsFile, "sync", note)
                 patch.setattr(OsDirectory, "sync", lambda self: pytest.fail("a folder was synced in its own time"))
+                behind = hold_what_is_behind(broker, patch)
                 publish = asyncio.create_task(broker.publishing.publish("t", ONE))
-                await until(lambda: wanting)
-                await asyncio.wait([publish], timeout=None if sync == "interval" else 0.01)
-            assert sorted(synced) == ["journal", "metadata"]
+                await until(lambda: wanting if sync == "always" else publish.done())
+                await asyncio.wait([publish], timeout=0.01)
+            assert sorted(synced) == (["journal", "metadata"] if sync == "always" else ["metadata"])
+            for call in behind:
+                call()
             assert publish.done() == (sync == "interval")
             disk.request = request  # type: ignore[method-assign]
             for log in wanting:
