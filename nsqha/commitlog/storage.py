@@ -289,11 +289,12 @@ class OsStorage:
     def begin_dirs(self, path: str, levels: int) -> list[str]:
         folders = lowest(path, levels)
         top = os.path.dirname(folders[-1]) or "."
-        if top != self._named or not os.path.isdir(top):
-            self.make_dirs(top)
-            self._named = top
-        for folder in reversed(folders):
-            _make_dir(folder)
+        if top != self._named or not os.path.isdir(path):  # a start has thousands that are there
+            if top != self._named or not os.path.isdir(top):
+                self.make_dirs(top)
+                self._named = top
+            for folder in reversed(folders):
+                _make_dir(folder)
         return [os.path.dirname(folder) or "." for folder in folders]
 
     def _sync_name(self, path: str, above: str) -> None:

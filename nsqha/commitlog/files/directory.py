@@ -106,10 +106,10 @@ def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: 
 def check_versions(storage: Storage, directory: str, pairs: list[Pair]) -> None:
     """ConfigError if an entry of these pairs is of a version that this build does not know."""
     for pair in pairs:
-        name = f"{directory}/{file_name(pair.position, COMMITLOG)}"
-        if not storage.exists(name):
+        try:
+            file = storage.open(f"{directory}/{file_name(pair.position, COMMITLOG)}", read_only=True)
+        except FileNotFoundError:
             continue
-        file = storage.open(name, read_only=True)
         try:
             for at in range(0, file.size(), _CHECKED_BYTES):
                 _check_block(read_around(file, _CHECKED_BYTES, at), directory)
