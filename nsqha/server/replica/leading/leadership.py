@@ -285,13 +285,16 @@ class Leadership:
                 self.partition.committed_moved()
         elif counts:
             self.partition.replica_acked(node, end, durable)
-        if not counts or opened:
+        if not counts or (opened and self._keeper.heir):
             self._step()
+        elif opened:
+            self._wait()  # it is as the record says, and is to lead for nobody: nothing is to be changed at once
 
     def lost(self, node: int) -> None:
         if not self.ended:
             self._keeper.followers.lost(node, self._runtime.clock.monotonic())
-            self._step()
+            if node in self._keeper.effective:  # else nothing waits for it; where a node died, each new leader lost it
+                self._step()
 
     def fenced(self, node: int, promised: int) -> None:
         if not self.ended:
