@@ -291,7 +291,8 @@ class LeaderRoles:
 
     def tick(self) -> None:
         """Every 100 ms: for the leaderships that wait for something. When they are many, because another node died or
-        is back, some of them each time, in turn: what they wait for comes in events, and needs the processor."""
+        is back, some of them each time, in turn: what they wait for comes in events, and needs the processor, most of
+        all while many begin."""
         ticking = self._table.ticking
         if len(ticking) <= TICKS_MAX:
             self._in_turn.clear()
@@ -299,7 +300,7 @@ class LeaderRoles:
             return
         if not self._in_turn:
             self._in_turn = list(ticking)[::-1]
-        some = max(TICKS_MAX, -(-len(ticking) // ROUND_TICKS))
+        some = max(0 if self.beginning > TICKS_MAX else TICKS_MAX, -(-len(ticking) // ROUND_TICKS))
         chosen, self._in_turn = self._in_turn[-some:][::-1], self._in_turn[:-some]
         self.each(Leadership.tick, [leadership for leadership in chosen if leadership in ticking])
 

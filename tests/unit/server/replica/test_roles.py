@@ -17,7 +17,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicS
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.partition.partition import Partition
-from nsqha.server.replica.leader_roles import ROUND_TICKS, TICKS_MAX
+from nsqha.server.replica.leader_roles import ROUND_TICKS, TICKS_MAX, LeaderRoles
 from nsqha.server.replica.leading.leadership import Leadership
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import drop_pairs, roll
@@ -436,6 +436,24 @@ def test_of_many_leaderships_that_wait_some_get_a_tick_each_time_in_turn(many: i
             rig.replicas.table.ticking.pop(one, None)
         rig.replicas.tick()
         assert ticked[-TICKS_MAX:] == waiting[:TICKS_MAX]
+        rig.replicas.table.ticking.clear()
+
+    run(scenario)
+
+
+def test_while_many_begin_no_more_leaderships_get_a_tick_than_must(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        ticked: list[Any] = []
+        monkeypatch.setattr(Leadership, "tick", ticked.append)
+        monkeypatch.setattr(LeaderRoles, "beginning", TICKS_MAX + 1)
+        waiting: list[Any] = [type("Waiting", (), {"key": (UID + n, 0)})() for n in range(TICKS_MAX + 50)]
+        rig.replicas.table.ticking.update(dict.fromkeys(waiting))
+        rig.replicas.tick()
+        assert ticked == waiting[: len(waiting) // ROUND_TICKS]
+        for _ in range(ROUND_TICKS - 1):
+            rig.replicas.tick()
+        assert ticked == waiting
         rig.replicas.table.ticking.clear()
 
     run(scenario)
