@@ -17,7 +17,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from nsqha.commitlog.reading.lookup import LogReader
     from nsqha.ids import PartitionKey
@@ -104,16 +104,21 @@ class ReplicaAnswers:
                 shown.damage.add(**range_._asdict())
         return reply
 
-    def unled(self, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
-        """Those that have a replica here and no leader that serves, as far as this node knows."""
+    def unled(self, keys: Sequence[PartitionKey], most: int) -> list[PartitionKey]:
+        """Those that have a replica here and no leader that serves, as far as this node knows. Not all are looked at
+        when more than `most` are among the first ones: the rest is returned as it is."""
         leading, followers = self._table.leading, self._table.followers
-
-        def is_unled(key: PartitionKey) -> bool:
+        found: list[PartitionKey] = []
+        for place, key in enumerate(keys):
             if (leadership := leading.get(key)) is not None:
-                return not leadership.partition.serving
-            return (follower := followers.get(key)) is not None and follower.port is None
-
-        return [key for key in keys if is_unled(key)]
+                if leadership.partition.life.serving:
+                    continue
+            elif (follower := followers.get(key)) is None or follower.port is not None:
+                continue
+            found.append(key)
+            if len(found) > most:
+                return [*found, *keys[place + 1 :]]
+        return found
 
     async def epoch_end(self, peer: PeerIdentity, request: pb.EpochEndRequest) -> pb.EpochEndReply:
         """Where an epoch ends in the log of a partition that is led here."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.errors import LimitReached, NsqhaError
@@ -43,8 +43,9 @@ class AskedReplicas(Protocol):
     def status_of(self, request: pb.StatusRequest) -> pb.StatusReply:
         """Answer a question; raises an NsqhaError."""
 
-    def unled(self, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
-        """Those that have a replica here and no leader that serves."""
+    def unled(self, keys: Sequence[PartitionKey], most: int) -> list[PartitionKey]:
+        """Those that have a replica here and no leader that serves. When more than `most` are found, the rest need not
+        be looked at, and stays."""
 
 
 class LiveStream:
@@ -88,7 +89,7 @@ class LiveStream:
     def _holds(self) -> bool:
         if self._loop.time() >= self._held_until:
             return False
-        self._unled = self._replicas.unled(self._unled)  # they are looked at again until they have found one
+        self._unled = self._replicas.unled(self._unled, MANY)  # they are looked at again until they have found one
         return len(self._unled) > MANY
 
     def _look_later(self) -> None:

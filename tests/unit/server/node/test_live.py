@@ -32,7 +32,7 @@ class Node:
     def send(self, message: pb.LiveMessage) -> None:
         self.sent.append(message)
 
-    def unled(self, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
+    def unled(self, keys: Iterable[PartitionKey], most: int) -> list[PartitionKey]:
         return [key for key in keys if key[0] not in self.led]
 
     @property

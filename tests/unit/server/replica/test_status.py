@@ -88,6 +88,23 @@ def test_a_replica_says_whose_stream_it_has_and_why_it_did_not_lead(monkeypatch:
     run(scenario)
 
 
+def test_partitions_without_a_leader_are_looked_for_until_enough_are_found() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await leads(rig)
+        table = rig.replicas.table
+        connected, waiting = SimpleNamespace(port=object()), SimpleNamespace(port=None)
+        followers: Any = {(n, 0): waiting if n % 2 else connected for n in range(1, 7)}
+        table.followers.update(followers)
+        keys = [KEY, (99, 0), *followers]
+        assert rig.replicas.answers.unled(keys, 3) == [(1, 0), (3, 0), (5, 0)], "not what is led, or is not here"
+        assert rig.replicas.answers.unled(keys, 1) == [(1, 0), (3, 0), (4, 0), (5, 0), (6, 0)], "the rest as it was"
+        for key in followers:
+            del table.followers[key]
+
+    run(scenario)
+
+
 def test_batches_are_read_while_the_loop_goes_on() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
