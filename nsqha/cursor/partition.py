@@ -69,7 +69,7 @@ class PartitionCursors:
         self.requests = ChannelRequests(self.state, self.channels, self._context.policies)
         self.retention = ChannelRetention(self.state, self.requests, self.bounded)
         self.checkpoints = CheckpointWriter(self.state, self.limits)
-        self._taken = TakenEvents[_Sent]()
+        self._taken: TakenEvents[_Sent] = TakenEvents()
         self._last_progress = -1e9
         self._stretch_s = 0.0  # how much longer progress waits, for its many ranges
         self._dirty_since: float | None = None

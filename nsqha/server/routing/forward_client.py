@@ -449,8 +449,8 @@ class Forwarder:
         if not publishers:
             del self._publishers[topic]
             return
-        for (_, number), publisher in list(publishers.items()):
-            if number is not None:
+        for reference in publishers.valuerefs():  # for one publisher, `items` takes seven times as long
+            if reference.key[1] is not None and (publisher := reference()) is not None:
                 publisher.leaders_changed()
 
     def _look_at_links(self) -> None:
