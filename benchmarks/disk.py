@@ -9,17 +9,23 @@ same time by two threads.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import statistics
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 BATCH_BYTES = 400 * 134  # half of 4 x 200 waiting messages of 100 bytes, framed
 INDEX_BYTES = 128
 PROBE_S = 2.0
+
+_GET_FLAGS, _SET_FLAGS, _TOP_OF_FOLDERS = 0x80086601, 0x40086602, 0x00020000
+"""ioctl_iflags(2): FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_TOPDIR_FL."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,21 @@ class SyncTime:
 
     round_s: float  # both files, in parallel
     single_s: float  # the data file alone
+
+
+def set_apart(directory: Path) -> None:
+    """Have folders in `directory` begin where the disk has room, as far as the file system knows how.
+
+    ext4 makes files beside their folder, and passes each inode there that was freed in the last minutes: where other
+    runs have just deleted thousands, making a file takes five times as long.
+    """
+    with suppress(OSError):
+        folder = os.open(directory, os.O_RDONLY)
+        try:
+            (flags,) = struct.unpack("l", fcntl.ioctl(folder, _GET_FLAGS, bytes(8)))
+            fcntl.ioctl(folder, _SET_FLAGS, struct.pack("l", flags | _TOP_OF_FOLDERS))
+        finally:
+            os.close(folder)
 
 
 def probe(directory: Path, *, rounds: int = 300) -> SyncTime:

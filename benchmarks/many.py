@@ -36,7 +36,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from . import client, servers
+from . import client, disk, servers
 from .figures import Spread
 from .outages import outages
 from .procstat import ProcessTree
@@ -56,6 +56,7 @@ STARTS = 5
 def run(count: int, workspace: Path, peers: Sequence[servers.Subject] = ()) -> dict[str, float]:
     """All rows; name -> figure. The names end with the unit. Storms are those of peers, too."""
     servers.compile_modules()
+    disk.set_apart(workspace)
     figures = {**_alone(workspace / "alone"), **_looked_up(workspace / "looked_up")}
     figures |= _storms([servers.our_broker("compiled"), *peers], workspace)
     with servers.fresh_server(servers.our_cluster(3), workspace, sync="interval") as server:
