@@ -29,6 +29,7 @@ UNFINISHED_S = 120.0
 """Longer than a command may take from its first write to its last one (`nsqha cluster accept-metadata` waits for all
 nodes between)."""
 AGAIN_S = 1.0
+TAKEN_MAX = 2 * WAITING_MAX
 ROLE, SURFACE = "etcd", "etcd"
 DIED = "unknown: INTERRUPTED"
 
@@ -40,7 +41,7 @@ class RecordedChanges:
         self._intents = intents
         self._run = run
         self._audit = audit
-        self._taken: set[str] = set()  # recorded, and not removed yet
+        self._taken: dict[str, None] = {}  # recorded; the latest, as what is read may be of before a removal
 
     def heed(self, intents: Mapping[str, Versioned[Intent]], epoch: int, tasks: TaskGroup, known: set[str]) -> None:
         """Take what is new among these intents. `known` is the term's: what a task of it looks after."""
@@ -59,10 +60,11 @@ class RecordedChanges:
                 self._audit.record(_action(change, DIED))
             return
         if name not in self._taken:
-            self._taken.add(name)
+            self._taken[name] = None
+            if len(self._taken) > TAKEN_MAX:
+                del self._taken[next(iter(self._taken))]
             self._audit.record(_action(change, change.outcome))
         await self._removed(name, version, epoch)
-        self._taken.discard(name)
 
     async def _removed(self, name: str, version: int, epoch: int) -> bool:
         """Remove the record; False: this version of it is gone already."""

@@ -65,6 +65,9 @@ class FakeDisk:
         self.wanting[partition] = None
         self._see_to_it()
 
+    def look(self) -> bool:
+        return False  # its rounds end in turns of the loop
+
     def later(self, seconds: float, callback: Callable[[], None]) -> DelayedCall:
         return self._delays.call(seconds, callback)
 

@@ -94,6 +94,37 @@ def test_a_finished_change_is_recorded_once_and_removed() -> None:
     run(story)
 
 
+def test_what_was_read_before_the_removal_makes_no_second_record() -> None:
+    async def story(daemon: Daemon) -> None:
+        daemon.intents.put(NAME, CHANGE.intent())
+        before = daemon.intents.all()
+        await daemon.look()
+        daemon.changes.heed(before, 1, daemon.tasks, daemon.known)
+        await daemon.look()
+        assert daemon.outcomes == ["done"] and not daemon.known
+
+    run(story)
+
+
+def test_only_the_latest_of_what_was_recorded_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "TAKEN_MAX", 5)
+
+    async def story(daemon: Daemon) -> None:
+        before: dict[str, Any] = {}
+        for number in range(8):
+            daemon.intents.put(recorded_name(number), CHANGE.intent())
+            before |= daemon.intents.all()
+            await daemon.look()
+        daemon.changes.heed(dict(list(before.items())[-5:]), 1, daemon.tasks, daemon.known)
+        await daemon.look()
+        assert len(daemon.outcomes) == 8
+        daemon.changes.heed(before, 1, daemon.tasks, daemon.known)
+        await daemon.look()
+        assert len(daemon.outcomes) > 8
+
+    run(story)
+
+
 def test_a_change_under_way_waits_for_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(daemon: Daemon) -> None:
         waited_long_enough = asyncio.Event()
