@@ -131,7 +131,8 @@ async def connect(port: int, *, host: str = "127.0.0.1", **identify: object) -> 
     body = json.dumps({"client_id": "load", "feature_negotiation": True, **identify}).encode()
     (reply,) = protocol.ask(b"  V2IDENTIFY\n" + struct.pack(">I", len(body)) + body)
     try:
-        await asyncio.wait_for(reply, 10)
+        async with asyncio.timeout(10):  # `wait_for` loses a cancellation that comes with the reply
+            await reply
     except TimeoutError:
         protocol.close()
         raise Gone("no reply to IDENTIFY") from None

@@ -89,7 +89,8 @@ class Consumer:
         try:
             (reply,) = client.ask(f"SUB {reads.topic} {reads.channel}\n".encode())
             load.hook("channel creation")
-            await asyncio.wait_for(reply, SUB_SECONDS)
+            async with asyncio.timeout(SUB_SECONDS):  # `wait_for` loses a cancellation that comes with the reply
+                await reply
             result = "ok"
         except TimeoutError:
             raise Gone("no answer to SUB") from None
