@@ -39,7 +39,7 @@ class ControllerLimits:
     audit_s: float = 2.0  # between requests to leaders whether they lead
     idle_audits: int = 5  # a leader that does not lead in this many audits is replaced (2 if it gave the epoch up)
     keys_max: int = 1000  # per probe, and under way to one node
-    round_keys: int = 250  # per probe while leaders are sought: the first are elected while the next are answered
+    round_keys: int = 200  # per probe while leaders are sought: the first are elected while the next are answered
     audit_keys: int = 100  # per audit and node, of leaders that led when they were last asked
     plan: PlanLimits = field(default_factory=PlanLimits)
 

@@ -12,7 +12,8 @@ A turn answers one question, and few of them wait, or their answers: one costs a
 When a node that led thousands dies, the controller asks for them in parts. Leaders of all elected at once would take
 each step side by side, and the first serve hardly sooner than the last. So a question about more than MANY partitions
 is *held* while more than MANY of those that were asked for before have no leader, for HOLD_SECONDS at most; one about
-few goes ahead.
+few goes ahead. What is let go overlaps with the end of the part before: each part takes some steps in which both loops
+wait for the disk, the store or each other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 QUESTIONS_MAX = 32  # that wait on one stream, and as many answers that the other side does not read
 KEYS_MAX = 1_000  # of one question
-MANY = 100
+MANY = 150
 HOLD_SECONDS = 0.25  # after the answer before; `ControllerLimits.key_s` has time for it
 LOOK_SECONDS = 0.02
 
