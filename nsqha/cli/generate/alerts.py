@@ -105,7 +105,8 @@ ALERTS = (
     Alert(
         "NsqhaLeaderFlapping",
         "sum by (topic) (increase(nsqha_partition_leader_changes_total[10m])) "
-        "> on (topic) 3 * count by (topic) (nsqha_partition_epoch)",
+        # `increase` extrapolates to the whole window: three changes may be nearly four.
+        "> on (topic) 4 * count by (topic) (nsqha_partition_epoch)",
         "0m",
         WARNING,
         "Partitions of {{ $labels.topic }} change their leaders again and again.",
