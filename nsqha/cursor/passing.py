@@ -68,16 +68,25 @@ class PassingChannels:
         self._new = []
 
     def expire(self, wall_ns: int, first_since: Callable[[int], int]) -> bool:
-        """Called about once a second: find what has become too old, and pass over it; whether there was any.
+        """Called about once a second: find what has become too old, and pass over it, and go on counting what is unread
+        where that takes many looks and batches may not come; whether there was any.
 
         `first_since(time_ns)` is the offset of the first message that was published then or later."""
         known: dict[int, int] = {}
         for cursor, policy in self._found:
-            if policy.ttl_ns is None or cursor.oldest_unfinished(cursor.end) is None:
+            if policy.ttl_ns is None or _done(cursor):
                 continue
             if policy.ttl_ns not in known:
                 known[policy.ttl_ns] = first_since(wall_ns - policy.ttl_ns)
             cursor.passing.expires_below = known[policy.ttl_ns]
-        if known:
+        due = bool(known) or any(cursor.passing.counting for cursor, _ in self._found)
+        if due:
             self.look()
-        return bool(known)
+        return due
+
+
+def _done(cursor: ChannelCursor) -> bool:
+    """Whether consumers are known to be done with everything; where that must be counted first, some is."""
+    if cursor.floor < cursor.end or not cursor.deferred_overlay.prepare_figures():
+        return False
+    return cursor.deferred_overlay.lowest_waiting() is None

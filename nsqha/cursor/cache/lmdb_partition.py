@@ -86,6 +86,12 @@ class LmdbRows:
         except TablesError as error:
             raise TableLost(str(error)) from error
 
+    def offsets(self, first: int, end: int, limit: int) -> list[int]:
+        try:
+            return self.tables.offsets(self.number, first, end, limit, self._pin)
+        except TablesError as error:
+            raise TableLost(str(error)) from error
+
     def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         try:
             return self.tables.by_due(self.number, after, limit, self._pin)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import struct
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -140,6 +141,20 @@ class Tables:
                         break
                     found.append(_ref(_int(key[4:]), value))
             return found
+
+        return self._read(pin, ask)
+
+    def offsets(self, number: int, first: int, end: int, limit: int, pin: ReadPin | None = None) -> list[int]:
+        """Up to `limit` offsets of rows in [first, end), in order; nothing of the rows is read."""
+        start = _ROW_KEY.pack(number, first)
+
+        def ask(txn: Any) -> list[int]:
+            cursor = txn.cursor(db=self._rows)
+            if not cursor.set_range(start):
+                return []
+            keys = b"".join(islice(cursor.iternext(values=False), limit))
+            found = [offset for of, offset in _ROW_KEY.iter_unpack(keys) if of == number]
+            return found[: bisect_left(found, end)]
 
         return self._read(pin, ask)
 

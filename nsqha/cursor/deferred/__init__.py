@@ -4,6 +4,7 @@ Downwards:
 
     overlay       the leader's view: deferred messages, committed and not yet committed, by due time
     store         a deferred set in layers
+    marks         how many rows lie at or above a place, counted in steps
     layer         the layers, and what a table below them must offer
     dead          messages that are never due
     later         deliver-at times of messages that the pump has not passed

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
 from nsqha.cursor.deferred.deferred_set import Deferred, DueKey
@@ -15,7 +15,6 @@ DueRow = tuple[int, int, Deferred]  # (due_ns, offset, the row): in this order
 UNBOUNDED = 1 << 62
 
 _RESORT = 512
-_MARKS = 4
 _LEAST: DueKey = (-(1 << 63), -1)
 
 
@@ -30,6 +29,9 @@ class Table(Protocol):
 
     def by_offset(self, first: int, limit: int) -> list[Deferred]:
         """Up to `limit` rows from offset `first` on."""
+
+    def offsets(self, first: int, end: int, limit: int) -> list[int]:
+        """Up to `limit` offsets of rows in [first, end), in order."""
 
     def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         """Up to `limit` rows behind `after`, in order of (due_ns, offset)."""
@@ -75,6 +77,10 @@ class Layer:
                 last = offset
                 yield ref
 
+    def offsets(self, first: int, end: int, limit: int) -> list[int]:
+        """Up to `limit` offsets of rows in [first, end), in order."""
+        return [ref.offset for ref in islice(takewhile(lambda ref: ref.offset < end, self.refs(first)), limit)]
+
     def dues(self, after: DueKey) -> Iterator[DueRow]:
         """Rows behind `after`, by due time."""
         self._sort()
@@ -108,32 +114,19 @@ def _merge(held: list[Sortable], new: list[Sortable]) -> None:
             insort(held, value)
 
 
-class Marks:
-    """How many of something lie at or above some offsets that were asked for lately.
+def count_on(at_rest: list[int], layers: Sequence[Layer], first: int, end: int, most: int) -> tuple[int, int]:
+    """How many rows lie in [first, stop), and stop: `end`, or before it if a layer or the table has `most` there.
 
-    Kept up to date, so that the next question, which is about an offset nearby, needs a short walk only.
-    """
-
-    __slots__ = ("_marks",)
-
-    def __init__(self, total: int) -> None:
-        self._marks = [[0, total]]  # offset, how many; the first stays
-
-    def change(self, offset: int, by: int) -> None:
-        """There is one more, or one less."""
-        for mark in self._marks:
-            if offset >= mark[0]:
-                mark[1] += by
-
-    def ask(self, offset: int, between: Callable[[int, int], int]) -> int:
-        """How many at or above `offset`; `between` counts those in [low, high)."""
-        marks = self._marks
-        near = min(marks, key=lambda mark: abs(mark[0] - offset))
-        at, count = near
-        if at != offset:
-            count += between(offset, at) if offset < at else -between(at, offset)
-            marks[1:] = [[offset, count], *marks[1 : _MARKS - 1]]
-        return count
+    `at_rest` are the first `most` offsets in there that the table has; of `layers` each shadows those behind it."""
+    pages = [*(layer.offsets(first, end, most) for layer in layers), at_rest]
+    stop = min([end, *(page[-1] + 1 for page in pages if len(page) == most)])
+    if len(pages) == 1:
+        return len(at_rest), stop
+    found = 0
+    for n, page in enumerate(pages):
+        above = [layer.rows for layer in layers[:n]]
+        found += sum(offset < stop and not any(offset in rows for rows in above) for offset in page)
+    return found, stop
 
 
 class MemoryTable:
@@ -147,6 +140,9 @@ class MemoryTable:
 
     def by_offset(self, first: int, limit: int) -> list[Deferred]:
         return list(islice(self._layer.refs(first), limit))
+
+    def offsets(self, first: int, end: int, limit: int) -> list[int]:
+        return self._layer.offsets(first, end, limit)
 
     def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         return [ref for _, _, ref in islice(self._layer.dues(after), limit)]

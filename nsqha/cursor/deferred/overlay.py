@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from nsqha.cursor.deferred.dead import DEAD_FROM, dead_in, is_dead
-from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, Deferred, DeferredSet, DueKey
+from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, COUNT_ROWS, Deferred, DeferredSet, DueKey
 
 _SLICE = 256
 _FEW = 1000
@@ -119,6 +119,20 @@ class DeferredOverlay:
             self._waiting_from = ref.offset + 1
         return None
 
+    def prepare_figures(self) -> bool:
+        """Look at some of what `dead` and `lowest_waiting` need, about COUNT_ROWS rows; whether they are quick now."""
+        if self._dead is None and self.committed.counted_due_from(DEAD_FROM) is None:
+            return False
+        if len(self) - self.dead <= _FEW:
+            return True
+        looked = 0
+        for ref in islice(self.items(self._waiting_from), COUNT_ROWS):
+            if not is_dead(ref):
+                return True
+            self._waiting_from = ref.offset + 1
+            looked += 1
+        return looked < COUNT_ROWS
+
     def items(self, first: int) -> Iterator[Deferred]:
         """All from offset `first` on, by offset. The set must not change meanwhile."""
         fresh = sorted(o for o, change in self._changes.items() if o >= first and change.fresh)
@@ -129,7 +143,8 @@ class DeferredOverlay:
 
     @property
     def dead(self) -> int:
-        """How many are dead letters. Counted when it is asked for first: a new leader has better things to do."""
+        """How many are dead letters. Counted when it is asked for first: a new leader has better things to do. The
+        committed set keeps its part up to date from then on."""
         if self._dead is None:
             self._dead = self.committed.count_due_from(DEAD_FROM) if len(self.committed) else 0
             for offset, change in self._changes.items():
@@ -255,10 +270,6 @@ class DeferredOverlay:
             self._unsent.pop(offset, None)
         self._extra = sum(change.weight for change in self._changes.values())
         self._dead = None
-
-    def reload(self) -> None:
-        """Start again from the committed set."""
-        self.__init__(self.committed, direct=self._direct)  # type: ignore[misc]
 
     # ---- by due time
 

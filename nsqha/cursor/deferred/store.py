@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
-from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, Deferred, DueKey
-from nsqha.cursor.deferred.layer import UNBOUNDED, DueRow, Layer, Marks, Table, TableLost
+from nsqha.cursor.deferred.deferred_set import COUNT_ROWS, Deferred, DueKey
+from nsqha.cursor.deferred.layer import UNBOUNDED, DueRow, Layer, Table, TableLost, count_on
+from nsqha.cursor.deferred.marks import Counts, Mark
 
 T = TypeVar("T")
 
@@ -49,11 +50,11 @@ class DeferredStore:
 
     __slots__ = (
         "_carried_from",
+        "_counts",
         "_high",
         "_home",
         "_immutable",
         "_low",
-        "_marks",
         "_memtable",
         "_own_from",
         "carried",
@@ -81,7 +82,7 @@ class DeferredStore:
         self._memtable = Layer()
         self._immutable: Layer | None = None
         self._low, self._high = bounds if bounds is not None else (1, 0)
-        self._marks = Marks(count)
+        self._counts = Counts()
         # No row without a position has a lower offset, and no row with one has a lower position: what `below` found.
         self._own_from = self._carried_from = 0
 
@@ -92,9 +93,9 @@ class DeferredStore:
         old = self.get(offset)
         if old is None:
             self.count += 1
-            self._marks.change(offset, 1)
         elif old.position:
             self.carried -= 1
+        self._counts.change(old, ref)
         if ref.position:
             self.carried += 1
             if ref.position < self._carried_from:
@@ -111,22 +112,17 @@ class DeferredStore:
         if old is None:
             return False
         self.count -= 1
-        self._marks.change(offset, -1)
+        self._counts.change(old, None)
         if old.position:
             self.carried -= 1
-        rows = self._memtable.rows
-        if self._below_live(offset):
+        rows, immutable = self._memtable.rows, self._immutable
+        if self._low <= offset <= self._high or (immutable is not None and offset in immutable.rows):
             rows[offset] = None
             if len(rows) == self.room:
                 self._home.full(self)
         else:
             del rows[offset]
         return True
-
-    def _below_live(self, offset: int) -> bool:
-        """Whether a layer below may hold the offset."""
-        immutable = self._immutable
-        return self._low <= offset <= self._high or (immutable is not None and offset in immutable.rows)
 
     def clear(self) -> None:
         table = self.table
@@ -163,15 +159,27 @@ class DeferredStore:
         return None
 
     def count_from(self, offset: int) -> int:
-        # Known at the ends; in between it is counted from where it was asked before.
+        while (count := self.counted_from(offset)) is None:
+            pass
+        return count
+
+    def counted_from(self, offset: int) -> int | None:
+        lowest = self.next_offset(0)
+        if lowest is None or offset <= lowest:
+            return self.count
         if self.next_offset(offset) is None:
             return 0
-        if (self.next_offset(0) or 0) >= offset:
-            return self.count
-        return self._marks.ask(offset, lambda low, high: sum(1 for _ in self._between(low, high)))
+        above = 1 + max(self._high, self._memtable.high, -1 if self._immutable is None else self._immutable.high)
+        ends = Mark(lowest, self.count), Mark(above, 0)
 
-    def _between(self, low: int, high: int) -> Iterator[Deferred]:
-        return takewhile(lambda ref: ref.offset < high, self._refs(low))
+        def count_some(first: int, end: int, most: int) -> tuple[int, int]:
+            at_rest: list[int] = []
+            if first <= self._high:  # if the table is lost now, its rows are in the memtable layer from then on
+                at_rest = self._from_table(lambda table: table.offsets(first, end, most), list)
+            layers = [layer for layer in (self._memtable, self._immutable) if layer is not None and layer.rows]
+            return count_on(at_rest, layers, first, end, most)
+
+        return self._counts.at_or_above(offset, ends, count_some, COUNT_ROWS)
 
     def items(self, first: int = 0) -> Iterator[Deferred]:
         return self._refs(first) if self.count else iter(())
@@ -194,28 +202,29 @@ class DeferredStore:
         return None
 
     def count_due_from(self, due_ns: int) -> int:
+        while (count := self.counted_due_from(due_ns)) is None:
+            pass
+        return count
+
+    def counted_due_from(self, due_ns: int) -> int | None:
         if self.count == 0:
             return 0
-        # Row by row on both sides, until one has no more: with few that are due earlier, or few that are later, it is
-        # quick.
-        before = takewhile(lambda row: row[0] < due_ns, self._dues(BEFORE_ALL))
-        found = 0
-        for _ in self._dues((due_ns, -1)):
-            if next(before, None) is None:
-                return self.count - found
-            found += 1
-        return found
+
+        def keys(after: DueKey, limit: int) -> list[DueKey]:
+            return [(due, offset) for due, offset, _ in islice(self._dues(after), limit)]
+
+        return self._counts.due_from(due_ns, self.count, keys, COUNT_ROWS)
 
     def below(self, offset: int, position: int) -> Iterator[Deferred]:
         if not self.carried or position <= self._carried_from:
             if offset > self._own_from:
-                for ref in self._between(self._own_from, offset):
+                for ref in _between(self._refs(self._own_from), offset):
                     if not ref.position:
                         self._own_from = ref.offset
                         break
                 else:
                     self._own_from = offset
-            return (ref for ref in self._between(self._own_from, offset) if not ref.position)
+            return (ref for ref in _between(self._refs(self._own_from), offset) if not ref.position)
         return self._below(offset, position)
 
     def _below(self, offset: int, position: int) -> Iterator[Deferred]:
@@ -357,3 +366,7 @@ class DeferredStore:
 
     def __repr__(self) -> str:
         return f"DeferredStore({self.count}, {self.overlaid} of them overlaid)"
+
+
+def _between(refs: Iterator[Deferred], high: int) -> Iterator[Deferred]:
+    return takewhile(lambda ref: ref.offset < high, refs)

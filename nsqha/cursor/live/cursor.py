@@ -19,6 +19,7 @@ deferred messages, a seek, an emptied topic, messages that a policy gave up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from nsqha.cursor.committed.state import ChannelState, PartitionState
 from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
@@ -179,7 +180,7 @@ class ChannelCursor:
         committed = self.committed
         if dropped and self.ephemeral:
             self.deferred_overlay.committed.clear()
-            self.deferred_overlay.reload()
+            self.deferred_overlay = DeferredOverlay(self.deferred_overlay.committed, direct=True)
         else:
             # Dropped or not: what an operator wants of dead letters, which stay, holds whatever was asked for before.
             self.deferred_overlay.keep_committed()
@@ -215,7 +216,8 @@ class ChannelCursor:
             self.waiting.give_up(offset)
             ring.set(offset, FINISHED)
         # A carried copy can still be read, and what is in flight was read.
-        held = [ref.offset for ref in overlay.committed.items(first) if ref.offset < end and not ref.position]
+        below = takewhile(lambda ref: ref.offset < end, overlay.committed.items(first))
+        held = [ref.offset for ref in below if not ref.position]
         gone = [offset for offset in held if offset in overlay and offset not in self.flight.singles]
         for offset in gone:
             self.finish_deferred(offset)

@@ -20,10 +20,11 @@ _PIECES_MAX = 5_000  # at once; each is a run between two messages that are sett
 class PassingOver:
     """Counts what one channel has passed over, by reason, and what an operator finished."""
 
-    __slots__ = ("dropped", "expired", "expires_below", "finished_by_operator", "skipped")
+    __slots__ = ("counting", "dropped", "expired", "expires_below", "finished_by_operator", "skipped")
 
     def __init__(self) -> None:
         self.expires_below = 0  # messages below this offset are older than the policy allows, as of the last second
+        self.counting = False  # how much is unread must be counted first: a part with each look
         self.finished_by_operator = 0
         self.expired = 0
         self.skipped = 0  # the policy is to skip everything
@@ -31,6 +32,7 @@ class PassingOver:
 
     def look(self, ring: Ring, unread: UnreadLog, end: int, policy: PassingPolicy) -> bool:
         """Pass over what is to be passed over now of what the channel may read, up to `end`; whether there was any."""
+        self.counting = False
         if policy.skip:
             skipped = _pass_over(ring, unread, end, end - ring.next)
             self.skipped += skipped
@@ -39,8 +41,10 @@ class PassingOver:
         if self.expires_below > ring.next:
             expired = _pass_over(ring, unread, min(end, self.expires_below), end - ring.next)
             self.expired += expired
-        if policy.max_depth is not None and (excess := unread.count(end) - policy.max_depth) > 0:
-            dropped = _pass_over(ring, unread, end, excess)
+        if policy.max_depth is not None:
+            excess = unread.beyond(end, policy.max_depth)
+            self.counting = excess is None
+            dropped = _pass_over(ring, unread, end, excess) if excess else 0
             self.dropped += dropped
         return expired + dropped > 0
 

@@ -82,6 +82,18 @@ class UnreadLog:
             settled -= sum(self._deferred.get(offset) is not None for offset in self._twice | self._back)
         return max(end - place - settled, 0)
 
+    def prepare_count(self) -> bool:
+        """Count some of what `count` needs, about COUNT_ROWS rows; whether it is quick now. The reader may move between
+        two calls."""
+        return self._deferred.counted_from(self._ring.next) is not None
+
+    def beyond(self, end: int, most: int) -> int | None:
+        """How many more than `most` messages `count` says; None: that must be counted first, and some was."""
+        place = self._ring.next
+        if end - place - self.passed.count_below(end) <= most:  # whatever is deferred
+            return 0
+        return max(self.count(end) - most, 0) if self.prepare_count() else None
+
     def skip(self) -> int:
         """Pass over what is finished or deferred where the reader stands; where it stands then."""
         ring, limit = self._ring, self.window_end()
