@@ -1,7 +1,8 @@
 """One moment of the broker as the immutable records of `server.http.stats`.
 
 Taken only on request. Figures of a channel are the sums over the partitions this node leads. For /stats, /metrics and
-statsd it is looked at in turns, partition by partition: 60 topics of 16 partitions take 50 ms. A topic whose partitions
+statsd it is looked at in turns, partition by partition: 60 topics of 16 partitions take 50 ms. Where many messages are
+deferred, what a channel must count before its figures are known is done in turns, too. A topic whose partitions
 change hands meanwhile is looked at again, as what was counted in one that is not led here any more is in `Topic.ended`
 then: a sum must have it once.
 """
@@ -107,9 +108,29 @@ def _topics_in_steps(node: NodeFigures, topic: str, clients: bool) -> Generator[
                 found.append(stats)
                 break
         else:
-            found.append(topic_stats(each, node.now(), clients, node.side))
+            yield from _prepared(each)
+            if node.topics.get(each.name) is each:
+                found.append(topic_stats(each, node.now(), clients, node.side))
         yield
     return found
+
+
+def _prepared(topic: Topic) -> Generator[None, None, None]:
+    """Count what figures of the topic need, until none of its channels has to."""
+    led: tuple[Partition, ...] = ()
+    while led is not topic.led:
+        led = topic.led
+        for partition in led:
+            for name in topic.channel_names():
+                yield from _channel_prepared(topic, partition, name)
+
+
+def _channel_prepared(topic: Topic, partition: Partition, name: str) -> Generator[None, None, None]:
+    while partition in topic.led and (delivery := partition.deliveries.get(name)) is not None:
+        cursor = delivery.channel.cursor
+        if cursor.unread.prepare_count() and cursor.deferred_overlay.prepare_figures():
+            return
+        yield
 
 
 def node_stats(node: NodeFigures) -> NodeStats:
@@ -220,8 +241,9 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
     paused = False
     died = Counter[Reason]()
     for partition in topic.led:
+        yield from _channel_prepared(topic, partition, name)
         delivery = partition.deliveries.get(name)
-        if delivery is None:
+        if delivery is None or partition not in topic.led:  # not led: the topic is looked at again
             continue
         channel = delivery.channel
         paused = channel.committed.paused if channel.committed.reader else channel.paused
