@@ -180,7 +180,7 @@ class Describer:
     async def channels(self, request: Any) -> Any:
         if request.topic and not request.HasField("here"):
             self._broker.topics.topic(request.topic)
-        own = self._channels_here(request.topic)
+        own = await self._channels_here(request.topic)
         if request.HasField("here"):
             return admin_pb2.ListChannelsResponse(channels=own)
         asked = admin_pb2.ListChannelsRequest(topic=request.topic, here=admin_pb2.Here())
@@ -198,7 +198,7 @@ class Describer:
     async def channel(self, request: Any) -> Any:
         """NotFound if no node knows it."""
         topic = self._broker.topics.topic(request.topic)
-        parts = self._channels_here(request.topic, request.channel)
+        parts = await self._channels_here(request.topic, request.channel)
         elsewhere = NodeAnswers()
         if not request.HasField("here"):
             asked = admin_pb2.DescribeChannelRequest(
@@ -233,8 +233,8 @@ class Describer:
             whole.default_policy.CopyFrom(message_of(listed.defaults))
         return whole
 
-    def _channels_here(self, topic: str, channel: str = "") -> list[Any]:
-        found = self._broker.snapshot(topic, clients=False)
+    async def _channels_here(self, topic: str, channel: str = "") -> list[Any]:
+        found = await self._broker.snapshot_in_turns(topic)
         return [
             channel_message(one.topic_name, stats)
             for one in sorted(found.topics, key=lambda t: t.topic_name)

@@ -85,3 +85,18 @@ def test_nodes_that_do_not_answer_are_named() -> None:
     assert told.why(3) == "its leader n3 does not answer: n3 is not there"
     assert told.why(0) == "no node leads it at the moment"
     assert "just begun" in told.why(2)
+
+
+def test_figures_of_channels_are_taken_in_turns() -> None:
+    """What a channel counts for them may take seconds."""
+    asked = []
+
+    async def in_turns(topic: str) -> Any:
+        await asyncio.sleep(0)
+        asked.append(topic)
+        return SimpleNamespace(topics=())
+
+    describer = Describer(SimpleNamespace(snapshot_in_turns=in_turns), None)  # type: ignore[arg-type]
+    request = pb.ListChannelsRequest(topic="t", here=pb.Here())
+    assert not asyncio.run(describer.channels(request)).channels
+    assert asked == ["t"]
