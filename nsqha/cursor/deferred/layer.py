@@ -124,8 +124,11 @@ def count_on(at_rest: list[int], layers: Sequence[Layer], first: int, end: int, 
         return len(at_rest), stop
     found = 0
     for n, page in enumerate(pages):
-        above = [layer.rows for layer in layers[:n]]
-        found += sum(offset < stop and not any(offset in rows for rows in above) for offset in page)
+        offsets = page[: bisect_left(page, stop)]
+        for layer in layers[:n]:
+            shadowed = layer.rows
+            offsets = [offset for offset in offsets if offset not in shadowed]
+        found += len(offsets)
     return found, stop
 
 
