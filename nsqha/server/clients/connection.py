@@ -164,17 +164,22 @@ class Connection(asyncio.Protocol):
             self._heartbeat.heard_at = self.context.loop.time()
 
     def _decompress(self, data: bytes) -> None:
-        """Feed the session piece by piece: a few bytes may decompress to many."""
-        codec = self.transport.codec
+        """Feed the session piece by piece: a few bytes may decompress to many. What that takes counts, and does not
+        wait: there may be publishes in it."""
+        codec, flow = self.transport.codec, self._flow
         assert codec is not None
+        flow.enter_anyway()
         try:
-            self._receive(codec.decompress(data))
+            plain = codec.decompress(data)
         except ValueError:
             self.session.kill()
-            self._flow.hang_up()
-        else:
-            if codec.pending:
-                self._flow.rest()
+            flow.hang_up()
+            return
+        finally:
+            flow.leave()
+        self._receive(plain)
+        if codec.pending:
+            flow.rest()
 
     def compressed(self, rest: bytes) -> None:
         """What comes from now on is compressed, and `rest` of it is here already."""

@@ -164,6 +164,10 @@ class CommandFlow:
             self._turns.wait(self.unblock)
         return False
 
+    def enter_anyway(self) -> None:
+        """As `enter`, for what is not to wait: others have less of this turn."""
+        self._turns.enter()
+
     def leave(self) -> None:
         self._turns.leave()
 

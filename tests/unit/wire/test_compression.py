@@ -150,6 +150,14 @@ def test_many_small_snappy_chunks_come_out_in_parts() -> None:
     assert [len(piece) for piece in out] == [4 * (CHUNKS_AT_ONCE - 1), 8]
 
 
+def test_snappy_blocks_with_an_identifier_each_come_out_in_smaller_parts() -> None:
+    """Each is decompressed by itself, which takes as long as it takes to look at several chunks."""
+    small = Snappy().compress(b"NOP\n")
+    out = drain(Snappy(), small * CHUNKS_AT_ONCE)
+    assert b"".join(out) == b"NOP\n" * CHUNKS_AT_ONCE
+    assert max(map(len, out)) <= 4 * CHUNKS_AT_ONCE // 8
+
+
 def test_incompressible_bytes_are_sent_as_they_are() -> None:
     data = random.Random(2).randbytes(1000)
     assert data in Snappy().compress(data)

@@ -337,6 +337,23 @@ def test_publishes_wait_for_no_stranger(monkeypatch: pytest.MonkeyPatch):
     assert len(bench.partition.waiting) == 2 and bench.transport.reading
 
 
+def test_what_it_takes_to_decompress_is_taken_from_strangers_and_waits_for_none():
+    now, loop = 0.0, VirtualLoop(ManualClock())
+    turns = SharedTurns(loop, lambda: now)
+    bench = Bench(turns=turns, loop=loop)
+
+    def decompress(data: bytes) -> bytes:
+        nonlocal now
+        now += FRESH_SECONDS
+        return data
+
+    bench.connection.transport.codec = SimpleNamespace(decompress=decompress, pending=False)  # type: ignore[assignment]
+    bench.send(pub("t"))
+    assert not turns.room
+    bench.send(pub("t"))
+    assert len(bench.partition.waiting) == 2 and bench.transport.reading
+
+
 def test_fins_of_what_is_not_in_flight_leave_others_their_turn():
     """One read of the socket holds twelve thousand, each of which is looked at and answered by itself."""
     bench = Bench()
