@@ -564,17 +564,26 @@ def _decode(text: str) -> str:
     return unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
 
+def without_tracebacks(error: BaseException) -> None:
+    """A traceback has the frames that it came through, and these the error: they would stay until a collection."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__context__
+
+
 class _HttpConnection(web.RequestHandler):
     """aiohttp's connection with two changes: bytes that are not HTTP get Go's answer and are not logged; and a peer
     that does not read what was written is dropped after TAKE_S, during an answer and when the connection closes."""
 
-    __slots__ = ("_drop", "_parts", "_socket", "body", "broken")
+    __slots__ = ("_drop", "_gave_up", "_parts", "_socket", "body", "broken")
 
     def __init__(self, turns: SharedTurns, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._parts = ReadParts(self, turns)
         self.body: StreamReader | None = None
         self.broken = False
+        self._gave_up = False  # what came was not HTTP: what follows is read, as the answer could be lost, and dropped
         self._socket: asyncio.Transport | None = None
         self._drop: asyncio.TimerHandle | None = None
 
@@ -632,11 +641,16 @@ class _HttpConnection(web.RequestHandler):
         return bool(self._reading_paused or getattr(self, "_buffer_paused", False))
 
     def feed(self, data: bytes) -> None:
+        if self._gave_up:
+            return
         super().data_received(data)
-        if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage) and self.body is not None:
-            # The parser gave up. If it did so inside a body, aiohttp does not notify the reader of that body.
-            self.broken = not self.body.is_eof()
-            self.body.feed_eof()
+        if self._messages and not isinstance((parsed := self._messages[-1][0]), RawRequestMessage):
+            self._gave_up = True
+            without_tracebacks(parsed.exc)
+            if self.body is not None:
+                # If it gave up inside a body, aiohttp does not notify the reader of that body.
+                self.broken = not self.body.is_eof()
+                self.body.feed_eof()
 
     def handle_error(
         self,

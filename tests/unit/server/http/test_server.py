@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import uvloop
@@ -255,6 +256,29 @@ def test_garbage_gets_http_1_1_400_and_the_end(garbage: bytes) -> None:
         assert await peer.closed()
 
     run(story)
+
+
+def test_what_follows_garbage_is_not_parsed_and_nothing_waits_for_a_collection() -> None:
+    async def story() -> None:
+        async def never(_: object) -> NoReturn:
+            pytest.fail("that was no request")
+
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        server = http_envelope._WebServer(never, SharedTurns(loop))
+        _, connection = await loop.create_connection(server, sock=ours)
+        assert isinstance(connection, http_envelope._HttpConnection)
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        for _ in range(3):
+            connection.feed(b"\xff" * 100)
+        ((error, _),) = connection._messages
+        while (error := getattr(error, "exc", None) or error.__context__) is not None:
+            assert error.__traceback__ is None
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        await server.shutdown(0)
+
+    uvloop.run(story())
 
 
 def test_a_header_beyond_the_limit_is_refused() -> None:
