@@ -9,10 +9,12 @@ from typing import Any, cast
 from nsqha.server.runtime.allocator import (
     LONG_SECONDS,
     MADE,
+    MIDDLE_PER_FULL,
     SHARE,
     WHOLE_SECONDS,
     WORTH_BYTES,
     YOUNG,
+    YOUNG_PER_MIDDLE,
     FullCollections,
 )
 
@@ -30,9 +32,6 @@ class FakeCollector:
         self.frozen = 0
         self.resident = 100 << 20
         self.thresholds = (700, 10, 10)
-
-    def get_threshold(self) -> tuple[int, int, int]:
-        return self.thresholds
 
     def set_threshold(self, *thresholds: int) -> None:
         assert len(thresholds) == 3
@@ -73,7 +72,7 @@ def started() -> tuple[FullCollections, FakeCollector]:
     collector.objects = 100_000
     collections.start(cast(Any, NoTimer()))
     assert not collector.scanned and collector.frozen == 100_000
-    assert collector.thresholds == (YOUNG, 10, 10)
+    assert collector.thresholds == (YOUNG, YOUNG_PER_MIDDLE, MIDDLE_PER_FULL)
     return collections, collector
 
 
