@@ -16,7 +16,7 @@ Short collections begin each time YOUNG more objects are there, not 700 as by CP
 makes stays, and was looked at by three generations while a thousand of them began, for a tenth of the node's CPU then.
 Every YOUNG_PER_MIDDLE-th looks at what those before it left, too: beside a flood of strangers one that looked at
 ten times as much took 40 to 80 ms. Who makes many such things says so (`made`): every MADE of them what is new is set
-aside, without a look at it.
+aside, without a look at it, before there are YOUNG new objects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHARE = 2000
 YOUNG = 5_000
 YOUNG_PER_MIDDLE = 4
 MIDDLE_PER_FULL = 50
-MADE = 32
+MADE = 16
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
