@@ -648,9 +648,18 @@ class _HttpConnection(web.RequestHandler):
             self._gave_up = True
             without_tracebacks(parsed.exc)
             if self.body is not None:
-                # If it gave up inside a body, aiohttp does not notify the reader of that body.
-                self.broken = not self.body.is_eof()
-                self.body.feed_eof()
+                self._end_body(self.body)
+
+    def begins(self, body: StreamReader) -> None:
+        """A request begins, with this body; all of it may have been parsed before."""
+        self.body = body
+        if self._gave_up:
+            self._end_body(body)
+
+    def _end_body(self, body: StreamReader) -> None:
+        # If the parser gave up inside a body, aiohttp does not notify the reader of that body.
+        self.broken = not body.is_eof()
+        body.feed_eof()
 
     def handle_error(
         self,
@@ -691,5 +700,5 @@ class _WebServer(web.Server):
         if message.method == "UNKNOWN":
             # For malformed bytes aiohttp assumes HTTP/1.0; clients look for "HTTP/1.1 400".
             message = message._replace(version=HttpVersion11)
-        protocol.body = payload
+        protocol.begins(payload)
         return web.BaseRequest(message, payload, protocol, writer, task, self._loop)

@@ -281,6 +281,25 @@ def test_what_follows_garbage_is_not_parsed_and_nothing_waits_for_a_collection()
     uvloop.run(story())
 
 
+def test_a_body_that_broke_off_before_its_request_began_is_refused() -> None:
+    """Head and body came in one turn of the loop; nothing more comes."""
+
+    async def story(peer: Peer) -> None:
+        head = b"POST /pub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        feed = http_envelope._HttpConnection.feed
+
+        def cut(self: http_envelope._HttpConnection, data: bytes) -> None:
+            for piece in (head + b"3\r\nabc\r\n", b"ZZ\r\n"):
+                feed(self, piece)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(http_envelope._HttpConnection, "feed", cut)
+            await peer.send(b"x")
+            assert (await asyncio.wait_for(peer.answer(), 20))[0] == 400
+
+    run(story)
+
+
 def test_a_header_beyond_the_limit_is_refused() -> None:
     async def story(peer: Peer) -> None:
         await peer.send(b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
