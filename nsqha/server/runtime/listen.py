@@ -11,7 +11,8 @@ back at once would wait for a thousand of them: `Acceptor` takes those that wait
 for bursts; strangers that connect again and again get the one of each turn.
 
 The last descriptors of the process are kept from clients: without any, files of the log could not be opened, and the
-log could be neither read nor appended to. Half of them HTTP may have, where nodes are administrated.
+log could be neither read nor appended to. Half of them HTTP may have, where nodes are administrated. A connection has
+to be accepted to be refused, and holds its descriptor for some turns of the loop: two are refused in a turn at most.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ class Acceptor:
                 self._turns.charge(ACCEPTED_SECONDS)
             sock.setblocking(False)
             self._connecting.spawn(self._loop.connect_accepted_socket(self._connection, sock, **self._tls))
+            if is_spare(sock.fileno()):
+                return  # refused in a later turn; more of them at once would take what is kept for HTTP, too
 
     def _lost(self, error: BaseException) -> None:
         """A client that is gone, or whose TLS is none of ours, is no news; all else is a bug."""

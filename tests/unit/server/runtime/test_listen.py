@@ -321,6 +321,35 @@ def test_clients_that_connect_without_end_are_accepted_one_a_turn(monkeypatch: p
         runner.run(story())
 
 
+def test_while_descriptors_are_short_two_a_turn_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have to be refused, and until they are they take what is kept for HTTP: sixteen a turn took all of it."""
+    made: list[Any] = []
+
+    class Made(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(transport)
+
+    async def story() -> None:
+        sock = listen("127.0.0.1:0", flag="tcp-address")
+        acceptor = Acceptor(sock, Made)
+        await acceptor.start()
+        waiting = [socket.create_connection(("127.0.0.1", bound_port(sock))) for _ in range(60)]
+        monkeypatch.setattr(listening, "is_spare", lambda descriptor: True)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert 10 <= len(made) <= 20
+        monkeypatch.undo()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(made) == 60, "descriptors are free again"
+        acceptor.close()
+        for end in (*made, *waiting):
+            end.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+
+
 def test_a_connection_that_can_not_be_begun_is_said_and_holds_up_no_other() -> None:
     made: list[int] = []
     errors: list[Any] = []
