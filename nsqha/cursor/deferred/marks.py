@@ -1,4 +1,5 @@
-"""How many rows of a deferred set lie at or above a place: counted some rows at a time, kept up to date from then on.
+"""What was found out about a deferred set, kept up to date from then on: how many rows lie at or above a place, counted
+some rows at a time, and where it has none.
 
 A set of ten million rows takes seconds to count, and nobody may stop the loop for so long. So a count is a walk from a
 place that is known to the one that was asked for, upwards by offset, and others have their turn between its steps:
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nsqha.cursor.deferred.deferred_set import BEFORE_ALL, Deferred, DueKey
+from nsqha.cursor.deferred.gaps import Gaps
 
 _MARKS = 3
 
@@ -102,17 +104,22 @@ class _DueCount:
 
 
 class Counts:
-    """How many rows a set has from some places on that were asked for lately; the next question is about one nearby."""
+    """How many rows a set has from some places on that were asked for lately; the next question is about one nearby.
+    Its owner says what changes, and walks over the set behind the gaps."""
 
-    __slots__ = ("_due", "_marks", "_walk")
+    __slots__ = ("_due", "_marks", "_walk", "due_gaps", "gaps")
 
     def __init__(self) -> None:
+        self.gaps, self.due_gaps = Gaps(0), Gaps((BEFORE_ALL[0], 0))
         self._marks: list[Mark] = []
         self._walk: _Walk | None = None
         self._due: _DueCount | None = None
 
     def change(self, old: Deferred | None, new: Deferred | None) -> None:
         """A row was put, replaced or taken out."""
+        if new is not None:
+            self.gaps.put(new.offset)
+            self.due_gaps.put((new.due_ns, new.offset))
         if old is None or new is None:
             offset, by = (old.offset, -1) if old is not None else (new.offset, 1) if new is not None else (0, 0)
             for mark in self._marks:

@@ -7,7 +7,8 @@
 Each layer shadows those below it: it holds a row, or says that there is none any more. A write of the immutable layer
 may be half done at any time, because no read goes below it; `thaw` drops it when the table has all of it. The number of
 rows and the lowest and highest offset that the table may hold are known in memory, so a set that is empty, and a
-message that was published after the table was written, cost no access to the table.
+message that was published after the table was written, cost no access to the table. Rows that are gone but still in the
+table are passed over once, and then known as a gap.
 
 If the table fails, `Home` hands in its rows once more (the log has them), and the set goes on in memory.
 
@@ -30,6 +31,7 @@ T = TypeVar("T")
 _FIRST_PAGE = 2  # most questions want one row; each page is four times as long as the one before
 _PAGE = 512
 _UNHELD = Deferred(-1, 0, 0)  # a layer says nothing of an offset
+_LAST: DueKey = ((1 << 63) - 1, UNBOUNDED)  # behind all
 
 
 class Home(Protocol):
@@ -242,6 +244,7 @@ class DeferredStore:
 
     def snapshot(self) -> DeferredStore:
         copy = DeferredStore(self._home, count=self.count, carried=self.carried)
+        copy._counts.gaps, copy._counts.due_gaps = self._counts.gaps.copy(), self._counts.due_gaps.copy()
         copy._memtable = Layer({**(self._immutable.rows if self._immutable is not None else {}), **self._memtable.rows})
         if self._low <= self._high:
             copy.table = self._from_table(lambda table: table.pinned(), lambda: None)
@@ -254,6 +257,9 @@ class DeferredStore:
     # ---- the layers as one
 
     def _refs(self, first: int) -> Iterator[Deferred]:
+        """Rows from `first` on, by offset."""
+        place, gaps = first, self._counts.gaps
+        first = gaps.behind(place)
         memtable, immutable = self._memtable, self._immutable
         sources: list[Iterable[Deferred]] = []
         if memtable.rows and first <= memtable.high:
@@ -262,7 +268,8 @@ class DeferredStore:
             sources.append(ref for ref in immutable.refs(first) if ref.offset not in memtable.rows)
         if first <= self._high:
             sources.append(self._table_refs(first, memtable, immutable))
-        return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
+        refs = heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
+        return gaps.walked(place, refs, lambda ref: ref.offset, UNBOUNDED)
 
     def _table_refs(self, first: int, memtable: Layer, immutable: Layer | None) -> Iterator[Deferred]:
         limit = _FIRST_PAGE
@@ -283,6 +290,10 @@ class DeferredStore:
             first, limit = page[-1].offset + 1, min(4 * limit, _PAGE)
 
     def _dues(self, after: DueKey) -> Iterator[DueRow]:
+        """Rows behind `after`, by due time."""
+        place, gaps = (after[0], after[1] + 1), self._counts.due_gaps
+        due_ns, offset = gaps.behind(place)
+        after = (due_ns, offset - 1)
         memtable, immutable = self._memtable, self._immutable
         sources: list[Iterable[DueRow]] = []
         if memtable.rows:
@@ -291,7 +302,8 @@ class DeferredStore:
             sources.append(row for row in immutable.dues(after) if row[1] not in memtable.rows)
         if self._low <= self._high:
             sources.append(self._table_dues(after, memtable, immutable))
-        return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
+        dues = heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
+        return gaps.walked(place, dues, lambda row: row[:2], _LAST)
 
     def _table_dues(self, after: DueKey, memtable: Layer, immutable: Layer | None) -> Iterator[DueRow]:
         limit = _FIRST_PAGE
