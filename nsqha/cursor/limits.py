@@ -38,11 +38,12 @@ class ChannelLimits:
     max_msg_timeout_s: float = 900.0
     # How many unread messages an ephemeral channel keeps (nsqd: --mem-queue-size).
     ephemeral_unread_max: int = 10_000
-    # What one batch takes of a channel's deferrals (about 1 MB) and of a checkpoint; the rest rides with the next.
+    # What one batch takes of a channel's deferrals (about 1 MB) and of a checkpoint (2,500 deferred messages, 2.5 ms);
+    # the rest rides with the next.
     changes_per_batch: int = 50_000
     # With this many deferrals to write, progress does not wait for its interval: each takes half a kilobyte until then.
     changes_urgent: int = 10_000
-    checkpoint_bytes_per_batch: int = 256 << 10
+    checkpoint_bytes_per_batch: int = 64 << 10
     checkpoint_frame_bytes: int = 60 << 10
     # A checkpoint is due when the log grew by this, or by four times the last checkpoint if that is more.
     checkpoint_every_bytes: int = 64 << 20
