@@ -8,7 +8,8 @@
 Strangers are those of `tests.integration.strangers`, in processes of their own, at the lowest priority. Times count
 from when a publish should have been sent. The claim is about the broker: that it is fair. Strangers on its core would
 take time that it needs for anybody, which is a matter of the machine; so the broker and the client have the first core,
-and strangers the others, unless they run `--together`. Whatever else runs on the machine still counts: the threads of
+and strangers the others, unless they run `--together`. So has the lookup daemon, at their priority: it is flooded as
+well, and on the broker's core it took as much of that. Whatever else runs on the machine still counts: the threads of
 gRPC in the broker, other processes, and with sync=always the disk, which `TMPDIR=/dev/shm` leaves out. So what the loop
 itself did is counted, too, as CPU: how much of it the loop used while a publish waited.
 """
@@ -30,7 +31,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.procstat import ProcessTree
-from tests.integration.cluster import Member
+from tests.integration.cluster import Cluster, Member
+from tests.integration.servers import Daemon
 from tests.integration.strangers import TOPIC, Flood, Strangers, flooded_cluster, floods_of, sized
 from tests.integration.test_flood import lives, resident
 
@@ -101,14 +103,23 @@ def percentiles(found: Iterable[float]) -> tuple[float, float, float]:
     return p50, p99, longest
 
 
-def part(node: Member) -> set[int]:
-    """Give the broker and this process one core; returns the others."""
+def part(cluster: Cluster) -> set[int]:
+    """Give the broker and this process one core, and the lookup daemon the others, as strangers have them; returns
+    those."""
     first, *others = sorted(os.sched_getaffinity(0))
     assert others, "strangers can not have a core for themselves: there is one only"
-    for thread in os.listdir(f"/proc/{node.pid}/task"):
-        os.sched_setaffinity(int(thread), {first})
+    [node], [lookupd] = cluster.nodes, cluster.lookupds
+    for thread in threads(node):
+        os.sched_setaffinity(thread, {first})
+    for thread in threads(lookupd):
+        os.sched_setaffinity(thread, others)
+        os.setpriority(os.PRIO_PROCESS, thread, LOWEST_PRIORITY)
     os.sched_setaffinity(0, {first})
     return set(others)
+
+
+def threads(daemon: Daemon) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{daemon.pid}/task")]
 
 
 def measured(
@@ -160,7 +171,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, flooded_cluster(Path(folder)) as cluster:
         [node] = cluster.nodes
         ports = floods_of(cluster)
-        cores = os.sched_getaffinity(0) if args.together else part(node)
+        cores = os.sched_getaffinity(0) if args.together else part(cluster)
         found = {"quiet": []} if args.quiet else groups(ports, each=args.each)
         for name, floods in found.items():
             print(measured(node, name, floods, rate=args.rate, seconds=args.seconds, cores=cores), flush=True)
