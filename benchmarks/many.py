@@ -7,7 +7,8 @@
     storm        `STORM` clients connect at once and IDENTIFY: until the last one is answered, or gone; median of
                  `STORMS`, ours and those given by --peer in turn
     failover     kill -9 of the node that leads most: from there until each partition that it led takes a publish, sent
-                 through another node
+                 through another node. It led all, as all were created there; and once more, "evenly led", a third, as
+                 producers at all nodes or `nsqha cluster balance` leave it
     start        of that node with all its logs, and of a broker that is alone on an empty folder: until both ports take
                  connections ("listen"), until V2 clients are served ("tcp"), and until HTTP is as well
     memory       resident, of the broker that has most, with every partition led and followed
@@ -64,20 +65,28 @@ def run(count: int, workspace: Path, peers: Sequence[servers.Subject] = ()) -> d
         trees = [ProcessTree([node["pid"]]) for node in nodes]
         figures["idle_without_topics_cpu_ms_per_s"] = _idle(trees)
         cpu = [tree.cpu_ns() for tree in trees]
-        figures["created_s"] = asyncio.run(_create(nodes[0]["http"], count))
+        figures["created_s"] = asyncio.run(_create([nodes[0]["http"]], count))
         figures["created_cpu_s"] = sum(tree.cpu_ns() - before for tree, before in zip(trees, cpu, strict=True)) / 1e9
         time.sleep(SETTLE_S)
         figures["idle_cpu_ms_per_s"] = _idle(trees)
         figures["resident_mb"] = max(tree.memory().rss_bytes for tree in trees) / 1e6
-        led = [_led_by(workspace / "cell" / "data" / f"node-{number + 1}.log") for number in range(len(nodes))]
-        victim = max(range(len(nodes)), key=lambda number: len(led[number]))
-        ended = _failover(nodes, victim, led[victim])
-        figures["failover_partitions"] = float(len(ended))
-        spread = sorted(ended)
-        figures["failover_p50_s"], figures["failover_last_s"] = spread[len(spread) // 2], spread[-1]
+        led, victim = _most_led(nodes, workspace)
+        figures |= _failover(nodes, victim, led, "failover")
         time.sleep(1.0)
         again = _started_again(nodes[victim], workspace / "again")
         figures["start_with_topics_tcp_s"], figures["start_with_topics_s"] = again
+        assert server.alive()
+    return {**figures, **_evenly_led(count, workspace)}
+
+
+def _evenly_led(count: int, workspace: Path) -> dict[str, float]:
+    """The failover of as many topics, of which each node leads a third."""
+    with servers.fresh_server(servers.our_cluster(3), workspace, sync="interval") as server:
+        nodes = described(workspace / "cell" / "log")
+        asyncio.run(_create([node["http"] for node in nodes], count))
+        time.sleep(SETTLE_S)
+        led, victim = _most_led(nodes, workspace)
+        figures = _failover(nodes, victim, led, "failover_evenly_led")
         assert server.alive()
     return figures
 
@@ -258,12 +267,12 @@ def _idle(trees: Sequence[ProcessTree]) -> float:
     return max(tree.cpu_ns() - cpu for tree, cpu in zip(trees, before, strict=True)) / 1e6 / seconds
 
 
-async def _create(url: str, count: int) -> float:
-    """Create all topics; the seconds until the last is answered."""
-    numbers, address = iter(range(count)), host_of(url)
+async def _create(urls: Sequence[str], count: int) -> float:
+    """Create all topics, at these brokers in turn; the seconds until the last is answered."""
+    numbers, addresses = iter(range(count)), [host_of(url) for url in urls]
 
     def create(number: int) -> None:
-        connection = http.client.HTTPConnection(*address, timeout=60)
+        connection = http.client.HTTPConnection(*addresses[number % len(addresses)], timeout=60)
         try:
             connection.request("POST", f"/topic/create?topic=many{number}")
             answer = connection.getresponse()
@@ -286,11 +295,20 @@ def _led_by(log: Path) -> list[str]:
     return sorted(set(re.findall(r"\b(many\d+)/0: leading in epoch", log.read_text(errors="replace"))))
 
 
-def _failover(nodes: Sequence[dict[str, Any]], victim: int, topics: Sequence[str]) -> list[float]:
-    """Kill a node; the outage of each topic, in seconds, for clients of another one."""
+def _most_led(nodes: Sequence[dict[str, Any]], workspace: Path) -> tuple[list[str], int]:
+    """The topics of the node that leads most, and its number."""
+    led = [_led_by(workspace / "cell" / "data" / f"node-{number + 1}.log") for number in range(len(nodes))]
+    most = max(range(len(nodes)), key=lambda number: len(led[number]))
+    return led[most], most
+
+
+def _failover(nodes: Sequence[dict[str, Any]], victim: int, topics: Sequence[str], row: str) -> dict[str, float]:
+    """Kill a node: for how long clients of another one could not publish to these topics."""
     try:
         tcp = host_of(nodes[victim - 1]["tcp"])
-        return outages(tcp, topics, lambda: os.kill(nodes[victim]["pid"], signal.SIGKILL))
+        ended = sorted(outages(tcp, topics, lambda: os.kill(nodes[victim]["pid"], signal.SIGKILL)))
+        figures = {"partitions": float(len(ended)), "p50_s": ended[len(ended) // 2], "last_s": ended[-1]}
+        return {f"{row}_{name}": figure for name, figure in figures.items()}
     except client.Refused as refusal:
         raise servers.CannotStart(f"a topic takes no publish: {refusal}") from refusal
 
