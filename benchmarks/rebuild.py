@@ -8,6 +8,7 @@ plain copy to the same disk that ends with fsync, and a stream over loopback. Th
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +41,57 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024, help="of messages in the partition")
     parser.add_argument("--size", type=int, default=1000, help="bytes of a message")
-    parser.add_argument("--rate", type=int, default=0, help="--catch-up-bytes-per-second of the node that comes back")
+    parser.add_argument("--rate", type=int, default=0, help="--catch-up-bytes-per-second of all nodes")
     args = parser.parse_args()
     servers.compile_modules()
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
-        with servers.fresh_server(servers.our_cluster(3), workspace, sync="interval") as server:
+        with servers.fresh_server(servers.our_cluster(3), workspace, sync="interval") as server, ExitStack() as started:
             nodes = described(workspace / "cell" / "log")
+            flag = f"--catch-up-bytes-per-second={args.rate}"
+            for node in nodes:
+                node["start"].append(flag)
+                node["process"] = started.enter_context(_started_again(node, workspace))
             _publish(host_of(nodes[0]["tcp"]), args.mib * MIB, args.size)
-            print(_rebuilt(nodes, workspace, args.rate))
+            print(_rebuilt(nodes, workspace))
             assert server.alive()
+
+
+@contextmanager
+def _started_again(node: dict[str, Any], workspace: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The node as its arguments say by now, instead of the process that there was."""
+    os.kill(node["pid"], signal.SIGTERM)
+    _answers(node, served=False)
+    with (workspace / "again").open("ab") as log:
+        process = subprocess.Popen(node["start"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        _answers(node, served=True)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(node: dict[str, Any], *, served: bool) -> None:
+    """Wait until it is ready, or until nothing listens."""
+    give_up = time.perf_counter() + SECONDS
+    while True:
+        connection = http.client.HTTPConnection(*host_of(node["http"]), timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            found = connection.getresponse().status == 200
+            if found and served:
+                return
+        except ConnectionRefusedError:
+            if not served:
+                return
+        except (OSError, http.client.HTTPException):
+            pass  # it begins or ends just now
+        finally:
+            connection.close()
+        if time.perf_counter() > give_up:
+            sys.exit(f"node at {node['http']} is not {'ready' if served else 'gone'} after {SECONDS:.0f} s")
+        time.sleep(0.02)
 
 
 def _publish(address: client.Address, total: int, size: int) -> None:
@@ -67,20 +111,20 @@ def _publish(address: client.Address, total: int, size: int) -> None:
             out -= 1
 
 
-def _rebuilt(nodes: list[dict[str, Any]], workspace: Path, rate: int) -> str:
+def _rebuilt(nodes: list[dict[str, Any]], workspace: Path) -> str:
     victim = nodes[-1]  # the first one leads
     data = Path(_flag(victim["start"], "--data-path"))
     _settled(data, bytes_below(Path(_flag(nodes[0]["start"], "--data-path"))))
-    os.kill(victim["pid"], signal.SIGKILL)
+    victim["process"].kill()
+    victim["process"].wait()
     time.sleep(1.0)
     whole = bytes_below(data)
     shutil.rmtree(data)
     data.mkdir()
     before = _disk(workspace), _loopback()
-    leader = ProcessTree([nodes[0]["pid"]])
-    with (workspace / "again").open("wb") as log:
-        arguments = [*victim["start"], f"--catch-up-bytes-per-second={rate}"]
-        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    leader = ProcessTree([nodes[0]["process"].pid])
+    with (workspace / "again").open("ab") as log:
+        process = subprocess.Popen(victim["start"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         first = _settled(data, BEGUN_BYTES)
         follower = ProcessTree([process.pid])
