@@ -12,7 +12,8 @@ for bursts; strangers that connect again and again get the one of each turn.
 
 The last descriptors of the process are kept from clients: without any, files of the log could not be opened, and the
 log could be neither read nor appended to. Half of them HTTP may have, where nodes are administrated. A connection has
-to be accepted to be refused, and holds its descriptor for some turns of the loop: two are refused in a turn at most.
+to be accepted to be refused, and holds its descriptor for some turns of the loop: a listener refuses two in a turn at
+most.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,61 +293,59 @@ def test_who_is_connected_comes_before_who_waits_to_be_accepted() -> None:
         runner.run(story())
 
 
+def accepted(story: Callable[[list[Any]], Awaitable[None]]) -> None:
+    """A story about sixty clients that wait when accepting begins; it is given the connections that were made."""
+    made: list[Any] = []
+
+    class Made(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(transport)
+
+    async def whole() -> None:
+        sock = listen("127.0.0.1:0", flag="tcp-address")
+        acceptor = Acceptor(sock, Made)
+        await acceptor.start()
+        waiting = [socket.create_connection(("127.0.0.1", bound_port(sock))) for _ in range(60)]
+        await story(made)
+        acceptor.close()
+        for end in (*made, *waiting):
+            end.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(whole())
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def test_clients_that_connect_without_end_are_accepted_one_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else strangers would get as much of the node as they can take."""
     monkeypatch.setattr(listening, "ACCEPTED_AT_ONCE", 20)
     monkeypatch.setattr(listening, "ACCEPTED_A_SECOND", 0)
-    made: list[Any] = []
 
-    class Made(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            made.append(transport)
-
-    async def story() -> None:
-        sock = listen("127.0.0.1:0", flag="tcp-address")
-        acceptor = Acceptor(sock, Made)
-        await acceptor.start()
-        waiting = [socket.create_connection(("127.0.0.1", bound_port(sock))) for _ in range(60)]
-        for _ in range(20):
-            await asyncio.sleep(0)
+    async def story(made: list[Any]) -> None:
+        await turns(20)
         assert 20 < len(made) <= 40
         while len(made) < 60:
             await asyncio.sleep(0)
-        acceptor.close()
-        for end in (*made, *waiting):
-            end.close()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(story())
+    accepted(story)
 
 
 def test_while_descriptors_are_short_two_a_turn_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have to be refused, and until they are they take what is kept for HTTP: sixteen a turn took all of it."""
-    made: list[Any] = []
 
-    class Made(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            made.append(transport)
-
-    async def story() -> None:
-        sock = listen("127.0.0.1:0", flag="tcp-address")
-        acceptor = Acceptor(sock, Made)
-        await acceptor.start()
-        waiting = [socket.create_connection(("127.0.0.1", bound_port(sock))) for _ in range(60)]
+    async def story(made: list[Any]) -> None:
         monkeypatch.setattr(listening, "is_spare", lambda descriptor: True)
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await turns(10)
         assert 10 <= len(made) <= 20
         monkeypatch.undo()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         assert len(made) == 60, "descriptors are free again"
-        acceptor.close()
-        for end in (*made, *waiting):
-            end.close()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(story())
+    accepted(story)
 
 
 def test_a_connection_that_can_not_be_begun_is_said_and_holds_up_no_other() -> None:
