@@ -13,6 +13,8 @@
         AppendFailed         nothing was stored; the log is as it was before
         Poisoned             a write or fsync failed in a way that cannot be undone; the data directory is closed
       LogCorrupt           stored bytes do not verify; the partition stops there
+        NotInLog             the channel state names a message that the log does not have
+        StateDiverged        the channel state was made from another log than this one
 
 An expected failure (a peer is gone, a client misbehaves) is an event or a reply, not an exception.
 A broken invariant is an `assert`.
@@ -77,3 +79,21 @@ class Poisoned(StorageError):
 
 class LogCorrupt(NsqhaError):
     """Stored bytes do not verify."""
+
+
+class NotInLog(LogCorrupt):
+    """The channel state names the message at `offset`, and the log does not have it. `carried`: it is the carried copy
+    that is missing."""
+
+    def __init__(self, offset: int, why: str, *, carried: bool = False) -> None:
+        super().__init__(why)
+        self.offset = offset
+        self.carried = carried
+
+
+class StateDiverged(LogCorrupt):
+    """The channel state was made from batches that the log does not have. `log_id`: the last batch in the state."""
+
+    def __init__(self, log_id: int, why: str) -> None:
+        super().__init__(why)
+        self.log_id = log_id

@@ -36,7 +36,7 @@ from nsqha.commitlog.files.directory import find
 from nsqha.commitlog.files.pair_list import PairList
 from nsqha.commitlog.files.pairs import BLOCK_SLOTS, COMMITLOG, LogIdentity, Pair
 from nsqha.commitlog.reading.reader import RUN_BYTES, Batch, BatchCache
-from nsqha.errors import LogCorrupt, NotFound
+from nsqha.errors import LogCorrupt, NotFound, NotInLog
 from nsqha.frames import LOST
 from nsqha.hot import crc32
 
@@ -294,18 +294,19 @@ class LogReader:
     def message(self, offset: int, position: int = 0) -> bytes:
         """The stored frame of one message, or its carried copy, whose own frame begins at `position`.
 
-        LogCorrupt if it cannot be read, or is not here.
+        LogCorrupt if it cannot be read; NotInLog if it is not here.
         """
         if position:
             entry = self.entry_at_position(position)
             if entry is None:
-                raise LogCorrupt(f"position {position} of a carried message is not in the log")
+                why = f"position {position} of the carried message {offset} is not in the log"
+                raise NotInLog(offset, why, carried=True)
             return _frame_at(self.read(entry), position - entry.position)
         if (kept := self.shelf.take_retry(offset)) is not None:
             return kept
         batch = self.shelf.by_offset(offset) or self._batch_around(offset)
         if batch is None:
-            raise LogCorrupt(f"offset {offset} is not in the log")
+            raise NotInLog(offset, f"offset {offset} is not in the log")
         return batch.frame(offset)
 
     def _batch_around(self, offset: int) -> Batch | None:

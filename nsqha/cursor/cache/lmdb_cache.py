@@ -184,17 +184,19 @@ class LmdbCache:
         committed: int | None = None,
         later: tuple[LogLike, Read] | None = None,
         must_read: int = NEEDS_LOOK,
+        distrusted: int | None = None,
     ) -> LoadedState:
         """The committed state of a partition: from here as far as its log vouches for it. It is written from now on.
 
         `committed`: the end of what is known to be committed, if that is not the whole log. `later`: the log itself, if
         `log_` is a snapshot of one in use; what is stored here is of an earlier log then, and not asked. `must_read`:
-        flags of the batches that are not passed over."""
+        flags of the batches that are not passed over. `distrusted`: as `committed.loading.load`; what is stored here is
+        not asked then."""
         with self._use.loading():
             try:
-                return self._load(key, log, read, committed, later, must_read)
+                return self._load(key, log, read, committed, later, must_read, distrusted)
             except TableLost:
-                return self._load(key, log, read, committed, later, must_read)  # in memory
+                return self._load(key, log, read, committed, later, must_read, distrusted)  # in memory
 
     def _load(
         self,
@@ -204,15 +206,19 @@ class LmdbCache:
         committed: int | None,
         later: tuple[LogLike, Read] | None,
         must_read: int,
+        distrusted: int | None,
     ) -> LoadedState:
         recall_log, recall_read = later or (log, read)
 
         def recall(log_id: int) -> PartitionState:
-            return load(recall_log, recall_read, end_log_id=log_id + 1, must_read=must_read).state
+            end = log_id + 1
+            return load(recall_log, recall_read, end_log_id=end, must_read=must_read, distrusted=distrusted).state
 
         partition = CachedPartition(self, key, recall)
         stored = partition.stored if later is None else lambda: None
-        loaded = load(log, read, stored, partition.new_deferred, committed=committed, must_read=must_read)
+        loaded = load(
+            log, read, stored, partition.new_deferred, committed=committed, must_read=must_read, distrusted=distrusted
+        )
         partition.base_log_id = loaded.state.applied.log_id
         partition.state = loaded.state
         for uid, set_ in partition.sets():

@@ -6,6 +6,9 @@
     3. the log's start  if nothing was taken from it
 
 and then every batch behind. All three give the same state; they differ in how much is read.
+
+A state that turned out to be wrong is **rebuilt**: neither from the cache nor from a checkpoint that may hold the same
+fault, so from a checkpoint that ended before the fault, or else from the oldest one that the log can begin with.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ def load(
     end_log_id: int | None = None,
     committed: int | None = None,
     must_read: int = NEEDS_LOOK,
+    distrusted: int | None = None,
 ) -> LoadedState:
     """The committed state of `log` up to its end, or up to `end_log_id` (exclusive).
 
@@ -75,18 +79,20 @@ def load(
 
     `committed`: only what is below is known to be committed. The cache may know better: it holds nothing else. What
     follows is applied later, perhaps the event that let the first files go too: until then the state is of before it.
+    `distrusted`: a state was wrong from this log id on, so checkpoints that reach it are not used if there is another
+    way; 0: it is not known since when.
     LogCorrupt if a batch that is needed does not verify, or the log begins in the middle and no source vouches for what
     came before.
     """
     end = log.end.log_id if end_log_id is None else end_log_id
-    state, source = cached(), CACHE
+    state, source = cached() if distrusted is None else None, CACHE
     vouched = state is not None and vouches(log, state.applied, end)
     if committed is not None:
         end = min(end, committed)
         if state is not None and vouched:
             end = max(end, state.applied.log_id + 1)
     if state is None or not vouched:
-        state, source = newest_checkpoint(log, read, end, new_deferred), CHECKPOINT
+        state, source = _checkpoint(log, read, end, new_deferred, must_read, distrusted), CHECKPOINT
     if state is None:
         if log.start.position != 0:
             raise LogCorrupt(f"the log begins at batch {log.start.log_id} and has no complete checkpoint")
@@ -94,9 +100,29 @@ def load(
     first = state.applied.log_id + 1
     for entry in log.entries(first, end):
         state.apply(entry, read(entry) if entry.flags & must_read else b"")
+    if distrusted is not None:
+        state.rebuilt = state.applied.log_id
     if committed is None:
         state.start_at(log.start.offset, log.start.position)
     return LoadedState(state, source, max(end - first, 0))
+
+
+def _checkpoint(
+    log: LogLike,
+    read: Callable[[EntryLike], bytes | bytearray],
+    end: int,
+    new_deferred: NewDeferred | None,
+    must_read: int,
+    distrusted: int | None,
+) -> PartitionState | None:
+    """The state in the newest complete checkpoint below `end`; if a later state is `distrusted`, in the newest below
+    that, or none if the log has its beginning, or in the first that has all that the log lacks."""
+    if distrusted is None:
+        return newest_checkpoint(log, read, end, new_deferred)
+    state = newest_checkpoint(log, read, min(end, distrusted), new_deferred)
+    if state is None and log.start.position != 0:
+        state = newest_checkpoint(log, read, min(end, first_checkpoint_end(log, read, must_read)), new_deferred)
+    return state
 
 
 def vouches(log: LogLike, applied: AppliedEntry, end_log_id: int) -> bool:

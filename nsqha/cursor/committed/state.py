@@ -320,6 +320,7 @@ class PartitionState:
         self.checkpoint = CheckpointMark()
         self.later = LaterMessages()
         self.partial: tuple[int, int, int] | None = None  # id, next sequence, bytes of the checkpoint being written
+        self.rebuilt = 0  # an earlier state was wrong; this one was made anew from the log, up to this batch
 
     # ---- asking
 

@@ -208,8 +208,9 @@ class ChannelCursor:
     def _deferred_in_flight(self) -> list[int]:
         return [o for o, single in self.flight.singles.items() if single.deferred and o in self.deferred_overlay]
 
-    def give_up(self, first: int, end: int) -> int:
-        """The log cannot be read in [first, end), and an operator goes on without: how many messages that costs."""
+    def give_up(self, first: int, end: int, *, carried: bool = False) -> int:
+        """The log cannot be read in [first, end), and an operator goes on without: how many messages that costs.
+        `carried`: it is the carried copy of these messages that cannot be read."""
         ring, overlay, passed = self.ring, self.deferred_overlay, self.unread.passed
         lost = [offset for offset in range(max(first, ring.low), min(end, ring.next)) if ring.get(offset) == WAITING]
         for offset in lost:
@@ -217,7 +218,7 @@ class ChannelCursor:
             ring.set(offset, FINISHED)
         # A carried copy can still be read, and what is in flight was read.
         below = takewhile(lambda ref: ref.offset < end, overlay.committed.items(first))
-        held = [ref.offset for ref in below if not ref.position]
+        held = [ref.offset for ref in below if carried or not ref.position]
         gone = [offset for offset in held if offset in overlay and offset not in self.flight.singles]
         for offset in gone:
             self.finish_deferred(offset)

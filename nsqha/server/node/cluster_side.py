@@ -102,7 +102,8 @@ class NoCluster:
         self._opener = parts.opener
         self._clock = parts.clock
         self._store = parts.store
-        topics.placement = SingleNodePlacement(topics, topic_context)
+        topics.placement = placement = SingleNodePlacement(topics, topic_context)
+        parts.opener.on_wrong_state = placement.rebuild_state
 
     def route(self, node: RoutedNode) -> ClientRoutes:
         """Every partition is led here, so nothing is taken that this node can not store."""

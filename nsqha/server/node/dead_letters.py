@@ -18,7 +18,7 @@ from nsqha.cursor.deferred.dead import DEAD_FROM
 from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.live.acting import Action, act
 from nsqha.cursor.turns import LookTurns
-from nsqha.errors import LogCorrupt, NsqhaError
+from nsqha.errors import LogCorrupt, NotInLog, NsqhaError
 from nsqha.nsqlog import Logger
 
 if TYPE_CHECKING:
@@ -106,6 +106,9 @@ def _read(partition: Partition, letters: list[Deferred]) -> tuple[list[Deferred]
     for letter in letters:
         try:
             frame = hot.frame(bytes(partition.log.message(letter.offset, letter.position)[_BODY:]))
+        except NotInLog as error:
+            partition.wrong_state(error)
+            continue
         except LogCorrupt:
             continue
         if taken and size + len(frame) > BYTES_AT_ONCE:

@@ -31,6 +31,7 @@ from nsqha.cursor.committed.state import PartitionState
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
+from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
@@ -119,6 +120,7 @@ class PartitionOpener:
     ) -> None:
         """`storage`, `cursor_cache`: those of the data directory, if not given."""
         self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log, first_log_id, end_log_id: None
+        self.on_wrong_state: Callable[[str, Partition], None] = lambda topic, partition: None
         self.measures = Measures()
         self.budget = PublishBudget(loop, options.publish_queue_bytes)
         bound_progress(disk, options.isr_timeout_ns / 1e9)
@@ -346,7 +348,17 @@ class PartitionOpener:
             alone=lambda: alone,  # for as long as there is no newer record: `CorruptRanges.leads`
         )
         partition.on_damage = partition.local_repair.found
+        partition.on_wrong_state = lambda: self.on_wrong_state(record.name, partition)
         return partition
+
+    def rebuilt_state(self, key: tuple[int, int], log: PartitionLog) -> PartitionState | None:
+        """The channel state of a log that no other node has, rebuilt because the one in use is wrong. None: the log
+        does not say it."""
+        try:
+            return self.states.load(key, log, alone=True, distrusted=0)
+        except LogCorrupt as error:
+            logger.error("state_unknown", "%s: the channel state cannot be rebuilt: %s", log.directory, error)
+            return None
 
     def retention_of(self, record: TopicRecord) -> Retention:
         """How long and how much of finished messages is kept for replay."""

@@ -39,15 +39,20 @@ class StateLoader:
         seen_as: LogReader | None = None,
         must_read: int = NEEDS_LOOK,
         alone: bool = False,
+        distrusted: int | None = None,
     ) -> PartitionState:
         """The channel state that a log says, up to `committed` if that is not its end. `alone`: without what can not be
-        read, as no other node has more. LogCorrupt."""
+        read, as no other node has more. `distrusted`: as `committed.loading.load`. LogCorrupt."""
         read = lambda entry: _events(log, cast(Entry, entry), alone)  # noqa: E731
         if seen_as is None:
-            return self.cache.load(key, log, read, committed=committed, must_read=must_read).state
+            return self.cache.load(
+                key, log, read, committed=committed, must_read=must_read, distrusted=distrusted
+            ).state
         see = lambda entry: _events(seen_as, cast(Entry, entry), alone)  # noqa: E731
         later = (log, read)
-        return self.cache.load(key, seen_as, see, committed=committed, later=later, must_read=must_read).state
+        return self.cache.load(
+            key, seen_as, see, committed=committed, later=later, must_read=must_read, distrusted=distrusted
+        ).state
 
     def vouched_for(
         self,
@@ -58,19 +63,23 @@ class StateLoader:
         below: int | None = None,
         seen_as: LogReader | None = None,
         alone: bool = False,
+        distrusted: int | None = None,
     ) -> tuple[PartitionState | None, BatchCorrupt | None]:
         """The channel state up to what is known to be committed: `committed`, or what the batches say of all replicas.
 
         `seen_as`: a snapshot of a log that is in use; only that is looked at, and not what the cache has of an earlier
-        one. `alone`: no other replica has more, so what is lost is passed over. None: nothing that is known to be
-        committed says it, as in a log that was begun a moment ago; or a batch does not verify, which is returned.
+        one. `alone`: no other replica has more, so what is lost is passed over. `distrusted`: as
+        `committed.loading.load`. None: nothing that is known to be committed says it, as in a log that was begun a
+        moment ago; or a batch does not verify, which is returned.
         """
         committed = max(committed, durable_everywhere(seen_as or log))
         committed = committed if below is None else min(committed, below)
         must_read = NEEDS_LOOK if alone else MUST_READ
 
         def load(committed: int) -> PartitionState:
-            return self.load(key, log, committed=committed, seen_as=seen_as, must_read=must_read)
+            return self.load(
+                key, log, committed=committed, seen_as=seen_as, must_read=must_read, distrusted=distrusted
+            )
 
         try:
             try:

@@ -28,7 +28,7 @@ from nsqha.clock import Now
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.cursor.events import deliver_at_in
 from nsqha.cursor.live.channel import NOTHING_WAITS
-from nsqha.errors import LogCorrupt
+from nsqha.errors import LogCorrupt, NotInLog
 from nsqha.frames import HAS_ATTRIBUTES
 from nsqha.nsqlog import Logger
 from nsqha.quantile import LatencyWindow
@@ -60,6 +60,9 @@ class DeliveredPartition(Protocol):
     deliveries: Deliveries
     life: PartitionLifecycle
     on_damage: Callable[[int, int], object]
+
+    def wrong_state(self, error: NotInLog) -> bool:
+        """The channel state names a message that the log does not have. Whether it is made anew."""
 
     @property
     def closed(self) -> bool:
@@ -245,6 +248,7 @@ class Delivery:
         self.channel = channel
         self.stuck: str | None = None  # why nothing more can be read; shown in /stats
         self.damage: tuple[int, int] | None = None  # the offsets that can not be read, if that is why
+        self._lost_copy = False  # `damage` is the carried copy of one message
         self._rng = rng
         self._subscriptions: dict[int, Subscription] = {}
         self._order: list[Subscription] = []
@@ -352,6 +356,12 @@ class Delivery:
             if isinstance(error, BatchCorrupt):
                 self.damage = (error.first.offset, error.end.offset)
                 self.partition.on_damage(error.first.log_id, error.end.log_id)
+            elif isinstance(error, NotInLog):
+                if self.partition.wrong_state(error):
+                    return
+                start = 0 if error.carried else self.partition.log.start.offset
+                self.damage = (error.offset, max(error.offset + 1, start))
+                self._lost_copy = error.carried
             text = "%s/%s stopped: %s; restore the files, or go on without: nsqha log skip %s"
             topic = next((c.topic for c in self.consumers), "")
             logger.error("channel_stuck", text, topic, channel.name, error, topic, channel=channel.name)
@@ -383,7 +393,7 @@ class Delivery:
         if self.damage is None:
             return None
         first, end = self.damage
-        lost = self.channel.cursor.give_up(first, end)
+        lost = self.channel.cursor.give_up(first, end, carried=self._lost_copy)
         self.stuck = self.damage = self._batch = None
         self.wake()
         return first, end, lost
@@ -490,7 +500,7 @@ class Delivery:
         if batch is None or not batch.first_offset <= offset < batch.end_offset:
             batch = self.partition.log.batch_at(offset)
             if batch is None:
-                raise LogCorrupt(f"offset {offset} is not in the log")
+                raise NotInLog(offset, f"offset {offset} is not in the log")
             self._batch = batch
             self._dues = deliver_at_in(batch.data, batch.first_offset) if batch.flags & HAS_ATTRIBUTES else {}
             self._position = batch.locate(offset)

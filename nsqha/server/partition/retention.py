@@ -28,7 +28,7 @@ from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.reading.lookup import PairInfo
 from nsqha.commitlog.retention import CARRY_SHARE, PairAges, Retention, log_start, roll_due
 from nsqha.cursor.events import Abandoned
-from nsqha.errors import LogCorrupt
+from nsqha.errors import LogCorrupt, NotInLog
 from nsqha.nsqlog import Logger
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class RetainedLog(Protocol):
     files: FileJobs
     on_damage: Callable[[int, int], object]
 
+    def wrong_state(self, error: NotInLog) -> bool:
+        """The channel state names a message that the log does not have. Whether it is made anew."""
+
     def write_events(self) -> None:
         """Write the channel events that were queued soon; the caller does not wait."""
 
@@ -81,7 +84,7 @@ class RetentionRunner:
         self._worthwhile = 0  # position of the log start whose deferred messages are being carried
         self._carried = (-1, 0)  # offset and position of the reference whose carrying was asked for last
         self._refused = (0, 0.0)  # position of the log start that is not worth it, and until when not to look again
-        self._damaged = -1  # the batch that was reported last
+        self._damaged = -1  # the batch, or the message, that was reported last
 
     def step(self, partition: RetainedLog, now: Now, *, by_age: bool = True) -> None:
         """Take the next step, if one is due; not `by_age`: nothing goes because it is old."""
@@ -93,6 +96,10 @@ class RetentionRunner:
                 self._damaged = error.first.log_id
                 logger.warning("retention_delayed", "%s keeps its files: %s", partition.log.directory, error)
             partition.on_damage(error.first.log_id, error.end.log_id)
+        except NotInLog as error:
+            if not partition.wrong_state(error) and self._damaged != error.offset:
+                self._damaged = error.offset
+                logger.warning("retention_delayed", "%s keeps its files: %s", partition.log.directory, error)
 
     def _step(self, partition: RetainedLog, now: Now) -> None:
         pairs, retention = self._ages.sane(partition.log.pairs, now.wall_ns), self._retention_now()

@@ -87,7 +87,6 @@ class CatchUpRunner:
                         logger.warning("refetching", text, follower.log.directory, bad)
                         self._integrity.suspects.cut_off(follower.key)
                         await self._files.cut(follower, bad)
-                        follower.applier.forget_pending()
                 if self._runtime.journal.dirty:
                     await (
                         self._runtime.journal_writer.promise()
@@ -105,7 +104,8 @@ class CatchUpRunner:
                 await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
             else:
                 self._integrity.suspects.renewed(follower.key)
-                receiver.opened(follower, behind=False)
+                if follower.port is receiver:  # else its channel state turned out not to fit, and is rebuilt
+                    receiver.opened(follower, behind=False)
                 return
 
     def _caller(self, address: str) -> Callable[[str, Any], Any]:
@@ -263,7 +263,8 @@ class FollowerService:
         receiver.followed_by(follower)
         if self._in_sync(follower.key, follower, opened):
             follower.caught_up()
-            receiver.opened(follower, behind=False)
+            if follower.port is receiver:  # as above
+                receiver.opened(follower, behind=False)
         else:
             follower.behind = True
             receiver.opened(follower, behind=True)

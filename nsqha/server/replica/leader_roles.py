@@ -222,6 +222,7 @@ class LeaderRoles:
             took_ms=took,
         )
         self._integrity.leads(key, partition)
+        partition.on_wrong_state = partial(self._rebuild_state, leadership)
         topic.add_led(partition)
         self._uncommitted += 1
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
@@ -245,7 +246,7 @@ class LeaderRoles:
             return "in an earlier life"
         if meta.isr.get(self._runtime.node) != follower.log_uid:
             return "the ISR names another log"
-        if follower.applier.state is None:
+        if not follower.applier.vouched_for:
             return "its channels are not known yet"
         unsound = self._integrity.suspects.unsound_from(key) is not None
         if len(meta.replicas) > 1 and (unsound or not follower.applier.readable):
@@ -263,13 +264,18 @@ class LeaderRoles:
     def _stepping_down(self, leadership: Leadership, why: str) -> None:
         self._runtime.spawn(self._step_down_later(leadership, why))
 
-    async def _step_down_later(self, leadership: Leadership, why: str) -> None:
+    def _rebuild_state(self, leadership: Leadership) -> None:
+        why = "its channel state does not fit its log"
+        self._runtime.spawn(self._step_down_later(leadership, why, wrong_state=True))
+
+    async def _step_down_later(self, leadership: Leadership, why: str, *, wrong_state: bool = False) -> None:
         async with self._table.changing(leadership.key):
             if self._table.leading.get(leadership.key) is leadership and not self._table.stopping:
-                await self.step_down(leadership, why)
+                await self.step_down(leadership, why, wrong_state=wrong_state)
 
-    async def step_down(self, leadership: Leadership, why: str) -> None:
-        """Lead no longer: the log goes to a follower of the same partition."""
+    async def step_down(self, leadership: Leadership, why: str, *, wrong_state: bool = False) -> None:
+        """Lead no longer: the log goes to a follower of the same partition. `wrong_state`: the channel state is rebuilt
+        before this node can lead again."""
         key, partition = leadership.key, leadership.partition
         name, number = leadership.topic, key[1]
         logger.info("stepping_down", "%s/%d: epoch %d ends here: %s", name, number, leadership.epoch, why)
@@ -288,6 +294,9 @@ class LeaderRoles:
         follower = self._following.follow(record, number, opened, promise=leadership.epoch)
         if partition.life.stopped is not None:
             follower.stopped = partition.life.stopped
+        if wrong_state:
+            self._files.distrust(follower, 0)
+            self._following.look_for_state(key, follower)
 
     def tick(self) -> None:
         """Every 100 ms: for the leaderships that wait for something. When they are many, because another node died or

@@ -200,6 +200,11 @@ class ReplicaFiles:
             # A full disk, or too many open files; nothing was cut, and perhaps nothing ever is.
             self._journal.stage_cut_done(follower.key)
             raise
+        # In the same turn of the loop: from here on no reader finds the batches that are cut, so nothing may know them.
+        if log_id < follower.applier.applied_end:
+            self._opener.cursor_cache.forget(follower.key)
+            follower.restart_with(follower.log, follower.log_uid)
+        follower.was_cut(log_id)
         await self._half_way(self._disk.run(cut))
         self._journal.stage_cut_done(follower.key)
         await self._journal_writer.promise()
@@ -232,9 +237,12 @@ class ReplicaFiles:
     async def _roll(self, follower: Follower) -> None:
         follower.log.use(await self._disk.run(follower.log.next_pair))
 
-    def forget_state(self, follower: Follower) -> None:
+    def distrust(self, follower: Follower, log_id: int) -> None:
+        """The channel state of a follower is wrong, since some batch up to `log_id`. Neither it nor the cache of it is
+        used any more: `reload` finds it again in the log."""
+        self._opener.measures.log_events["state_diverged"] += 1
         self._opener.cursor_cache.forget(follower.key)
-        follower.restart_with(follower.log, follower.log_uid)
+        follower.applier.distrust(log_id)
 
     def loading(self, key: PartitionKey) -> bool:
         """Whether the state of a partition is being looked for."""
@@ -255,9 +263,12 @@ class ReplicaFiles:
             self._loading.add(key)
             log, past, known = follower.log, follower.log.past, applier.known
             committed, snapshot = min(applier.committed, log.end.log_id), log.snapshot()
+            distrusted = applier.distrusted
             try:
                 state, damage = await self._disk.run(
-                    lambda: self._opener.states.vouched_for(key, log, committed=committed, seen_as=snapshot)
+                    lambda: self._opener.states.vouched_for(
+                        key, log, committed=committed, seen_as=snapshot, distrusted=distrusted
+                    )
                 )
                 applier.tried = known
             finally:

@@ -110,6 +110,7 @@ class Replicas:
                 runtime.disk,
                 runtime.on_failure,
                 on_damage=integrity.corrupt.found,
+                distrust=self.files.distrust,
                 sync_every=limits.sync_every,
                 sync_seconds=limits.sync_seconds,
             ),

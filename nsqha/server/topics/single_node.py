@@ -15,6 +15,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicS
 from nsqha.election.rules import changed_settings
 from nsqha.errors import NsqhaError, Poisoned, StorageError, Unavailable
 from nsqha.nsqlog import Logger
+from nsqha.server.opening.opener import OpenedLog
 from nsqha.server.partition.file_jobs import descriptors
 from nsqha.server.partition.log_sync import BEHIND_SECONDS
 from nsqha.server.partition.topic import Topic
@@ -22,7 +23,6 @@ from nsqha.server.topics.settings import check_number, remarks_alone
 from nsqha.server.topics.topics import files_remain
 
 if TYPE_CHECKING:
-    from nsqha.server.opening.opener import OpenedLog
     from nsqha.server.partition.partition import Partition
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
@@ -232,6 +232,35 @@ class SingleNodePlacement:
             topic.add_led(partition)
         self._context.forget_targets()
         settings_logger.info("partitions_added", "TOPIC(%s): partitions %s added", topic.name, numbers)
+
+    # ---- a wrong channel state
+
+    def rebuild_state(self, name: str, partition: Partition) -> None:
+        """The channel state of a partition does not fit its log: make it anew, and lead on with it."""
+        self._context.spawn(self._rebuild_state(name, partition))
+
+    async def _rebuild_state(self, name: str, partition: Partition) -> None:
+        opener, number, why = self._context.opener, partition.number, "its channel state is rebuilt"
+        async with self._context.changes.of(name):
+            topic = self._topics.get(name)
+            if topic is None or topic.leads(number) is not partition:
+                return
+            record, meta, key = topic.record, topic.record.partitions[number], (topic.record.uid, number)
+            topic.remove_led(partition, why)
+            self._context.forget_targets()
+            await partition.release(why)
+            opener.measures.log_events["state_diverged"] += 1
+            # The cache goes over to the new state; what it has of the old one is deleted by the next start.
+            state = await self._context.disk.run(lambda: opener.rebuilt_state(key, partition.log))
+            if state is None:  # lead on: channels that can be read are read, and the others say what they lack
+                state = partition.cursors.state
+                state.rebuilt = state.applied.log_id
+            opened = OpenedLog(partition.log, meta.isr[self._context.node_uid], state, None)
+            successor = opener.partition(record, number, meta, opened)
+            started = successor.start_epoch(record.channels)
+            topic.add_led(successor)
+            await started
+            self._context.forget_targets()
 
     def _create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Any:
         """On the disk thread, in empty folders."""

@@ -130,6 +130,30 @@ def test_the_newest_checkpoint_is_found_from_the_end():
     assert log.batches_read < 2 * (leader.log.log_id - as_of) + 20
 
 
+@pytest.mark.parametrize("begins", ["at the beginning", "later"])
+def test_a_state_that_is_not_trusted_is_made_of_what_was_before_the_fault(begins: str):
+    leader = leader_with_channel()
+    as_ofs = []
+    for _ in range(3):
+        publish_and_finish(leader, 10)
+        as_ofs.append(write_checkpoint(leader))
+    publish_and_finish(leader, 10)
+    if begins == "later":
+        del leader.log.batches[: as_ofs[0] - 1]
+    plain = CountedLog(leader.log)
+    right = digest(load(plain, plain.read).state)
+
+    def made(distrusted: int):
+        log = CountedLog(leader.log)
+        result = load(log, log.read, lambda: pytest.fail("the cache is not asked"), distrusted=distrusted)
+        assert digest(result.state) == right and result.state.rebuilt == leader.log.log_id
+        return result.source, leader.log.log_id - result.batches
+
+    assert made(leader.log.log_id + 1) == (CHECKPOINT, as_ofs[2])
+    assert made(as_ofs[2]) == (CHECKPOINT, as_ofs[1])
+    assert made(0) == ((LOG_START, 0) if begins == "at the beginning" else (CHECKPOINT, as_ofs[0]))
+
+
 class DamagedLog(CountedLog):
     """One batch of it can not be read."""
 

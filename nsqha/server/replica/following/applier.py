@@ -6,7 +6,12 @@
 The state is the same pure function of the committed log that the leader has, so a follower that becomes leader begins
 with it. A batch that does not verify stops it (`damage`) until others have mended that batch; the log itself goes on.
 
-Invariant: what is applied is committed, in the order of the log, each batch once.
+A cut replaces the log's `past`. Pending batches count for one `past` only, so a batch that was cut is never applied,
+whatever was cancelled around the cut. And each batch must continue the chain of the batch applied before it. If it does
+not, the state was made from another log (`StateDiverged`): nothing more is applied, and the state is rebuilt.
+
+Invariants: what is applied is committed, in the order of the log, each batch once. (epoch, log id, chain) of the last
+batch in the state are those of the log.
 """
 
 from __future__ import annotations
@@ -16,9 +21,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nsqha.commitlog.entry import BatchCorrupt, Entry
+from nsqha.commitlog.entry import BatchCorrupt, Entry, next_chain
 from nsqha.cursor.committed.state import PartitionState
-from nsqha.errors import LogCorrupt
+from nsqha.errors import StateDiverged
 from nsqha.nsqlog import Logger
 from nsqha.server.opening.state_loader import MUST_READ
 
@@ -42,21 +47,26 @@ class Applier:
         may_apply: Callable[[], bool],
         on_damage: Callable[[int, int], object],
         on_fit: Callable[[], None],
+        on_diverged: Callable[[StateDiverged], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         """`state` None: the log begins in the middle and its checkpoint has not come yet. `may_apply`: asked before it
         goes on in a later turn of the loop. `on_damage`: log ids that do not verify. `on_fit`: whether the replica
-        could lead has changed. `on_failure`: something happened that must not."""
+        could lead has changed. `on_diverged`: the state is not of this log. `on_failure`: something happened that must
+        not."""
         self.log = log
         self.state = state
-        self.committed = state.applied.log_id + 1 if state is not None else 0  # the high watermark, as far as known
+        self.committed = self.applied_end  # the high watermark, as far as known
         self.damage: tuple[int, int] | None = None  # log ids that are committed and can not be read here
         self.tried: object = self.known  # when the state was looked for in vain; None: look again
+        self.distrusted: int | None = None  # checkpoints from this log id on may hold a wrong state
         self.on_damage = on_damage
         self._loop = loop
         self._may_apply = may_apply
         self._on_fit = on_fit
+        self._on_diverged = on_diverged
         self._on_failure = on_failure
+        self._past = log.past  # that of pending batches
         self._damage_logged: tuple[int, int] | None = None
         self._scheduled = False  # the rest is applied in the next turns of the loop
         self._pending: deque[tuple[Entry, Any]] = deque()  # not applied yet; the tail of them at least
@@ -68,6 +78,11 @@ class Applier:
         """Whether the replica could lead, as far as is known. Its leader hears it with each ack, for when it names the
         next one."""
         return self.state is not None and self.damage is None
+
+    @property
+    def applied_end(self) -> int:
+        """The end of the batches in the state; 0: there is no state."""
+        return self.state.applied.log_id + 1 if self.state is not None else 0
 
     @property
     def known(self) -> tuple[int, int]:
@@ -85,6 +100,9 @@ class Applier:
             return
         left = APPLY_SLICE
         try:
+            if self._past is not self.log.past:  # cut, or another log, since these were appended
+                pending.clear()
+                self._past = self.log.past
             while (log_id := state.applied.log_id + 1) < self.committed:
                 if not left:
                     self._scheduled = True  # everything else on this node has its turn
@@ -92,6 +110,8 @@ class Applier:
                     return
                 if pending and pending[0][0].log_id == log_id:
                     entry, data = pending.popleft()
+                    if next_chain(state.applied.chain, entry) != entry.chain:
+                        self._vouch(state)  # a chain is broken where recovery rebuilt an entry, too
                     if data is None:
                         data = self.log.events(entry) if entry.flags & MUST_READ else b""
                     state.apply(entry, data)
@@ -100,10 +120,40 @@ class Applier:
                     self._read_pending(log_id)
         except BatchCorrupt as error:
             self.found(error)
+        except StateDiverged as error:
+            self._on_diverged(error)
         except OSError as error:
             self._delayed(error)
         except Exception as error:
             self._on_failure(error)
+
+    def _vouch(self, state: PartitionState) -> None:
+        """StateDiverged unless the last batch in the state is a batch of the log."""
+        log, applied = self.log, state.applied
+        after = applied.log_id + 1
+        if after == 1 == log.start.log_id:
+            return
+        if not log.start.log_id <= after <= log.end.log_id:
+            why = f"batch {applied.log_id} is applied, and the log has [{log.start.log_id}, {log.end.log_id})"
+            raise StateDiverged(applied.log_id, why)
+        entry = log.entry_before(after)
+        if (entry.epoch, entry.chain) != (applied.epoch, applied.chain):
+            mine, here = (f"epoch {one.epoch}, chain {one.chain:016x}" for one in (applied, entry))
+            raise StateDiverged(applied.log_id, f"batch {applied.log_id} is applied with {mine}; the log has {here}")
+
+    @property
+    def vouched_for(self) -> bool:
+        """Whether there is a channel state, and the log has the last batch in it. A leader must begin with no other."""
+        state = self.state
+        if state is None:
+            return False
+        try:
+            self._vouch(state)
+        except BatchCorrupt as error:
+            self.found(error)
+        except StateDiverged as error:
+            self._on_diverged(error)
+        return self.state is not None
 
     def _apply_rest(self) -> None:
         self._scheduled = False
@@ -116,7 +166,7 @@ class Applier:
         for entry in self.log.entries(log_id, min(self.log.end.log_id, log_id + APPLY_SLICE)):
             self._pending.append((entry, None))
         if not self._pending or self._pending[0][0].log_id != log_id:
-            raise LogCorrupt(f"{self.log}: batch {log_id} is committed, not applied, and not here any more")
+            raise StateDiverged(log_id - 1, f"batch {log_id} is committed, not applied, and not in the log any more")
 
     def _delayed(self, error: OSError) -> None:
         """Too many open files and the like say nothing about the log. `Follower.keep_house` tries again."""
@@ -175,10 +225,23 @@ class Applier:
 
     # ---- another log, another state
 
+    def distrust(self, log_id: int) -> None:
+        """The state is wrong: forget it. It is rebuilt from the log and a checkpoint that ended below `log_id`."""
+        self.state = None
+        self.distrusted = log_id
+        self.tried = None
+        self._pending.clear()
+        self._on_fit()
+
+    def was_cut(self, log_id: int) -> None:
+        """The log ends before `log_id` now."""
+        self.committed = min(self.committed, log_id)
+
     def know(self, state: PartitionState) -> None:
         """The channel state was found in the log; what is committed behind it is applied."""
         self.state = state
         self.damage = None
+        self.distrusted = None
         self._pending.clear()
         self._on_fit()
         self.apply(state.applied.log_id + 1)
@@ -189,8 +252,5 @@ class Applier:
         self.state = None
         self.committed = 0
         self.damage = None
-        self._pending.clear()
-
-    def forget_pending(self) -> None:
-        """The log was cut above what is applied."""
+        self.distrusted = None
         self._pending.clear()

@@ -46,16 +46,14 @@ class Files(Protocol):
     """What catch-up does to a partition's files and its records in the journal and the cache; slow, off the loop."""
 
     async def cut(self, follower: Follower, log_id: int) -> None:
-        """End the log before `log_id`, durably, the intent in the journal first."""
+        """End the log before `log_id`, durably, the intent in the journal first. What is known of the batches that are
+        cut is forgotten in the same step, which no cancellation divides."""
 
     async def replace_log(self, follower: Follower, anchor: Entry) -> None:
         """An empty log under a new log_uid that goes on behind `anchor`."""
 
     async def roll(self, follower: Follower) -> None:
         """A new pair of files."""
-
-    def forget_state(self, follower: Follower) -> None:
-        """The channel state is of batches that are about to be cut."""
 
     async def reload(self, follower: Follower) -> None:
         """The channel state that the log says, up to what is known to be committed; later, if that says nothing yet."""
@@ -106,8 +104,7 @@ class CatchUp:
         if common is None or common >= follower.log.end.log_id:
             follower.leader_log.differs_at = None
             return
-        applied = applier.state.applied.log_id + 1 if applier.state is not None else 0
-        committed = max(applied, applier.committed)
+        committed = max(applier.applied_end, applier.committed)
         if common < committed:
             text = f"{follower.log.directory}: the leader's log parts from this one at {common}, not at {committed}"
             if not self._files.may_lose_committed(follower):
@@ -115,12 +112,7 @@ class CatchUp:
             logger.error("committed_cut", "%s; this log was given up, the leader's counts", text)
         removed = follower.log.end.log_id - common
         logger.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
-        if common < applied:
-            self._files.forget_state(follower)  # first: if this ends half way, no state is left that lies
         await self._files.cut(follower, common)
-        follower.leader_log.differs_at = None
-        applier.forget_pending()
-        applier.committed = min(applier.committed, common)
 
     async def _common_end(self) -> int | None:
         """The end of what both logs have. None: the leader's files begin behind it, and ours began again."""

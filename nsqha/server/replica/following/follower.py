@@ -27,7 +27,7 @@ from nsqha.commitlog import copying
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry
 from nsqha.commitlog.log import PartitionLog, SyncTicket, wake
 from nsqha.cursor.committed.state import NEEDS_LOOK, PartitionState
-from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
+from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, StateDiverged
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -64,6 +64,7 @@ class FollowerRuntime:
     disk: DiskRounds
     on_failure: Callable[[BaseException], None]  # the disk failed
     on_damage: Callable[[PartitionKey, int, int], object]  # log ids of a replica that do not verify
+    distrust: Callable[[Follower, int], None]  # its channel state is wrong (`Applier.distrust`)
     sync_every: int  # messages per fsync with sync=interval
     sync_seconds: float
 
@@ -145,6 +146,7 @@ class Follower:
             may_apply=lambda: not (self.closed or self.behind),
             on_damage=partial(runtime.on_damage, key),
             on_fit=self._ack,
+            on_diverged=self._diverged,
             on_failure=self._stop,
         )
         self.jobs = FollowerJobs(
@@ -332,7 +334,28 @@ class Follower:
         wake(self.log)
         self.log = log
         self.log_uid = log_uid
+        self.leader_log.differs_at = None
         self.applier.restart_with(log)
+
+    def was_cut(self, log_id: int) -> None:
+        """The log ends before `log_id` now; called in the step that cut it, so nothing comes between."""
+        self.leader_log.differs_at = None
+        self.applier.was_cut(log_id)
+
+    def _diverged(self, error: StateDiverged) -> None:
+        """The channel state is not of this log, so this replica must not lead: leave the in-sync set, and rebuild the
+        state. That it happens to a state that was rebuilt is a fault of the log."""
+        state, port = self.applier.state, self.port
+        if state is None or state.rebuilt:
+            self._stop(error)
+            return
+        text = "%s: the channel state does not fit the log; leaving the in-sync set, the state is rebuilt: %s"
+        logger.error("state_diverged", text, self.log.directory, error)
+        self._runtime.distrust(self, error.log_id)
+        self.behind = True
+        if port is not None:
+            port.refused(self.wire_key, self.epoch, pb.REFUSAL_FAILED, self.epoch, "its channel state is rebuilt")
+            self._listen_no_more()
 
     # ---- end
 

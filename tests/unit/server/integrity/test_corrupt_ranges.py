@@ -44,7 +44,7 @@ def test_channels_that_can_not_be_read_are_asked_of_others_and_known_when_they_c
         lost = follower.log.entry(2)
         commitlog = rig.storage.open(f"{follower.log.directory}/{0:020}.commitlog")
         commitlog.pwrite(lost._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
-        rig.replicas.files.forget_state(follower)  # as after a cut: it is looked for anew
+        follower.restart_with(follower.log, follower.log_uid)  # as after a cut: it is looked for anew
         follower.committed_to(5)
         for _ in range(2):
             rig.replicas.keep_house()
@@ -82,7 +82,7 @@ def test_channels_that_nobody_can_mend_are_known_from_a_checkpoint_behind() -> N
         stream.push(2, log, 1)
         await pause()
         follower = rig.follower
-        follower.applier.forget_pending()  # as after a restart
+        follower.applier._past = None  # as after a restart
         commitlog = rig.storage.open(f"{follower.log.directory}/{0:020}.commitlog")
         commitlog.pwrite(follower.log.entry(2)._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
         rig.nodes.clear()  # nobody to ask

@@ -11,7 +11,7 @@ from nsqha.clock import Now
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live.followed import APART_SECONDS
-from nsqha.errors import LogCorrupt
+from nsqha.errors import LogCorrupt, NotInLog
 from tests.unit.server.shell_rig import NODE, Consumer, PartitionRig
 
 
@@ -319,6 +319,60 @@ def test_a_channel_stops_at_what_can_not_be_read_and_the_others_go_on():
     stored(rig, b"one")
     assert delivery.stuck == "the bytes do not verify" and consumer.wire.bodies == []
     assert other.wire.bodies == [b"one"]
+
+
+def beyond_the_log(rig: PartitionRig) -> None:
+    """The channels may read three messages more than the log has."""
+    rig.cursors.state.pump += 3
+    rig.partition.deliveries["c"].wake()
+    rig.turn()
+
+
+def test_a_state_that_names_what_the_log_lacks_is_made_anew_once():
+    rig = PartitionRig()
+    asked: list[str] = []
+    rig.partition.on_wrong_state = lambda: asked.append("anew")
+    stored(rig, b"one")
+    rig.consume(10)
+    beyond_the_log(rig)
+    beyond_the_log(rig)
+    assert rig.partition.wrong_state(NotInLog(1, "retention meets it, too"))
+    assert asked == ["anew"] and rig.partition.deliveries["c"].stuck == "offset 1 is not in the log"
+
+
+def test_what_a_state_made_anew_still_names_can_be_skipped():
+    rig = PartitionRig()
+    rig.partition.on_wrong_state = lambda: pytest.fail("it was made anew already")
+    stored(rig, b"one", b"two")
+    consumer = rig.consume(10)
+    rig.cursors.state.rebuilt = 1
+    rig.log.batch_at, batch_at = (lambda offset: batch_at(offset) if offset != 2 else None), rig.log.batch_at  # type: ignore[method-assign]
+    stored(rig, b"gone", b"four")
+    delivery = rig.partition.deliveries["c"]
+    assert delivery.stuck is not None and delivery.damage == (2, 3)
+    assert delivery.skip_damage() == (2, 3, 1)
+    rig.turn()
+    assert delivery.stuck is None and consumer.wire.bodies == [b"one", b"two", b"four"]
+
+
+def test_a_deferred_message_without_its_carried_copy_can_be_skipped():
+    rig = PartitionRig()
+    stored(rig, b"one")
+    consumer = rig.consume(10)
+    assert req(rig, consumer, consumer.wire.messages[0][0], 3_600_000) is None
+    rig.pass_time(1)
+    rig.disk.sync()
+    rig.cursors.state.rebuilt = 1
+    deferred = rig.cursors.channels["c"].committed.deferred
+    (held,) = deferred.items()
+    deferred.put(held._replace(position=1 << 40))
+    rig.pass_time(3600)
+    delivery = rig.partition.deliveries["c"]
+    assert "carried message 0" in (delivery.stuck or "") and delivery.damage == (0, 1)
+    assert delivery.skip_damage() == (0, 1, 1)
+    rig.pass_time(1)
+    rig.disk.sync()
+    assert delivery.stuck is None and not list(deferred.items())
 
 
 def test_a_broken_invariant_stops_the_channel_and_not_the_partition():

@@ -56,6 +56,31 @@ def test_a_node_alone_rebuilds_what_is_found(finder: str, tmp_path: Path) -> Non
     asyncio.run(story())
 
 
+def test_a_node_alone_makes_a_wrong_channel_state_anew_and_leads_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            for body in BODIES:
+                await broker.publishing.publish("t", hot.frame(body))
+            partition = led(broker)
+            reader = await subscribed(broker, "t", "c", rdy=5)
+            await until(lambda: reader.wire.bodies == BODIES)  # type: ignore[attr-defined]
+            partition.cursors.state.pump += 3
+            reader.ready(10)
+            await until(lambda: led(broker) is not partition)
+            assert partition.closed and led(broker).cursors.state.rebuilt
+            assert reader.wire.closed  # type: ignore[attr-defined]
+            await broker.publishing.publish("t", hot.frame(b"next"))
+            reader = await subscribed(broker, "t", "c", rdy=10)
+            await until(lambda: reader.wire.bodies == [*BODIES, b"next"])  # type: ignore[attr-defined]
+            assert broker.parts.opener.measures.log_events["state_diverged"] == 1
+            broker.housekeeping.stop()
+            broker.housekeeping.look()
+            rebuilt = led(broker).cursors.state
+            await until(lambda: rebuilt.checkpoint.as_of >= rebuilt.rebuilt)
+
+    asyncio.run(story())
+
+
 # ---- in a cluster
 
 
