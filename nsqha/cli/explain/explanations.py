@@ -276,8 +276,8 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         "refetching": Explanation("What is damaged of a replica is fetched again."),
         "whole_again": Explanation("A doubted log was proven equal to the leader's."),
         "state_diverged": Explanation(
-            "A partition's channel state does not fit its log. The replica leaves the in-sync set, and the state is rebuilt "
-            "from the log. No message is lost; some may come again.",
+            "A partition's channel state does not fit its log. The replica leaves the in-sync set, and the state is "
+            "rebuilt from the log. No message is lost; some may come again.",
             "Please report it, with the log lines around it.",
         ),
         "apply_delayed": Explanation("A replica's channel state waits: the disk, or a damaged batch."),
