@@ -40,6 +40,7 @@ from tests.jepsen.program import command
 from tests.jepsen.switches.clock import ClockFile
 from tests.jepsen.switches.names import NamesFile
 from tests.jepsen.switches.stalls import StallFile
+from tests.jepsen.switches.states import StatesFile
 
 LEASE_SECONDS = 3  # as a node's default
 TOPIC = "orders"
@@ -53,6 +54,7 @@ SMALL = (f"--segment-bytes={SEGMENT_BYTES}",)  # so that segments roll, and go, 
 WITH_HARNESS = ("setpriv", "--pdeathsig", "KILL")  # an etcd ends when this process does, as daemons of ours do
 
 LISTENS_SECONDS = 60.0
+STATES_SECONDS = 30.0  # for a broker to compare its channel states
 ETCD_AWAY = re.compile(r"FATAL: .*\betcd\b")  # why a daemon ended while it started
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -114,6 +116,7 @@ class Broker(Member):
         self.stalls = StallFile(directory / "stall")
         self.clock = ClockFile(directory / "clock")
         self.names = NamesFile(directory / "names")
+        self.states = StatesFile(directory / "states")
         self._plants = plants
         self.programmed()
 
@@ -124,6 +127,7 @@ class Broker(Member):
             clock_file=self.clock.path,
             stall_file=self.stalls.path,
             names_file=self.names.path,
+            states_file=self.states.path,
             failpoints=failpoints,
             plants=self._plants,
         )
@@ -324,6 +328,11 @@ class Deployment(Cluster):
         marks["in sync"] = time.monotonic()
         self.settled = {what: mark - began for what, mark in marks.items()}
         return time.monotonic() - began
+
+    def check_states(self) -> None:
+        """Each channel state of each replica is what its log says. AssertionError. To be called when all is well."""
+        wrong = [f"{node.name}: {text}" for node in self.brokers for text in node.states.wrong(STATES_SECONDS)]
+        assert not wrong, "channel states are not of their logs:\n" + "\n".join(wrong[:5])
 
     def epoch_and_isr(self) -> tuple[int, int]:
         """Of the first partition of the topic under load, as the metadata were seen last."""

@@ -209,7 +209,10 @@ class Injector:
     def settle(self, seconds: float = SETTLE_SECONDS) -> float:
         """Everything is well again; how long it took."""
         assert not self.active
-        return self.deployment.settle(seconds)
+        took = self.deployment.settle(seconds)
+        if isinstance(self.deployment, Deployment):
+            self.deployment.check_states()
+        return took
 
     def once(self, kind: FaultKind, seconds: float | None = None) -> bool:
         """One fault from a cluster that is well to one that is well again, measured. False: not at the moment."""

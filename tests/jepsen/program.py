@@ -3,6 +3,7 @@
     --clock-file FILE     its wall clock is off by what the file says      (tests.jepsen.switches.clock)
     --stall-file FILE     it stands still when the file says so            (tests.jepsen.switches.stalls)
     --names-file FILE     it notes which names it makes and syncs          (tests.jepsen.switches.names)
+    --states-file FILE    it compares channel states with its logs         (tests.jepsen.switches.states)
     --failpoint NAME:N    it kills itself at the Nth visit there           (tests.jepsen.switches.failpoints)
     --plant [MODULE:]NAME a bug of a suite of mutants is in it             (tests.mutation)
 
@@ -38,6 +39,7 @@ def command(
     clock_file: Path | None = None,
     stall_file: Path | None = None,
     names_file: Path | None = None,
+    states_file: Path | None = None,
     failpoints: Sequence[str] = (),
     plants: Sequence[str] = (),
 ) -> tuple[str, ...]:
@@ -47,6 +49,7 @@ def command(
         ("--clock-file", [clock_file] if clock_file else []),
         ("--stall-file", [stall_file] if stall_file else []),
         ("--names-file", [names_file] if names_file else []),
+        ("--states-file", [states_file] if states_file else []),
         ("--failpoint", failpoints),
         ("--plant", plants),
     ):
@@ -61,6 +64,7 @@ def main() -> NoReturn:
     parser.add_argument("--clock-file", type=Path)
     parser.add_argument("--stall-file", type=Path)
     parser.add_argument("--names-file", type=Path)
+    parser.add_argument("--states-file", type=Path)
     parser.add_argument("--failpoint", action="append", default=[], metavar="NAME:N")
     parser.add_argument("--plant", action="append", default=[], metavar="[MODULE:]NAME")
     options = parser.parse_args(sys.argv[1:at])
@@ -91,6 +95,11 @@ def switch_on(options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
 
         names.follow(options.names_file)
         say(f"names are noted in {options.names_file}")
+    if options.states_file is not None:
+        from tests.jepsen.switches import states
+
+        states.follow(options.states_file)
+        say(f"channel states are compared as {options.states_file} says")
     for text in options.failpoint:
         from tests.jepsen.switches.failpoints import Failpoint
 

@@ -11,7 +11,9 @@ a publish of a prober, that is longer. `--lone`: a node without a cluster, on lo
 and starts, and while topics and channels come and go.
 
 What is asked: all that was OK'd comes out, in order and whole; every ISR is full again in time; the replicas are equal
-byte for byte; every fault proved that it bit. The seed fixes the draws, not the machine's timing.
+byte for byte; once all is well, every channel state is what its log says, and no channel stands still; no broker logs
+an error that the faults do not explain; every fault proved that it bit. The seed fixes the draws, not the machine's
+timing.
 
 Exit status: 0 all of that; 1 something of it is not so, or hosts can not be made here; 2 a fault did not bite: the run
 is invalid. The folder of a run that failed is kept: logs, data, and of each load a history and a report.
@@ -39,6 +41,7 @@ from nsqha.cli.brokers.admin import Admin
 from tests.integration.cluster import UnderLoad, pause
 from tests.integration.servers import CannotStart, wait_until
 from tests.jepsen import lone
+from tests.jepsen.checkers.errors import unexplained
 from tests.jepsen.checkers.judgement import Report
 from tests.jepsen.checkers.view import Figures
 from tests.jepsen.deployment import CHANNELS, TOPIC, Deployment
@@ -155,6 +158,9 @@ class Suite:
         """All loads since the last judgement, with what the replicas have in their files. No broker runs afterwards."""
         ends = deployment.check_replicas()
         problems = []
+        for node in deployment.brokers:
+            odd = unexplained(node.states.errors(), self.figures.counts)
+            problems += [f"logged by {node.name}: {line}" for line in odd[:5]]
         loads, self._loads = self._loads, []
         for number, (topics, history) in enumerate(loads, self.outcomes.loads + 1):
             own = {name: end for name, end in ends.items() if name[0] in topics}

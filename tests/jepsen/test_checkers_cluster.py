@@ -56,6 +56,18 @@ def test_a_floor_that_went_back_by_itself_is_found() -> None:
     assert story.problems() == {"floor": 1}
 
 
+def test_a_seek_backwards_hides_no_earlier_loss() -> None:
+    for delay, floor, expected in ((0.0, 3, {"passed over": 1}), (0.0, 1, {}), (9.0, 3, {})):
+        story = Story()
+        story.sub(1)
+        (a,), (b,), (c,) = story.pub(), story.pub(delay=delay), story.pub()
+        story.take(1, a, c)
+        story.seek("start", Place(0, floor, 0))
+        story.pass_time(10)
+        story.take(1, again(a), b, again(c))
+        assert {kind: n for kind, n in story.problems().items() if kind == "passed over"} == expected, (delay, floor)
+
+
 def test_an_undo_goes_to_where_the_last_move_began() -> None:
     for place, expected in ((Place(0, 6, 10), {}), (Place(0, 6, 8), {"undo": 1}), (Place(0, 6, 8, 0, True), {})):
         story, messages = moved()

@@ -310,6 +310,7 @@ class SimCluster:
 
     def heal(self) -> None:
         """No more misfortune: everybody comes up and reaches everybody."""
+        self.comparison.states()
         self.note("healed")
         self.keep_down.clear()
         self.net.heal_all()
@@ -368,6 +369,7 @@ class SimCluster:
         self.until(lambda: comparison.in_sync() and comparison.level(), CONVERGE_SECONDS, "all have applied the same")
         self._seen(comparison.damage, "damage is mended")
         self._seen(comparison.remains, "what is not wanted is gone")
+        comparison.states()
 
     def _seen(self, look: Callable[[], Iterator[str]], what: str) -> None:
         """Wait until there is nothing more to see."""

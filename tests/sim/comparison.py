@@ -4,6 +4,7 @@ in sync    every partition has one leader, all its replicas are in its ISR, no m
 drained    every channel has got everything that it is owed (`ledger`)
 level      all replicas have applied the same, to the same end
 equal      their logs, byte by byte, and their channel states
+of a log   each channel state is the one that its replica's own log says: also before the end (`states`)
 mended     what was damaged on a disk is as it was
 gone       nothing is left of deleted topics, nor of replicas that were moved away
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.cursor.committed.checkpoint import digest
 from nsqha.errors import LogCorrupt
+from tests import states
 from tests.sim.invariants import Violation
 from tests.sim.policies import died_unseen
 
@@ -143,11 +145,21 @@ class Comparison:
                         if folder in path:
                             yield f"{node.name} has {path}"
 
+    # ---- what holds at any time
+
+    def states(self) -> None:
+        """Each replica's channel state is what its own log says, up to the batch that is applied. Violation."""
+        for name, key, _ in self.cluster.named_metas():
+            for node, log, state, _ in self.holders(key):
+                if state is not None and (differ := states.differences(log, states.Applied.of(state))):
+                    raise Violation(f"{node.name} {name}: the channel state (first) is not of its log: {differ}")
+
     # ---- what is compared then
 
     def check(self) -> None:
         """Everything that was acknowledged is everywhere, and all replicas are equal. Violation."""
         cluster = self.cluster
+        self.states()
         for name, key, _ in cluster.named_metas():
             self._check_equal(f"{name}/{key[1]}", key, self.holders(key))
         for problem in cluster.oracle.ledger.wrong_outcomes(cluster.history):

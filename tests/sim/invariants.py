@@ -41,6 +41,7 @@ Key = tuple[int, int]
 
 BROKEN = {
     "partition_stopped",
+    "state_diverged",
     "task_failed",
     "reply_failed",
     "round_failed",

@@ -26,6 +26,7 @@ from tests.sim.invariants import Violation
 from tests.sim.plan import Plan
 
 STORY_LINES = 60
+LOOKS = 5  # at channel states, while there is misfortune
 
 
 @dataclass
@@ -77,7 +78,9 @@ def _run_seed(seed: int, tell: bool, longer: float) -> Life:
             cluster.start()
             cluster.clients()
             misfortune = Misfortune(cluster, cluster.new_rng())
-            cluster.run_for(plan.seconds)
+            for _ in range(LOOKS):
+                cluster.run_for(plan.seconds / LOOKS)
+                cluster.comparison.states()
             misfortune.stop()
             assert cluster.operators is not None
             cluster.operators.stop()

@@ -3,6 +3,8 @@
     floor       where a seek found the channel is before where the last one had put it: its floor went back by itself
     undo        an undo did not go back to where the last move had found the channel
     not again   a seek backwards was answered, and what it was to repeat did not come again
+    passed over a seek found the channel's floor behind a message that was OK'd and had never come: it was lost, and a
+                seek backwards would hide that
 
 The model of one (channel, partition) has two numbers: where the last move put it, and where an undo goes. Operations on
 a channel are asked for one at a time, so an order of them is given, and a search for one is not needed; after one of
@@ -44,6 +46,15 @@ class Register:
         self.again.clear()
 
 
+@dataclass
+class Floor:
+    """Where a seek found a channel, and what had not come until then."""
+
+    where: str
+    ends: dict[int, int]  # by partition
+    missing: list[tuple[Key, Sent]]
+
+
 class Cursors(Checker):
     name = "cursor operations"
 
@@ -51,6 +62,7 @@ class Cursors(Checker):
         super().__init__(*args)  # type: ignore[arg-type]
         self._registers: dict[int, dict[int, Register]] = {}  # by channel, by partition
         self._asked: dict[int, tuple[Channel, SeekSent | AdminSent]] = {}
+        self._floors: list[Floor] = []
         self._moves = self._repeated = 0
 
     def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
@@ -76,6 +88,7 @@ class Cursors(Checker):
         if channel is None or asked is None or event.result == "fail":
             return
         registers = self._registers[id(channel)]
+        self._look_below(channel, asked, event)
         places = event.places if isinstance(event, SeekEnded) else []
         if event.result == "info" or not places:
             for register in registers.values():
@@ -88,6 +101,19 @@ class Cursors(Checker):
                 self._moves += 1
                 where = f"{asked.topic}/{place.partition} {asked.channel} at {event.t:.3f}"
                 self._moved(where, register, asked, place, event.t)
+
+    def _look_below(self, channel: Channel, asked: SeekSent | AdminSent, event: SeekEnded | AdminEnded) -> None:
+        """What has not come yet is remembered; where it stands is known when it comes, here or elsewhere."""
+        places = event.places if isinstance(event, SeekEnded) else []
+        ends = {place.partition: place.from_offset for place in places if not place.error}
+        made, since = channel.made, max(channel.forgiven, channel.forgiven_before)
+        if not ends or made is None or channel.policy is not None or not channel.durable or len(channel.moving) > 1:
+            return
+        ops = self.view.topic(asked.topic).ops
+        due = [op for op in ops if op.result == "ok" and max(made, since) < op.event.t and op.ended < asked.t]
+        missing = [(key, sent) for op in due for key, sent in op.sent if simple(sent) and key not in channel.deliveries]
+        if missing:
+            self._floors.append(Floor(f"{asked.topic} {channel.name} at {event.t:.3f}", ends, missing))
 
     def _moved(self, where: str, register: Register, asked: SeekSent | AdminSent, place: Place, t: float) -> None:
         to = asked.to if isinstance(asked, SeekSent) else ""
@@ -129,6 +155,11 @@ class Cursors(Checker):
                     self._check_again(f"{topic.name}/{number} {channel.name}", register, 1 << 62, self.view.t)
 
     def end(self) -> None:
+        for floor in self._floors:
+            for key, sent in floor.missing:
+                if sent.id and offset_of(sent.id) < floor.ends.get(partition_of(sent.id), 0):
+                    text = f"{floor.where}: {key} at offset {offset_of(sent.id)} had never come"
+                    self.findings.add("passed over", f"{text}, and the floor was {floor.ends[partition_of(sent.id)]}")
         self.findings.figures["moves answered"] = self._moves
         self.findings.figures["repeated as asked"] = self._repeated
         if self._moves:
