@@ -88,8 +88,8 @@ class Cursors(Checker):
         if channel is None or asked is None or event.result == "fail":
             return
         registers = self._registers[id(channel)]
-        self._look_below(channel, asked, event)
         places = event.places if isinstance(event, SeekEnded) else []
+        self._look_below(channel, asked, places, event.t)
         if event.result == "info" or not places:
             for register in registers.values():
                 register.forget(event.t if event.result == "ok" else float("inf"))
@@ -102,9 +102,8 @@ class Cursors(Checker):
                 where = f"{asked.topic}/{place.partition} {asked.channel} at {event.t:.3f}"
                 self._moved(where, register, asked, place, event.t)
 
-    def _look_below(self, channel: Channel, asked: SeekSent | AdminSent, event: SeekEnded | AdminEnded) -> None:
+    def _look_below(self, channel: Channel, asked: SeekSent | AdminSent, places: list[Place], t: float) -> None:
         """What has not come yet is remembered; where it stands is known when it comes, here or elsewhere."""
-        places = event.places if isinstance(event, SeekEnded) else []
         ends = {place.partition: place.from_offset for place in places if not place.error}
         made, since = channel.made, max(channel.forgiven, channel.forgiven_before)
         if not ends or made is None or channel.policy is not None or not channel.durable or len(channel.moving) > 1:
@@ -113,7 +112,7 @@ class Cursors(Checker):
         due = [op for op in ops if op.result == "ok" and max(made, since) < op.event.t and op.ended < asked.t]
         missing = [(key, sent) for op in due for key, sent in op.sent if simple(sent) and key not in channel.deliveries]
         if missing:
-            self._floors.append(Floor(f"{asked.topic} {channel.name} at {event.t:.3f}", ends, missing))
+            self._floors.append(Floor(f"{asked.topic} {channel.name} at {t:.3f}", ends, missing))
 
     def _moved(self, where: str, register: Register, asked: SeekSent | AdminSent, place: Place, t: float) -> None:
         to = asked.to if isinstance(asked, SeekSent) else ""
