@@ -17,11 +17,11 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable
-from typing import Annotated
 
 import msgspec
 
 from lookupd.registry import Peer, PeerInfo, Registry
+from nsqha import gojson
 from nsqha.clock import Now
 from nsqha.ids import valid_name
 
@@ -33,23 +33,18 @@ STEPS_AT_ONCE = 100
 """Commands in one turn, some milliseconds of work. Then other connections have their turn."""
 
 _SIZE = struct.Struct(">i")
-_INT = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None
 
 
 class _IdentifyBody(msgspec.Struct):
-    """The body of IDENTIFY. As with Go's decoder, unknown fields are ignored, a wrong type is an error, null counts as
-    absent."""
+    """The body of IDENTIFY."""
 
-    version: str | None = None
-    hostname: str | None = None
-    broadcast_address: str | None = None
-    tcp_port: _INT = None
-    http_port: _INT = None
-    topology_zone: str | None = None
-    topology_region: str | None = None
-
-
-_decode_identify = msgspec.json.Decoder(_IdentifyBody)
+    version: str = ""
+    hostname: str = ""
+    broadcast_address: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    topology_zone: str = ""
+    topology_region: str = ""
 
 
 class _Fatal(Exception):
@@ -220,19 +215,19 @@ class LookupSession:
 
     def _identify(self, body: bytes, now: Now) -> bytes:
         try:
-            said = _decode_identify.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            said = gojson.decode(body, _IdentifyBody)
+        except ValueError:
             raise _Fatal("E_BAD_BODY IDENTIFY failed to decode JSON body") from None
         if not (said.broadcast_address and said.tcp_port and said.http_port and said.version):
             raise _Fatal("E_BAD_BODY IDENTIFY missing fields")
         info = PeerInfo(
-            hostname=said.hostname or "",
+            hostname=said.hostname,
             broadcast_address=said.broadcast_address,
             tcp_port=said.tcp_port,
             http_port=said.http_port,
             version=said.version,
-            topology_zone=said.topology_zone or "",
-            topology_region=said.topology_region or "",
+            topology_zone=said.topology_zone,
+            topology_region=said.topology_region,
         )
         self._peer = self._registry.join(self._peer_id, info, now)
         ports = f"TCP:{info.tcp_port} HTTP:{info.http_port} Version:{info.version}"

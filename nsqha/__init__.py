@@ -15,6 +15,7 @@ Downwards:
     access       who may do what: roles, tables of all surfaces, tokens
     options      every flag of nsqd and nsqlookupd
     goflags      flags, config file and environment as Go programs read them
+    gojson       JSON of other programs, as Go programs read it
     nsqlog       log lines
     quantile     percentiles and histograms
     frames       numbers of control frames and flags of batches

@@ -14,6 +14,8 @@ AUTH_ALREADY_SET = error(b"E_INVALID AUTH already set")
 AUTH_FAILED = error(b"E_AUTH_FAILED AUTH failed")
 AUTH_NOTHING_ALLOWED = error(b"E_UNAUTHORIZED AUTH no authorizations found")
 
+COMMAND_FAILED = error(b"E_INVALID internal error of the broker, see command_failed in its log")
+
 
 def fin_failed(message_id: bytes, why: str) -> bytes:
     return error(b"E_FIN_FAILED FIN %b failed %b" % (message_id, why.encode()))

@@ -504,7 +504,7 @@ def _features(answer: bytes) -> dict[str, object]:
     """A broker's answer to IDENTIFY; one that negotiates nothing answers OK."""
     try:
         found = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -202,7 +202,7 @@ def _get(address: str, path: str, timeout_s: float) -> dict[str, Any]:
         found = json.loads(answer.read(BODY_BYTES_MAX))
     except (OSError, http.client.HTTPException) as error:
         raise exits.Exit(exits.UNREACHABLE, f"{address}{path.partition('?')[0]}: {error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise exits.Exit(exits.FAILED, f"{address} is neither a broker's HTTP port nor a lookup daemon's") from None
     finally:
         connection.close()
@@ -227,7 +227,7 @@ def _identified(address: str, timeout_s: float) -> dict[str, Any]:
             head = _exactly(connection, 8)
             size = _SIZE.unpack(head[:4])[0] - 4
             answer = json.loads(_exactly(connection, size)) if head[4:] == bytes(4) and 0 < size < 1 << 16 else None
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError, RecursionError, EOFError):
             answer = None
     if not isinstance(answer, dict):
         raise exits.Exit(exits.FAILED, f"{address} is neither a broker nor a lookup daemon")

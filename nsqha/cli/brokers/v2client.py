@@ -63,7 +63,7 @@ def _agreed(answer: bytes) -> dict[str, Any]:
     """Parse a server's answer to IDENTIFY; one that negotiates nothing answers OK."""
     try:
         found = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import http.client
-import json
 import struct
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
+
+from nsqha import gojson
 from nsqha.cli.brokers.discovery import host_and_port
 from nsqha.cli.terminal import exits
 
 _U32 = struct.Struct(">I")
+
+
+class _TopicStats(msgspec.Struct):
+    topic_name: str = ""
+
+
+class _Stats(msgspec.Struct):
+    topics: list[_TopicStats] = []
 
 
 class HttpTarget:
@@ -25,8 +35,12 @@ class HttpTarget:
 
     def topics(self) -> set[str]:
         """The names of all topics."""
-        stats = json.loads(self._ask("GET", "/stats", {"format": "json", "include_clients": "false"}))
-        return {topic["topic_name"] for topic in stats.get("topics") or ()}
+        answer = self._ask("GET", "/stats", {"format": "json", "include_clients": "false"})
+        try:
+            return {topic.topic_name for topic in gojson.decode(answer, _Stats).topics}
+        except ValueError as error:
+            why = f"{self._address}/stats cannot be read: {error}; is --to a broker's HTTP address?"
+            raise exits.Exit(exits.FAILED, why) from None
 
     def create_topic(self, topic: str) -> None:
         self._ask("POST", "/topic/create", {"topic": topic})

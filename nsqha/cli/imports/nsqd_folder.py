@@ -15,7 +15,6 @@ nsqd locks its folder with flock; a shared lock here finds one that runs, and ke
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import struct
@@ -23,7 +22,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
+import msgspec
+
+from nsqha import gojson
 from nsqha.cli.terminal import exits
+from nsqha.ids import valid_name
 
 _FILE = re.compile(r"(?P<queue>.+)\.diskqueue\.(?P<number>\d{6,}|meta)\.dat(?P<bad>\.bad)?")
 _SIZE = struct.Struct(">i")
@@ -51,6 +54,23 @@ class Damage:
 
     def __str__(self) -> str:
         return f"{self.file}: {self.size:,} bytes from {self.position:,} on cannot be read: {self.why}"
+
+
+class _ChannelEntry(msgspec.Struct):
+    name: str = ""
+    paused: bool = False
+
+
+class _TopicEntry(msgspec.Struct):
+    name: str = ""
+    paused: bool = False
+    channels: list[_ChannelEntry] = []
+
+
+class _Metadata(msgspec.Struct):
+    """What `nsqd.dat` holds."""
+
+    topics: list[_TopicEntry] = []
 
 
 @dataclass
@@ -116,26 +136,41 @@ class NsqdFolder:
         path = os.path.join(self.path, METADATA)
         try:
             with open(path, "rb") as file:
-                found = json.load(file)
-            for topic in found["topics"]:
-                channels = {
-                    c["name"]: SourceChannel(c["name"], bool(c.get("paused"))) for c in topic.get("channels") or ()
-                }
-                self.topics[topic["name"]] = SourceTopic(topic["name"], bool(topic.get("paused")), channels)
+                metadata = gojson.decode(file.read(), _Metadata)
         except FileNotFoundError:
             if not self._files:
                 raise exits.Exit(
                     exits.NOT_FOUND, f"{self.path} has no {METADATA}: it is not a folder of nsqd"
                 ) from None
             self.remarks.append(f"{METADATA} is missing: topics and channels are taken from the names of the files")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise exits.Exit(exits.FAILED, f"{path} cannot be read as nsqd's metadata: {error!r}") from None
+            metadata = _Metadata()
+        except ValueError as error:
+            raise exits.Exit(exits.FAILED, f"{path} cannot be read as nsqd's metadata: {error}") from None
+        self._take_metadata(metadata)
         for queue in self._files:
             topic_name, _, channel = queue.partition(":")
             topic = self.topics.setdefault(topic_name, SourceTopic(topic_name))
             if channel and channel not in topic.channels:
                 self.remarks.append(f"channel {channel} of topic {topic_name} has files and is not in {METADATA}")
                 topic.channels[channel] = SourceChannel(channel)
+
+    def _take_metadata(self, metadata: _Metadata) -> None:
+        """As nsqd does: names that are not valid are skipped, a name that is there twice is one."""
+
+        def valid(what: str, name: str) -> bool:
+            if not valid_name(name):
+                self.remarks.append(f"{METADATA} has the {what} {name!r}: the name is not valid; it is skipped")
+            return valid_name(name)
+
+        for listed in metadata.topics:
+            if not valid("topic", listed.name):
+                continue
+            topic = self.topics.setdefault(listed.name, SourceTopic(listed.name))
+            topic.paused |= listed.paused
+            for entry in listed.channels:
+                if valid("channel", entry.name):
+                    channel = topic.channels.setdefault(entry.name, SourceChannel(entry.name))
+                    channel.paused |= entry.paused
 
     # ---- what identifies it
 

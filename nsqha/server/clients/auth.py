@@ -6,8 +6,9 @@ file decides of the tokens that it has; any other secret is for the server, wher
     200 {"ttl": 3600, "identity": "joe", "identity_url": "...",
          "authorizations": [{"topic": REGEX, "channels": [REGEX], "permissions": ["subscribe", "publish"]}]}
 
-The answer holds for `ttl` seconds; the first check after that asks again with the same secret. Servers are tried from a
-random one on until one gives a usable answer; none, and the client hears only "AUTH failed", never why.
+The answer is read as nsqd reads it (`nsqha.gojson`), and holds for `ttl` seconds; the first check after that asks again
+with the same secret. Servers are tried from a random one on until one gives a usable answer; none, and the client hears
+only "AUTH failed", never why.
 
 Expressions are not anchored, and are read and matched by RE2, as in nsqd: in a time that is proportional to the name,
 whatever the expression is. One that RE2 can not read counts as a failed answer. A publish is checked with an empty
@@ -31,6 +32,7 @@ from urllib.parse import quote_plus
 
 import msgspec
 
+from nsqha import gojson
 from nsqha.clock import Clock
 from nsqha.nsqlog import Logger
 from nsqha.server.authorization.guard import Denied
@@ -143,34 +145,34 @@ def endpoint(address: str) -> str:
 
 class _AuthorizationWire(msgspec.Struct):
     topic: str = ""
-    channels: list[str] | None = None
-    permissions: list[str] | None = None
+    channels: list[str] = []
+    permissions: list[str] = []
 
 
 class _AnswerWire(msgspec.Struct):
     ttl: int = 0
     identity: str = ""
     identity_url: str = ""
-    authorizations: list[_AuthorizationWire] | None = None
+    authorizations: list[_AuthorizationWire] = []
 
 
 def read_answer(body: bytes, now: float) -> AuthState:
     """The state that an auth server's 200 describes; AuthFailed says what is wrong with it."""
     try:
-        answer = msgspec.json.decode(body, type=_AnswerWire)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        answer = gojson.decode(body, _AnswerWire)
+    except ValueError as error:
         raise AuthFailed(f"the answer is not understood: {error}") from error
     if answer.ttl <= 0:
         raise AuthFailed(f"invalid TTL {answer.ttl} (must be >0)")
-    found = tuple(_authorization(a) for a in answer.authorizations or ())
+    found = tuple(_authorization(a) for a in answer.authorizations)
     return AuthState(answer.identity, answer.identity_url, found, now + answer.ttl)
 
 
 def _authorization(wire: _AuthorizationWire) -> Authorization:
-    permissions = frozenset(wire.permissions or ())
+    permissions = frozenset(wire.permissions)
     if unknown := permissions - _PERMISSIONS:
         raise AuthFailed(f"unknown permission {min(unknown)}")
-    return Authorization(_expression(wire.topic), tuple(map(_expression, wire.channels or ())), permissions)
+    return Authorization(_expression(wire.topic), tuple(map(_expression, wire.channels)), permissions)
 
 
 def _expression(text: str) -> Matches:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nsqha.nsqlog import Logger
 from nsqha.server.clients.unfinished import ReadingBudget, UnfinishedCommand
 from nsqha.server.runtime.tasks import begin
+from nsqha.wire import errors
 
 if TYPE_CHECKING:
     from nsqha import hot
@@ -108,13 +109,16 @@ class CommandFlow:
                 # What a client may cause is refused by `work`; this is ours, and nothing would ever unblock the client.
                 address = self._transport.remote_address
                 logger.error("command_failed", "client(%s): a command failed", address, error=error)
-                then = self._client.close
+                then = self._failed
             self._task = None
             self.unblock(then)
 
         self._task = begin(self._loop, run())
         # A client may be gone before `run` began; then nothing has awaited the work.
         self._task.add_done_callback(lambda _: work.close())
+
+    def _failed(self) -> None:
+        self.refuse(errors.COMMAND_FAILED)
 
     def after_replies(self, then: Then) -> None:
         """Do `then` when every earlier command has been answered; the session waits."""

@@ -24,9 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from nsqha import NSQ_VERSION
+from nsqha import NSQ_VERSION, gojson
 from nsqha.access.roles import Need
 from nsqha.access.surfaces import BROKER_HTTP
 from nsqha.nsqlog import Logger
@@ -177,7 +175,7 @@ class NodeRoutes:
             raise ApiError(413, "INVALID_VALUE")
         try:
             if request.param == "nsqlookupd_tcp_addresses":
-                self._broker.set_lookupds(msgspec.json.decode(body, type=list[str] | None) or [])
+                self._broker.set_lookupds(gojson.decode(body, list[str]))
             elif request.param == "log_level":
                 level = body.decode().lower()
                 if level not in LOG_LEVELS:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from nsqha import NSQ_VERSION
+from nsqha import NSQ_VERSION, gojson
 from nsqha.access.tokens import TOKEN_BYTES_MAX
 from nsqha.errors import ConfigError
 from nsqha.ids import is_ephemeral, valid_name
@@ -240,7 +240,7 @@ class Registrar:
                         raise ValueError(f"more than {CHANNELS_BYTES_MAX} bytes")
                 if response.status != 200:
                     raise ValueError(f"status {response.status}{self._remedy(response.status, trusted)}")
-                return msgspec.json.decode(body, type=_Channels).channels or []
+                return gojson.decode(body, _Channels).channels
         except (aiohttp.ClientError, ConfigError, OSError, TimeoutError, ValueError) as error:
             self._logger.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))
             return []
@@ -266,7 +266,7 @@ def _why(error: Exception, seconds: float) -> str:
 
 
 class _Channels(msgspec.Struct):
-    channels: list[str] | None = None
+    channels: list[str] = []
 
 
 class _Peer:
@@ -325,7 +325,7 @@ class _Peer:
             async with asyncio.timeout(ANSWER_SECONDS):
                 identity = self._identity.json()
                 writer.write(b"  V1IDENTIFY\n" + len(identity).to_bytes(4, "big") + identity)
-                info = msgspec.json.decode(await self._answer(reader), type=LookupInfo)
+                info = gojson.decode(await self._answer(reader), LookupInfo)
             self._logger.info("lookupd_connected", "LOOKUPD(%s): peer info %s", self._address, info, peer=self._address)
             # No await between these two: a change is either in the list or comes as a change.
             self._changes = self._everything()

@@ -98,6 +98,24 @@ def test_channels_that_lag_behind_each_other_get_exactly_their_own(source, tmp_p
     assert len(target.log) == 5, "each message once"
 
 
+def test_the_metadata_is_read_as_nsqd_reads_it(source):
+    (source / "nsqd.dat").write_bytes(
+        b'{"Topics":[null,{"NAME":"t","paused":null,"channels":[null,{"name":"c","PAUSED":true},{"name":"caf\xe9"}]},'
+        b'{"name":"t","channels":[{"name":"d"}]},{"name":"u","channels":null}],"version":null}'
+    )
+    with NsqdFolder(str(source)) as folder:
+        found = {t.name: {c.name: c.paused for c in t.channels.values()} for t in folder.topics.values()}
+        assert found == {"t": {"c": True, "d": False}, "u": {}}
+        assert len(folder.remarks) == 3 and all("not valid; it is skipped" in remark for remark in folder.remarks)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"topics":{}}', b'{"topics":[{"name":7}]}', b"[" * 100_000])
+def test_metadata_that_nsqd_refuses_are_refused_in_one_line(source, text):
+    (source / "nsqd.dat").write_bytes(text)
+    with pytest.raises(exits.Exit, match=r"nsqd\.dat cannot be read as nsqd's metadata: [^\n]+$"):
+        NsqdFolder(str(source))
+
+
 def test_channels_that_overlap_miss_nothing_and_the_plan_counts_repeats(source, tmp_path):
     nsqd_data(source, channels={"a": False, "b": False})
     write_queue(source, "t:a", [1, 2, 3])

@@ -60,6 +60,17 @@ def test_a_conversation() -> None:
     assert talk.said == ["lookup_identify", "lookup_register", "lookup_unregister"]
 
 
+def test_identify_is_read_as_nsqlookupd_reads_it() -> None:
+    talk = Talk()
+    body = b'{"VERSION":"1.3.0","hostname":null,"Broadcast_Address":"caf\xe9","tcp_port":4150,"HTTP_port":4151}'
+    assert talk.send(b"IDENTIFY\n" + sized(body)) == [b"{me}"]
+    talk.send(b"REGISTER t\n")
+    found = talk.registry.lookup("t", T0)
+    assert found is not None
+    info = found.producers[0].info
+    assert (info.broadcast_address, info.hostname) == ("caf\ufffd", "")
+
+
 def test_ping_keeps_the_producer_shown() -> None:
     talk = Talk()
     talk.send(IDENTIFY)
@@ -97,7 +108,7 @@ def test_another_magic_is_refused(magic: bytes) -> None:
         (b"IDENTIFY\n" + sized(b""), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b"IDENTIFY\n" + sized(b"[" * 60_000), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b"IDENTIFY\n" + sized(b'{"tcp_port":"4150"}'), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
-        (b"IDENTIFY\n" + sized(b'{"version":"\xff\xfe"}'), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (b"IDENTIFY\n" + sized(b'{"version":"\xff\xfe"}'), b"E_BAD_BODY IDENTIFY missing fields"),
         (b"IDENTIFY\n" + sized(b"{}"), b"E_BAD_BODY IDENTIFY missing fields"),
         (b"IDENTIFY\n" + sized(BODY.replace(b"4151", b"0")), b"E_BAD_BODY IDENTIFY missing fields"),
         (b"IDENTIFY\n" + sized(BODY.replace(b'"a"', b"null")), b"E_BAD_BODY IDENTIFY missing fields"),

@@ -45,6 +45,34 @@ def test_the_reply_to_auth() -> None:
     assert nobody.reply_json() == b'{"identity":"","identity_url":"","permission_count":0}'
 
 
+AUTHORIZATION = b'"authorizations":[{"topic":".*","channels":[".*"],"permissions":["subscribe","publish"]}]'
+
+
+@pytest.mark.parametrize(
+    ("fields", "identity"),
+    [
+        (b'"ttl":60,"identity":null,"identity_url":null', ""),
+        (b'"TTL":60,"Identity":"joe"', "joe"),
+        (b'"ttl":60,"identity":"caf\xe9"', "caf\ufffd"),
+        (b'"ttl":60,"identity":"\\ud800"', "\ufffd"),
+    ],
+)
+def test_an_answer_is_read_as_nsqd_reads_it(fields: bytes, identity: str) -> None:
+    found = read_answer(b"{%b,%b}" % (fields, AUTHORIZATION), 0)
+    assert found.identity == identity
+    assert found.allows("t", "c")
+    assert json.loads(found.reply_json())["identity"] == identity
+
+
+def test_null_items_are_empty_as_for_nsqd() -> None:
+    found = read_answer(b'{"ttl":1,"authorizations":[null,{"channels":[null],"permissions":["publish"]}]}', 0)
+    assert len(found.authorizations) == 2
+    assert found.allows("any")  # an empty expression matches every name
+    assert not found.allows("any", "c")
+    with pytest.raises(AuthFailed, match="unknown permission"):
+        read_answer(b'{"ttl":1,"authorizations":[{"permissions":[null]}]}', 0)
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -124,7 +152,7 @@ def test_one_matching_authorization_is_enough() -> None:
         (r"^(?=a)", None, None),
         (r"^(a)\1$", None, None),
         ("[", None, None),
-        ("\udc80", None, None),
+        ("\udc80", "\ufffd", "x"),
     ],
 )
 def test_expressions_of_re2(expression: str, matching: str | None, other: str) -> None:

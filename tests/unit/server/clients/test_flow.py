@@ -130,6 +130,20 @@ def test_clients_that_rest_share_a_turn_of_the_loop():
     assert went_on == [2, 4, 6, 8, 10, 10, 10, 10, 10, 10]
 
 
+def test_a_command_that_fails_in_the_broker_is_answered_before_the_end() -> None:
+    client = Client()
+
+    async def command() -> None:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "nobody thought of it")
+
+    client.flow.wait_for(command())
+    for _ in range(3):
+        client.loop.turn()
+    frame, *rest = [done for done in client.done if done != "pause"]
+    assert "E_INVALID internal error of the broker" in frame
+    assert "close" in rest
+
+
 def test_a_client_that_is_gone_before_its_command_began_leaves_nothing_unawaited() -> None:
     client = Client()
 

@@ -294,6 +294,7 @@ async def http_server(replies: dict[str, tuple[str, bytes]]) -> tuple[asyncio.Se
     [
         ("200 OK", b'{"channels":["b","a","gone#ephemeral","not valid"]}', ["a", "b"]),
         ("200 OK", b'{"channels":null}', []),
+        ("200 OK", b'{"Channels":["a",null,"caf\xe9"],"x":"\xff"}', ["a"]),
         ("200 OK", b"nope", []),
         ("500 Oops", b'{"channels":["a"]}', []),
     ],
@@ -303,7 +304,7 @@ def test_known_channels_are_asked_of_the_daemon_behind_the_connection(
 ) -> None:
     async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
         server, port, asked = await http_server({"/channels?topic=t": (status, body)})
-        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % port
+        lookupd.info = b'{"Broadcast_Address":"127.0.0.1","http_port":%d,"hostname":"caf\xe9","version":null}' % port
         assert await registrar.known_channels("t") == []
         registrar.set_peers([address])
         await lookupd.until_heard("REGISTER a")
