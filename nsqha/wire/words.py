@@ -26,17 +26,15 @@ def name(word: bytes) -> str | None:
 
 
 def uint64(word: bytes) -> int | None:
-    """A decimal number modulo 2^64; an empty word is 0; None if anything but digits is in it."""
+    """A decimal number; one that has no room in 64 bits counts as the largest that has, so that it is out of range
+    where it is used. An empty word is 0; None if anything but digits is in it."""
     if not _DIGITS.issuperset(word):
         return None
     if len(word) < 20:
         return int(word or b"0")
-    number = 0
+    digits = word.lstrip(b"0")
     # A line may hold 16,000 digits, more than int() takes.
-    for first in range(0, len(word), 18):
-        part = word[first : first + 18]
-        number = (number * 10 ** len(part) + int(part)) & _UINT64
-    return number
+    return min(int(digits or b"0"), _UINT64) if len(digits) <= 20 else _UINT64
 
 
 def as_int64(number: int) -> int:

@@ -49,6 +49,7 @@ def fatal(text: bytes) -> Call:
         (SUB[0] + b"REQ %b 700\n" % ID, [SUB[1], ("req", ID, 700)]),
         (SUB[0] + b"REQ %b \n" % ID, [SUB[1], ("req", ID, 0)]),
         (SUB[0] + b"REQ %b 7200000\n" % ID, [SUB[1], ("req", ID, 3600000)]),
+        (SUB[0] + b"REQ %b 18446744073709551616\n" % ID, [SUB[1], ("req", ID, 3600000)]),
         (SUB[0] + b"TOUCH %b\n" % ID, [SUB[1], ("touch", ID)]),
         (SUB[0] + b"CLS now\n", [SUB[1], ("cls",)]),
         (b"NOP a b\nNOP\n", []),
@@ -94,6 +95,10 @@ def test_identify_hands_over_what_was_agreed_and_the_reply() -> None:
             b"DPUB t 9223372036854775807\n",
             b"E_INVALID DPUB timeout 9223372036854775807 out of range 0-3600000",
         ),
+        (
+            b"DPUB t 18446744073709556616\n",  # 2^64 and 5 seconds
+            b"E_INVALID DPUB timeout 18446744073709551615 out of range 0-3600000",
+        ),
         (b"DPUB t 1\n" + i32(0), b"E_BAD_MESSAGE DPUB invalid message body size 0"),
         (b"MPUB\n", b"E_INVALID MPUB insufficient number of parameters"),
         (b"MPUB a*b\n", b'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "a*b" is not valid'),
@@ -122,6 +127,7 @@ def test_refused(sent: bytes, text: bytes) -> None:
         (b"RDY x\n", b"E_INVALID RDY could not parse count x"),
         (b"RDY 2501\n", b"E_INVALID RDY count 2501 out of range 0-2500"),
         (b"RDY 18446744073709551615\n", b"E_INVALID RDY count -1 out of range 0-2500"),
+        (b"RDY 18446744073709551617\n", b"E_INVALID RDY count -1 out of range 0-2500"),
         (b"FIN\n", b"E_INVALID FIN insufficient number of params"),
         (b"FIN \n", b"E_INVALID invalid message ID"),
         (b"FIN %b0\n" % ID, b"E_INVALID invalid message ID"),
