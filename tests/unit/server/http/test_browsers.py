@@ -21,6 +21,12 @@ SITE, ORIGIN = "Sec-Fetch-Site", "Origin"
         # A name that resolves to this node: for the browser the page is of the same origin.
         ("evil.example:4151", {SITE: "same-origin", ORIGIN: "http://evil.example:4151"}),
         ("evil.example:4151", {SITE: "same-origin"}),
+        ("evil.example", {SITE: "same-origin", ORIGIN: "https://queue.example"}),
+        # A name that resolves to a proxy which rewrites Host: browsers send no Sec-Fetch-Site over plain HTTP.
+        ("127.0.0.1:4151", {ORIGIN: "http://evil.example"}),
+        # A page of another port of this host, and one that the user opened in a frame of another site.
+        ("10.0.0.1:4151", {SITE: "same-site", ORIGIN: "http://10.0.0.1:3000"}),
+        ("127.0.0.1:4151", {SITE: "none", ORIGIN: "null"}),
         ("127.0.0.1.evil.example:4151", {SITE: "same-origin"}),
         ("", {SITE: "same-origin"}),
     ],
@@ -37,6 +43,9 @@ def test_a_page_of_another_site_is_refused(method: str, host: str, headers: dict
         ("anything", {}),  # programs
         ("127.0.0.1:4151", {SITE: "same-origin", ORIGIN: "http://127.0.0.1:4151"}),
         ("[::1]:4151", {SITE: "same-origin", ORIGIN: "http://[::1]:4151"}),
+        # A proxy for https://queue.example that sends Host as nginx does unless it is told otherwise.
+        ("127.0.0.1:4151", {SITE: "same-origin", ORIGIN: "https://queue.example"}),
+        ("broker-1:4151", {SITE: "Same-Origin", ORIGIN: "https://queue.example"}),
         ("localhost:4151", {SITE: "none"}),  # typed by the user, or of an extension
         ("Broker-1:4151", {SITE: "same-origin", ORIGIN: "http://broker-1:4151"}),
     ],
