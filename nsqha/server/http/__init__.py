@@ -9,6 +9,7 @@ Downwards:
     failures    what a change that failed is answered
     server      NSQ's HTTP conventions; aiohttp's server
     reading     what a connection has sent and is not parsed yet: parts, and turns
+    heads       heads of requests as Go takes them
     browsers    changes that a page of another site asks for
     metrics     /metrics for Prometheus: when, which families, how many series
     broker_api  what the HTTP side needs from the broker

@@ -20,9 +20,10 @@ becomes {"message":"TOPIC_NOT_FOUND"}. `await request.body(limit)` is None when 
 
 Every request gets these: 404 NOT_FOUND for an unknown path, 405 METHOD_NOT_ALLOWED with Allow for a wrong method, an
 answer to OPTIONS, a redirect for a path that differs from a known one by a trailing slash or its case (GET 301, else
-308 so that the method stays), 400 INVALID_REQUEST for a query that does not decode, 500 INTERNAL_ERROR and a logged
-traceback for an unexpected exception, `HTTP/1.1 400 Bad Request` and a close for bytes that are not HTTP, and a log
-line `200 GET /stats (127.0.0.1:5) 1.2ms`.
+307 so that the method stays), 400 INVALID_REQUEST for a query that does not decode, 500 INTERNAL_ERROR and a logged
+traceback for an unexpected exception, `HTTP/1.1 400 Bad Request` and a close for bytes that are not HTTP (431 for a
+head that is too large, 501 for a coding that is not chunked: `heads`), and a log line `200 GET /stats (127.0.0.1:5)
+1.2ms`.
 
 A request other than GET, HEAD and OPTIONS that a page of another site makes a browser send gets 403 CROSS_SITE
 (`browsers`). With an access file a caller without a token that is needed, or with a wrong one, gets 401 UNAUTHORIZED,
@@ -65,6 +66,7 @@ from nsqha.nsqlog import Logger
 from nsqha.server.authorization.audit import AdminAction, Audit
 from nsqha.server.authorization.guard import CODES, Denied, Guard
 from nsqha.server.http import browsers
+from nsqha.server.http.heads import BAD, NO_SUCH_CODING, SMALL_BYTES, TOO_LARGE, RequestHeads
 from nsqha.server.http.reading import ReadParts
 from nsqha.server.runtime.budget import PublishBudget, SharedTurns
 from nsqha.server.runtime.listen import Acceptor, address_text, bound_address, too_many_files
@@ -84,8 +86,6 @@ DRAIN_S = 5.0
 HANDSHAKE_S = 5.0
 REQUEST_SECONDS = 0.0004
 """What a request takes of the loop, at most in one turn: its share of a turn, as there is no knowing before."""
-HEADER_BYTES_MAX = 16 * 1024
-"""The bound of the request line, and of each header field."""
 
 NO_ROUTE = "(none)"
 """The name of what was asked for and is no route, or was refused before one was looked for."""
@@ -360,7 +360,7 @@ class HttpApi:
         if request.method == "GET":
             # The text is only for people: a program that follows redirects reads the header.
             return HttpReply(b"Moved Permanently\n", "text/plain; charset=utf-8", 301, location)
-        return HttpReply(b"", "", 308, location)
+        return HttpReply(b"", "", 307, location)
 
 
 class HttpDoors:
@@ -573,14 +573,17 @@ def without_tracebacks(error: BaseException) -> None:
 
 
 class _HttpConnection(web.RequestHandler):
-    """aiohttp's connection with two changes: bytes that are not HTTP get Go's answer and are not logged; and a peer
-    that does not read what was written is dropped after TAKE_S, during an answer and when the connection closes."""
+    """aiohttp's connection with three changes: heads are read as Go reads them (`heads`); bytes that are not HTTP get
+    Go's answer and are not logged; and a peer that does not read what was written is dropped after TAKE_S, during an
+    answer and when the connection closes."""
 
-    __slots__ = ("_drop", "_gave_up", "_parts", "_socket", "body", "broken")
+    __slots__ = ("_drop", "_gave_up", "_heads", "_parts", "_refused_with", "_socket", "body", "broken")
 
     def __init__(self, turns: SharedTurns, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._parts = ReadParts(self, turns)
+        self._heads = RequestHeads()
+        self._refused_with = BAD
         self.body: StreamReader | None = None
         self.broken = False
         self._gave_up = False  # what came was not HTTP: what follows is read, as the answer could be lost, and dropped
@@ -643,6 +646,14 @@ class _HttpConnection(web.RequestHandler):
     def feed(self, data: bytes) -> None:
         if self._gave_up:
             return
+        ready, refused = self._heads.read(data)
+        if ready or not data:  # nothing: aiohttp has the parser go on
+            self._parse(ready)
+        if refused and not self._gave_up:
+            self._refused_with = refused
+            self._parse(b"\0")  # gives up as on other bytes that are no request
+
+    def _parse(self, data: bytes) -> None:
         super().data_received(data)
         if self._messages and not isinstance((parsed := self._messages[-1][0]), RawRequestMessage):
             self._gave_up = True
@@ -670,10 +681,18 @@ class _HttpConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         if request.writer.output_size > 0:
             raise ConnectionError("part of an answer is sent already")
-        reason = {400: "Bad Request"}.get(status, "Internal Server Error")
-        response = _response(HttpReply(f"{status} {reason}".encode(), TEXT, status))
+        status = self._refused_with if status == BAD else status
+        response = _response(HttpReply(_GO_TEXTS.get(status, b"500 Internal Server Error"), TEXT, status))
         response.force_close()
         return response
+
+
+_GO_TEXTS = {
+    BAD: b"400 Bad Request",
+    TOO_LARGE: b"431 Request Header Fields Too Large",
+    NO_SUCH_CODING: b"Unsupported transfer encoding",
+}
+"""What Go writes to a connection whose request it cannot read."""
 
 
 class _WebServer(web.Server):
@@ -690,8 +709,8 @@ class _WebServer(web.Server):
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,
             auto_decompress=False,
-            max_line_size=HEADER_BYTES_MAX,
-            max_field_size=HEADER_BYTES_MAX,
+            max_line_size=SMALL_BYTES,
+            max_field_size=SMALL_BYTES,
         )
 
     def _request(

@@ -215,7 +215,7 @@ def test_wrong_methods_are_told_the_right_ones() -> None:
         ("GET /ping/", 301, "/ping"),
         ("GET /PING", 301, "/ping"),
         ("GET //info//?a=b%20c", 301, "/info?a=b%20c"),
-        ("POST /topic/create/?topic=t", 308, "/topic/create?topic=t"),
+        ("POST /topic/create/?topic=t", 307, "/topic/create?topic=t"),
         ("GET /Config/Log_Level", 301, "/config/Log_Level"),  # a parameter's case is its own
         ("GET /config/log_level/", 301, "/config/log_level"),
         ("GET /config/%0d%0ax/", 301, "/config/%0D%0Ax"),
@@ -304,6 +304,54 @@ def test_a_header_beyond_the_limit_is_refused() -> None:
     async def story(peer: Peer) -> None:
         await peer.send(b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await peer.answer())[0] == 400
+
+    run(story)
+
+
+HEAD = b"POST /pub HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /pub HTTP/1.1\nHost: x\nContent-Length: 1\n\nx",
+        HEAD + b"Content-Length: 1\r\nContent-Length: 1\r\n\r\nx",
+        HEAD + b"Cookie: " + b"a" * 1_000_000 + b"\r\nContent-Length: 1\r\n\r\nx",
+        HEAD + b"X: y\r\n" * 300 + b"Content-Length: 1\r\n\r\nx",
+    ],
+)
+def test_heads_that_go_takes_are_taken(sent: bytes) -> None:
+    async def story(peer: Peer) -> None:
+        await peer.send(sent + sent)
+        for _ in range(2):
+            status, _, body = await peer.answer()
+            assert (status, body) == (200, b"x")
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "text"),
+    [
+        (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501, b"Unsupported transfer encoding"),
+        (HEAD + b"Cookie: " + b"a" * 1_100_000 + b"\r\n\r\n", 431, b"431 Request Header Fields Too Large"),
+        (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nx", 400, b"400 Bad Request"),
+        (HEAD + b"X: y\nContent-Length: 1\r\n\r\nx", 400, b"400 Bad Request"),
+        # What the parser itself refuses.
+        (HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n0\r\n\r\n", 400, b"400 Bad Request"),
+        (HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400, b"400 Bad Request"),
+        (HEAD + b"Content-Length : 1\r\n\r\nx", 400, b"400 Bad Request"),
+        (HEAD + b"Content-Length: 1\r\n 2\r\n\r\nx", 400, b"400 Bad Request"),
+        (HEAD + b"X: y\r\n folded\r\nContent-Length: 1\r\n\r\nx", 400, b"400 Bad Request"),
+    ],
+)
+def test_heads_that_could_be_read_in_two_ways_are_refused(sent: bytes, status: int, text: bytes) -> None:
+    async def story(peer: Peer) -> None:
+        assert (await peer.ask("GET /ping"))[0] == 200
+        await peer.send(sent)
+        got, headers, body = await peer.answer()
+        assert (got, headers["Connection"], body) == (status, "close", text)
+        assert await peer.closed()
 
     run(story)
 
