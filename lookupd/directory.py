@@ -41,6 +41,12 @@ def endpoint(node: NodeInfo) -> Endpoint:
     return Endpoint(node.broadcast_address or node.hostname or host, tcp_port, http_port)
 
 
+def found_by_clients(node: NodeInfo) -> bool:
+    """Whether clients can be sent to a node: its ports are no unix sockets, and not off."""
+    where = endpoint(node)
+    return where.tcp_port > 0 and where.http_port > 0
+
+
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return (host.strip("[]"), int(port)) if port.isdecimal() else (address, 0)
@@ -85,7 +91,7 @@ class LookupDirectory:
         shown = {}
         for number, meta in sorted(found.record.partitions.items()):
             node = view.nodes.get(meta.leader)
-            if node is None or (access == "w" and not writable(meta)):
+            if node is None or not found_by_clients(node) or (access == "w" and not writable(meta)):
                 continue
             if hidden_too or access == "r" or not self.hidden(topic, node, now):
                 shown[number] = node
@@ -99,8 +105,8 @@ class LookupDirectory:
         return {name for name, info in listed.items() if not info.reader}
 
     def led(self, view: View) -> dict[int, dict[str, list[int]]]:
-        """Node -> topic -> partitions that it leads; every node has an entry."""
-        led: dict[int, dict[str, list[int]]] = {uid: {} for uid in view.nodes}
+        """Node -> topic -> partitions that it leads; every node that clients are sent to has an entry."""
+        led: dict[int, dict[str, list[int]]] = {uid: {} for uid, node in view.nodes.items() if found_by_clients(node)}
         for name, topic in sorted(view.topics.items()):
             for number, meta in sorted(topic.record.partitions.items()):
                 if meta.leader in led:

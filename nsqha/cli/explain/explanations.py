@@ -216,6 +216,11 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
     "Lookup daemons, as a broker sees them": {
         "lookupd_added": Explanation("A lookup daemon was configured."),
         "lookupd_removed": Explanation("A lookup daemon was removed from the configuration."),
+        "lookupd_not_registered": Explanation(
+            "The broker listens on a unix socket, or not over HTTP: lookup daemons are not told of it, as they would "
+            "send consumers to a port that is none.",
+            "Consumers connect to it directly. Behind a proxy, set --broadcast-tcp-port and --broadcast-http-port.",
+        ),
         "lookupd_connected": Explanation("The broker registered with a lookup daemon."),
         "lookupd_lost": Explanation("A lookup daemon does not answer; tried again.", "Consumers use the others."),
         "lookupd_channels_failed": Explanation("A lookup daemon did not say which channels a new topic begins with."),

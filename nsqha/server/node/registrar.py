@@ -61,6 +61,13 @@ class ProducerIdentity:
     topology_zone: str = ""
     topology_region: str = ""
 
+    @property
+    def without_port(self) -> str:
+        """The flag of a listener that has no port, as it is a unix socket or off; empty: both have one. Lookup daemons
+        would send consumers and tools to a port that is none."""
+        missing = [flag for flag, port in (("tcp", self.tcp_port), ("http", self.http_port)) if port <= 0]
+        return f"--{missing[0]}-address" if missing else ""
+
     def json(self) -> bytes:
         fields = {"version": NSQ_VERSION} | {name: getattr(self, name) for name in self.__dataclass_fields__}
         return msgspec.json.encode(fields)
@@ -111,10 +118,21 @@ class Registrar:
         self._tasks = TaskGroup()
         self._announced = {topic: set(channels) for topic, channels in registrations().items()}
         self._session: aiohttp.ClientSession | None = None
+        self._told_of_port = False
         self._logger = Logger("lookupd")
 
     def set_peers(self, addresses: Iterable[str]) -> None:
-        """Announce to these daemons, and no longer to others."""
+        """Announce to these daemons, and no longer to others. A node without a port is announced to none."""
+        addresses = list(addresses)
+        if addresses and (flag := self._identity.without_port):
+            if not self._told_of_port:
+                self._told_of_port = True
+                text = (
+                    "LOOKUP: this node is not registered with lookup daemons, as %s has no port; consumers do not find "
+                    "it there. Where a proxy leads to it, set --broadcast-tcp-port and --broadcast-http-port"
+                )
+                self._logger.warning("lookupd_not_registered", text, flag)
+            return
         wanted = dict.fromkeys(addresses)
         for address in [a for a in self._peers if a not in wanted]:
             self._logger.info("lookupd_removed", "LOOKUP: removing peer %s", address)

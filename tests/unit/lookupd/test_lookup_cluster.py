@@ -18,12 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lookupd import cluster_api
 from lookupd.daemon import Lookupd
+from lookupd.directory import LookupDirectory
 from lookupd.fork_api import moved
 from lookupd.http_api import LookupdApi
 from nsqha.access.roles import GRANTED, granted
 from nsqha.access.surfaces import LOOKUPD_HTTP
 from nsqha.access.tokens import entry
-from nsqha.clock import ManualClock, SystemClock
+from nsqha.clock import ManualClock, SystemClock, read
 from nsqha.election.model import PartitionMeta, TopicSettings
 from nsqha.election.moves import hidden_name, is_hidden
 from nsqha.errors import Unavailable
@@ -114,6 +115,27 @@ def test_lookup_names_the_leaders_as_upstream_names_an_nsqd() -> None:
             "topology_zone": "",
             "topology_region": "",
         }
+
+    run(story)
+
+
+@pytest.mark.parametrize("address", ["b:-1", ""])
+def test_a_node_without_a_port_is_named_to_nobody(address: str) -> None:
+    """It listens on a unix socket, or not at all."""
+
+    async def story(s: Site) -> None:
+        s.world.create(partitions=2)
+        await s.world.led()
+        view, now = s.world.store.watch.view(), read(s.clock)
+        directory = LookupDirectory(45)
+        leaders = directory.leaders(view, "t", now)
+        assert leaders is not None and len(leaders) == 2
+        leader = leaders[0].node_uid
+        changed = replace(view.nodes[leader], tcp_address=address)
+        without = replace(view, nodes={**view.nodes, leader: changed})
+        found = directory.leaders(without, "t", now)
+        assert found == {n: node for n, node in leaders.items() if node.node_uid != leader}
+        assert directory.led(without).keys() == view.nodes.keys() - {leader}
 
     run(story)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,31 @@ def test_it_says_who_it_is_and_registers_everything() -> None:
         assert registrar.connected == {address: True}
 
     run(conversation, lambda: {"t": ["c1", "c2#ephemeral"], "alone": []})
+
+
+@pytest.mark.parametrize(
+    ("tcp_port", "http_port", "flag"),
+    [(-1, -1, "--tcp-address"), (-1, 4151, "--tcp-address"), (4150, 0, "--http-address")],
+)
+def test_a_node_without_a_port_registers_nowhere_and_says_so_once(
+    tcp_port: int, http_port: int, flag: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        identity = replace(IDENTITY, tcp_port=tcp_port, http_port=http_port)
+        registrar = Registrar(identity, lambda: {"t": []}, answer_bytes_max=1000)
+        registrar.set_peers([])
+        assert not caplog.records
+        for _ in range(2):
+            registrar.set_peers(["127.0.0.1:1", "127.0.0.1:2"])
+        assert registrar.connected == {} and not registrar.may_know
+        assert await registrar.known_channels("t", patient=True) == []
+        registrar.changed("t", ["c"])
+        await registrar.close()
+
+    caplog.set_level("INFO")
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert f"not registered with lookup daemons, as {flag} has no port" in record.getMessage()
 
 
 def test_changes_are_told_as_they_happen() -> None:
