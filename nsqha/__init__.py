@@ -17,6 +17,7 @@ Downwards:
     goflags      flags, config file and environment as Go programs read them
     gojson       JSON of other programs, as Go programs read it
     nsqlog       log lines
+    log_writer   standard error, which nothing waits for
     quantile     percentiles and histograms
     frames       numbers of control frames and flags of batches
     ranges       sets of integers as ranges

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TextIO
 
+from nsqha.log_writer import LogWriter
+
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -29,10 +31,20 @@ LEVELS = {
 }
 """What --log-level accepts."""
 
+SETTLE_SECONDS = 0.02
+"""How long an error, and a line of a `Logger` that answers, may wait until it is written. A pipe or a socket takes it
+at once; a file's disk may be late, and is not waited for again until it has caught up."""
+FATAL_SECONDS = 1.0
+"""The same for a line after which the process ends."""
+DRAIN_SECONDS, DRAIN_STALLED_SECONDS = 10.0, 2.0
+"""How long the end of a process waits for what was said, and how long without progress."""
+
 KEPT_CHARS_MAX = 4096  # of lines that wait to be written together: a pipe takes so many bytes whole (PIPE_BUF)
 
 _NSQ_NAME = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "FATAL"}
 _ROOT = "nsqha"
+LINES_LOST = "log_lines_lost"
+"""The event of the line that stands for others."""
 
 
 class Said(NamedTuple):
@@ -51,13 +63,15 @@ class Said(NamedTuple):
         return self.text % self.args if self.args else self.text
 
 
-class LineHandler(logging.StreamHandler[TextIO]):
+class LineHandler(logging.Handler):
     """Writes each line at once; within `by_turns`, of a `Logger` that may wait, those of one turn of the thread's loop
     with one write."""
 
-    def __init__(self, stream: TextIO, lines: LineFormatter) -> None:
-        super().__init__(stream)
+    def __init__(self, sink: TextIO | LogWriter, lines: LineFormatter) -> None:
+        super().__init__()
         self.setFormatter(lines)
+        self._writer = sink if isinstance(sink, LogWriter) else None
+        self._stream = None if isinstance(sink, LogWriter) else sink
         self._lines = lines
         self._kept: list[str] = []  # lines of this turn
         self._chars = 0  # of these
@@ -72,25 +86,27 @@ class LineHandler(logging.StreamHandler[TextIO]):
         except Exception:
             self.handleError(record)
 
-    def say(self, said: Said, *, waits: bool) -> None:
+    def say(self, said: Said, *, waits: bool, answers: bool = False) -> None:
         """Write a line without a record of `logging`, which costs several times what the line does."""
         self.acquire()
         try:
             self._take(self._lines.line(said), said.level, waits=waits)
+            if answers and self._writer is not None:
+                self._writer.settle(SETTLE_SECONDS)
         except Exception:
             pass  # as `logging` does with what goes wrong in `emit`
         finally:
             self.release()
 
     def _take(self, text: str, level: int, *, waits: bool) -> None:
-        line = text + self.terminator
+        line = f"{text}\n"
         if self._chars + len(line) > KEPT_CHARS_MAX:
             self._write_kept()
         self._kept.append(line)
         self._chars += len(line)
         # A warning waits, too: a failover may have one for each of thousands of partitions.
         if not waits or level >= logging.ERROR or self._at_end is None or self._thread() != self._looping:
-            self._write_kept()
+            self._write_kept(level)
         elif not self._called:
             self._called = True
             self._at_end(self._turn_ended)
@@ -109,11 +125,29 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self._called = False
             self._write_kept()
 
-    def _write_kept(self) -> None:
+    def _write_kept(self, level: int = logging.INFO) -> None:
         lines, self._kept, self._chars = self._kept, [], 0
-        if lines:
-            self.stream.write("".join(lines))
-            self.flush()
+        if not lines:
+            return
+        if self._writer is not None:
+            self._writer.write("".join(lines), urgent=level >= logging.ERROR)
+            self._settle(self._writer, level)
+        elif self._stream is not None:
+            self._stream.write("".join(lines))
+            self._stream.flush()
+
+    def _settle(self, writer: LogWriter, level: int) -> None:
+        if level >= logging.CRITICAL:
+            writer.drain(FATAL_SECONDS, stalled=FATAL_SECONDS)
+        elif level >= logging.ERROR:
+            writer.settle(SETTLE_SECONDS)
+
+    def flush(self) -> None:
+        """Write all that was said: at the end of the process, by `logging.shutdown`."""
+        with self.lock or nullcontext(), suppress(Exception):
+            self._write_kept()
+        if self._writer is not None:
+            self._writer.drain(DRAIN_SECONDS, stalled=DRAIN_STALLED_SECONDS)
 
 
 @contextmanager
@@ -138,13 +172,15 @@ def by_turns(at_end: Callable[[Callable[[], None]], object], thread: Callable[[]
 class Logger:
     """Events of one program. `text` and `args` make the line, `fields` go into the JSON form."""
 
-    __slots__ = ("_logger", "_waits")
+    __slots__ = ("_answers", "_logger", "_waits")
 
-    def __init__(self, part: str = "", *, waits: bool = False) -> None:
+    def __init__(self, part: str = "", *, waits: bool = False, answers: bool = False) -> None:
         """`waits`: of a part that may have thousands of lines at once, and none that belongs to an answer: who has its
-        answer may look for the line, and an audit has to be there before it."""
+        answer may look for the line. `answers`: its lines are to be written before the answer that they belong to, as
+        those of an audit."""
         self._logger = logging.getLogger(f"{_ROOT}.{part}" if part else _ROOT)
         self._waits = waits
+        self._answers = answers
 
     def debug(self, event: str, text: str, *args: object, **fields: object) -> None:
         self._write(logging.DEBUG, event, text, args, fields)
@@ -177,7 +213,8 @@ class Logger:
             return
         # A failover of thousands of partitions writes a few lines for each.
         if error is None and len(handlers) == 1 and isinstance(handlers[0], LineHandler):
-            handlers[0].say(Said(time.time(), level, text, args, event, fields), waits=self._waits)
+            said = Said(time.time(), level, text, args, event, fields)
+            handlers[0].say(said, waits=self._waits, answers=self._answers)
             return
         trace = None if error is None else (type(error), error, error.__traceback__)
         # Not by `log`, which looks for the caller's file and line: no format shows them.
@@ -186,15 +223,29 @@ class Logger:
 
 
 def configure(*, prefix: str, level: str, format: str = "text", stream: TextIO | None = None) -> None:
-    """Send every event of this process to `stream` (standard error). Replaces an earlier configuration."""
-    lines = JsonFormatter(prefix) if format == "json" else NsqFormatter(prefix)
-    handler = LineHandler(stream or sys.stderr, lines)
+    """Send every event of this process to standard error, which is not waited for (`log_writer`), or to `stream`.
+    Replaces an earlier configuration."""
+    make = JsonFormatter if format == "json" else NsqFormatter
+    handler = LineHandler(stream or _stderr(make(prefix)), make(prefix))
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no format shows them
     logging.raiseExceptions = False  # a closed stderr must not become a traceback per line
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # for lines of libraries
     set_level(level)
+
+
+def _stderr(lines: LineFormatter) -> TextIO | LogWriter:
+    """`lines` formats the one line that the writer says itself, in its own thread."""
+
+    def lost(n: int) -> str:
+        text = "%d log lines were lost: standard error takes less than this process writes"
+        return f"{lines.line(Said(time.time(), logging.WARNING, text, (n,), LINES_LOST, {'lines': n}))}\n"
+
+    try:
+        return LogWriter(sys.stderr.fileno(), lost)
+    except (AttributeError, OSError, ValueError):  # it is closed, or a test has replaced it
+        return sys.stderr
 
 
 def set_level(level: str) -> None:

@@ -120,6 +120,34 @@ def test_a_port_in_use_ends_the_start_with_one_line(daemon: tuple[subprocess.Pop
     assert "Traceback" not in done.stderr
 
 
+def test_it_does_not_wait_for_its_log() -> None:
+    """Standard error is a pipe that nobody reads, and 10,000 requests have a line each."""
+    command = [sys.executable, "-m", "lookupd", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = ""
+        while not (found := re.search(r"HTTP: listening on (\S+)", said)):
+            said += process.stderr.readline()
+        host, _, port = found[1].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as sock:
+            for _ in range(100):
+                sock.sendall(f"GET /ping?{'x' * 150} HTTP/1.1\r\nHost: x\r\n\r\n".encode() * 100)
+                answers = b""
+                while answers.count(b"HTTP/1.1 200") < 100:
+                    more = sock.recv(1 << 16)
+                    assert more
+                    answers += more
+        assert get(found[1], "/ping") == b"OK"
+        process.terminate()
+        lines = process.communicate(timeout=60)[1].splitlines()
+    finally:
+        process.kill()
+    lost = sum(int(n) for line in lines for n in re.findall(r"WARNING: (\d+) log lines were lost", line))
+    assert lost > 0
+    assert sum("200 GET /ping" in line for line in lines) + lost >= 10_001
+
+
 def test_with_all_descriptors_taken_http_answers(tmp_path: Path) -> None:
     """256 descriptors: 64 are not for TCP, and of these 32 are for HTTP."""
     log = tmp_path / "log"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nsqha.cli.explain.explanations import GRPC_STATUSES, HTTP_CODES, LOG_EVENTS, V2_CODES, explain
+from nsqha.nsqlog import LINES_LOST
 from nsqha.server.authorization.guard import CODES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +44,7 @@ def logged() -> set[str]:
         if isinstance(function, ast.Attribute) and function.attr in LEVELS:
             if ast.unparse(function.value).rpartition(".")[2].strip("_").endswith("logger") and arguments:
                 found.add(form(arguments[0]))
-        elif isinstance(function, ast.Name) and function.id == "RareWarnings":
+        elif isinstance(function, ast.Name) and function.id in ("RareWarnings", "RefusalLog"):
             found.add(form(arguments[1]))
     return {event for event in found if event is not None}
 
@@ -63,6 +64,7 @@ def test_every_event_is_explained_and_no_other() -> None:
     events = logged()
     assert len(events) > 150  # the search finds them
     named = {"isr_{}", "transfer_given_up"}  # by `change`, in server.replica.leading.leadership
+    named |= {LINES_LOST}  # said by the log itself
     assert sorted(events - EXPLAINED) == []
     assert sorted(EXPLAINED - events - named) == []
 

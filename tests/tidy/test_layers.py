@@ -59,6 +59,7 @@ ALLOWED = {
     "nsqha.options": {"os"},  # NSQD_*, NSQLOOKUPD_* and the host name
     "nsqha.goflags": {"os"},
     "nsqha.nsqlog": {"time"},
+    "nsqha.log_writer": {"os", "threading", "time"},  # the one writer of standard error
 }
 
 

@@ -142,6 +142,11 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         "abandoned": Explanation("A channel that the topic's setting calls abandoned gave up unread messages."),
         "housekeeping_failed": Explanation("A periodic piece of work of a partition failed; tried again."),
         "journal_delayed": Explanation("The node's journal could not be written; promises wait for it.", "The disk."),
+        "log_lines_lost": Explanation(
+            "Whatever reads standard error is slower than this process writes. The process did not wait for it: as "
+            "many lines as the message says are missing here.",
+            "Look at what reads it (journald, docker, `| logger`) and at its disk; `--log-level=warn` writes less.",
+        ),
         "sync_threads_lacking": Explanation(
             "Descriptors or threads were lacking at the first disk round; slower threads make them until a restart.",
             "The limits of the process: ulimit -n, ulimit -u, TasksMax of the unit.",
@@ -160,7 +165,11 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         ),
         "accept": Explanation("A connection could not be accepted: descriptors or memory are short."),
         "connection": Explanation("A connection at the peer port broke before its first stream."),
-        "http_request": Explanation("A request over HTTP."),
+        "http_request": Explanation("A request over HTTP that was answered."),
+        "http_refused": Explanation(
+            "A request over HTTP that was refused (400 and above). Of each address the first has a line; those of the "
+            "next ten seconds are counted, and have one line together."
+        ),
         "http_failed": Explanation("A request failed inside the daemon and got 500. A traceback follows."),
         "dead_letters_wait": Explanation(
             "Dead letters cannot be moved to the topic that the policy names. They stay here, listed.",

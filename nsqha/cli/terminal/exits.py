@@ -93,6 +93,8 @@ def end(status: int) -> NoReturn:
     """End the process; by SystemExit where that is safe."""
     if "grpc" not in sys.modules:
         sys.exit(status)
+    if "logging" in sys.modules:
+        sys.modules["logging"].shutdown()  # which the interpreter's own end calls, too: what was said is written
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

@@ -26,7 +26,7 @@ TARGET_CHARACTERS_MAX = 500
 METHOD_CHARACTERS_MAX = 100
 REFUSED_PER_SECOND = 20
 
-logger = Logger("audit")
+logger = Logger("audit", answers=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from nsqha.access.tokens import NEVER, TOKEN_BYTES_MAX, AccessTable, Token
 from nsqha.clock import Clock
 from nsqha.nsqlog import Logger
 from nsqha.server.authorization.access_file import AccessFile
-from nsqha.server.runtime.rare_warnings import RareWarnings
+from nsqha.server.runtime.rare_warnings import RareWarnings, host_of
 
 UNAUTHORIZED, FORBIDDEN, TOO_MANY = 401, 403, 429
 
@@ -101,7 +101,7 @@ class Guard:
         is nothing to others there who show a right one, as behind a proxy all have one address."""
         found = self.file.table.find(text) if len(text) <= TOKEN_BYTES_MAX else None
         if found is None:
-            host, now = _host(address), self._clock.monotonic()
+            host, now = host_of(address), self._clock.monotonic()
             if self._wrong and self._wrong.too_many(host, now):
                 why = "too many wrong tokens came from this address; try again in a second"
                 raise self._denied(TOO_MANY, address, why)
@@ -116,10 +116,6 @@ class Guard:
         self.refused[status] += 1
         self._said.warning("%s: %s", address, why)
         return Denied(status, why, who)
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]") or address
 
 
 def bearer(authorization: str) -> bytes:

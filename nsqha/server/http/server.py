@@ -23,7 +23,8 @@ answer to OPTIONS, a redirect for a path that differs from a known one by a trai
 307 so that the method stays), 400 INVALID_REQUEST for a query that does not decode, 500 INTERNAL_ERROR and a logged
 traceback for an unexpected exception, `HTTP/1.1 400 Bad Request` and a close for bytes that are not HTTP (431 for a
 head that is too large, 501 for a coding that is not chunked: `heads`), and a log line `200 GET /stats (127.0.0.1:5)
-1.2ms`.
+1.2ms`. Of what is refused (400 and above) the first of an address has a line, the others of ten seconds one together,
+and no line shows more than the beginning of a path.
 
 A request other than GET, HEAD and OPTIONS that a page of another site makes a browser send gets 403 CROSS_SITE
 (`browsers`). With an access file a caller without a token that is needed, or with a wrong one, gets 401 UNAUTHORIZED,
@@ -70,6 +71,7 @@ from nsqha.server.http.heads import BAD, NO_SUCH_CODING, SMALL_BYTES, TOO_LARGE,
 from nsqha.server.http.reading import ReadParts
 from nsqha.server.runtime.budget import PublishBudget, SharedTurns
 from nsqha.server.runtime.listen import Acceptor, address_text, bound_address, too_many_files
+from nsqha.server.runtime.rare_warnings import RefusalLog, shown
 
 IDLE_S = 120.0
 """Longer than the 90 s after which Go's HTTP client closes an idle connection, so that both never close at once."""
@@ -346,9 +348,9 @@ class HttpApi:
         segments = [part for part in path.split("/") if part] or [""]
         *parents, last = segments
         lower = "/".join(["", *map(str.lower, parents)])
-        for known, shown in ((f"{lower}/{last.lower()}", last.lower()), (f"{lower}/:", quote(last, safe=""))):
+        for known, location in ((f"{lower}/{last.lower()}", last.lower()), (f"{lower}/:", quote(last, safe=""))):
             if known != path and (methods := self._routes.get(known)):
-                return f"{lower}/{shown}", methods
+                return f"{lower}/{location}", methods
         return "", {}
 
     def _redirect(self, request: HttpRequest) -> HttpReply | None:
@@ -443,6 +445,7 @@ class HttpServer:
         self._doors = doors or HttpDoors()
         self._names = frozenset(name.lower() for name in names if name)
         self._logger = logger
+        self._refused = RefusalLog(logger.info, "http_refused")
         self._gate = gate
         self._room = room
         self._turns = turns or SharedTurns(asyncio.get_running_loop())
@@ -500,8 +503,18 @@ class HttpServer:
         self._api.requests[name, response.status] += 1
         if not quiet:
             took = format_duration(time.perf_counter_ns() - started)
-            where = f"{inner.method} {inner.raw_path}"
-            self._logger.info("http_request", "%d %s (%s) %s", response.status, where, request.remote, took)
+            line = (
+                "%d %s %s (%s) %s",
+                response.status,
+                shown(inner.method),
+                shown(inner.raw_path),
+                request.remote,
+                took,
+            )
+            if response.status < 400:
+                self._logger.info("http_request", *line)
+            else:
+                self._refused.refused(request.remote, *line)
         return response
 
     async def _run(self, route: Route, request: HttpRequest) -> web.Response:
@@ -513,7 +526,7 @@ class HttpServer:
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
-            self._logger.error("http_failed", "%s %s: %r", request.method, request.path, error, error=error)
+            self._logger.error("http_failed", "%s %s: %r", request.method, shown(request.path), error, error=error)
             return _refusal(ApiError(500, "INTERNAL_ERROR"), request, plain=route.plain)
         reply = result if isinstance(result, HttpReply) else _reply(result)
         return _response(reply, None if route.plain else _NSQ)

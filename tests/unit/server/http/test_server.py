@@ -560,6 +560,19 @@ def test_requests_are_logged_except_quiet_ones(caplog: pytest.LogCaptureFixture)
     assert [line.partition(" (")[0] for line in lines] == ["200 GET /info?a=1", "404 GET /nope"]
 
 
+def test_what_is_refused_again_and_again_and_long_paths_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(peer: Peer) -> None:
+        for number in range(100):
+            await peer.ask(f"GET /nope/{'a' * 10_000}{number}")
+        await peer.ask(f"GET /info?x={'b' * 10_000}")
+
+    with caplog.at_level("INFO", logger="nsqha"):
+        run(story)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("nsqha")]
+    assert [line[:14] for line in lines] == ["404 GET /nope/", "200 GET /info?"]
+    assert max(map(len, lines)) < 300
+
+
 def test_closing_lets_a_request_end() -> None:
     async def main() -> None:
         started, release = asyncio.Event(), asyncio.Event()
