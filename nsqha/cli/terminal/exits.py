@@ -15,6 +15,9 @@ command syncs, closes and sends what is necessary before it returns its status.
 An interrupt that comes while the interpreter runs a finalizer, or a callback of a weak reference (the import system has
 one per module), is dropped by it as an error that cannot be raised. It is raised again a moment later, or a command
 that waits for an interrupt would run for ever.
+
+Signals that end no Go program end no command and no daemon either: scripts send SIGUSR1 to nsqd, and nothing happens.
+SIGHUP ends both at once, as SIGKILL does, unless the parent ignores it (`nohup`).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn
 
 from nsqha.errors import ConfigError, Conflict, NotFound, NsqhaError, Unavailable
@@ -57,10 +61,16 @@ AGAIN_SECONDS = 0.01
 """Seconds until a dropped interrupt is raised again: long enough that the finalizer it came in has returned."""
 
 
+_IGNORED = ("SIGUSR1", "SIGUSR2", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGXCPU", "SIGXFSZ")
+"""What Go's runtime catches and does nothing about, as far as Python would end the process; and all of real time."""
+
+
 def run(command: Callable[[], int]) -> NoReturn:
     """Carry out a command and end the process with its status; an unexpected error is shown, with status 1."""
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    sys.unraisablehook = _interrupt_again
+    _ignore_signals()
+    again = _InterruptAgain()
+    signal.signal(signal.SIGALRM, again.on_alarm)
+    sys.unraisablehook = again.on_dropped
     try:
         status = command()
     except Exception as error:
@@ -82,11 +92,31 @@ def _interrupted(error: BaseException | None) -> bool:
     return False
 
 
-def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
-    if issubclass(dropped.exc_type, KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
-    else:
-        sys.__unraisablehook__(dropped)
+def _ignore_signals() -> None:
+    numbers = [int(getattr(signal, name, 0)) for name in _IGNORED]
+    if hasattr(signal, "SIGRTMIN"):
+        numbers += range(signal.SIGRTMIN, signal.SIGRTMAX + 1)
+    for number in filter(None, numbers):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class _InterruptAgain:
+    """Raises a dropped interrupt again, by an alarm. Alarms of others are ignored."""
+
+    def __init__(self) -> None:
+        self._dropped = False
+
+    def on_dropped(self, dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            self._dropped = True
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        else:
+            sys.__unraisablehook__(dropped)
+
+    def on_alarm(self, number: int, frame: FrameType | None) -> None:
+        if self._dropped:
+            self._dropped = False
+            signal.default_int_handler(number, frame)
 
 
 def end(status: int) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 import subprocess
 import sys
@@ -127,3 +128,29 @@ def test_a_node_that_can_not_start_on_a_full_disk_says_what_to_do(
     (line,) = capsys.readouterr().err.splitlines()
     assert "--data-path=/d: the disk is full" in line and "free space and start again" in line
     assert "/d/journal.new" in line
+
+
+GO_IGNORES = ["USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "XCPU", "XFSZ", "URG", "WINCH", "CHLD", "CONT"]
+
+
+def test_a_signal_that_ends_no_go_program_ends_none_of_ours() -> None:
+    """Scripts that rotate logs send SIGUSR1 to nsqd."""
+    code = (
+        "import signal\nfrom nsqha.cli.terminal import exits\n"
+        f"numbers = [getattr(signal, 'SIG' + name) for name in {GO_IGNORES}]\n"
+        "numbers += range(signal.SIGRTMIN, signal.SIGRTMAX + 1)\n"
+        "exits.run(lambda: [signal.raise_signal(number) for number in numbers] and 7)"
+    )
+    done = run(code)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "status"), [("", -signal.SIGHUP), ("signal.signal(signal.SIGHUP, signal.SIG_IGN)", 7)]
+)
+def test_sighup_ends_a_process_at_once_unless_its_parent_ignores_it(before: str, status: int) -> None:
+    code = (
+        f"import signal\nfrom nsqha.cli.terminal import exits\n{before}\n"
+        "exits.run(lambda: signal.raise_signal(signal.SIGHUP) or 7)"
+    )
+    assert run(code).returncode == status
