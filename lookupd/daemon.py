@@ -41,7 +41,14 @@ from nsqha.server.authorization.exposure import warn_if_open
 from nsqha.server.authorization.guard import Guard
 from nsqha.server.peers.api import Peers
 from nsqha.server.runtime.allocator import full_collections
-from nsqha.server.runtime.listen import bound_address, bound_port, listen, raise_open_files_limit
+from nsqha.server.runtime.listen import (
+    bound_address,
+    bound_port,
+    check_free,
+    is_tcp,
+    listen,
+    raise_open_files_limit,
+)
 from nsqha.server.runtime.service_manager import ServiceManager
 from nsqha.server.runtime.tasks import TaskGroup
 
@@ -167,8 +174,8 @@ async def _until_signal(options: LookupdOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(by_turns(loop.call_soon, threading.get_ident))
         clock = SystemClock()
-        store, peers = await _join(options, clock, stack) if options.etcd_endpoints else (None, None)
         guard = Guard.of(options.access_file, clock)
+        store, peers = await _join(options, clock, stack) if options.etcd_endpoints else (None, None)
         if guard is not None:
             watching = TaskGroup()
             watching.spawn(guard.file.watch())
@@ -186,7 +193,9 @@ async def _until_signal(options: LookupdOptions) -> None:
 
 
 async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncExitStack) -> tuple[EtcdStore, Peers]:
-    """The cluster's metadata and a way to its nodes; both are closed with `stack`."""
+    """The cluster's metadata and a way to its nodes; both are closed with `stack`.
+
+    All that may refuse this start is checked before: etcd may not have the cluster yet, and then it begins here."""
     # grpc takes a tenth of a second to import, and a daemon without a cluster does not need it.
     from nsqha.election.etcd.access import open_store
     from nsqha.pb.v1 import replication_pb2, routing_pb2
@@ -198,6 +207,12 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
         watching = TaskGroup()
         watching.spawn(certificates.watch([files]))
         stack.callback(watching.cancel)
+    secret = read_secret(options.cluster_secret_file)
+    if options.https_address:
+        certificates.ClientCertificate(options)
+    for name in ("tcp", "http", "https", "metrics"):
+        if is_tcp(address := getattr(options, f"{name}_address")):
+            check_free(address, flag=f"{name}-address")
     logger = Logger("metadata")
     store = await asyncio.to_thread(
         open_store,
@@ -210,6 +225,6 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
     stack.callback(store.close)
     described = (replication_pb2.DESCRIPTOR, routing_pb2.DESCRIPTOR)
     services = [service for file in described for service in file.services_by_name.values()]
-    peers = renewing.peers(services, files, read_secret(options.cluster_secret_file))
+    peers = renewing.peers(services, files, secret)
     stack.push_async_callback(peers.close)
     return store, peers

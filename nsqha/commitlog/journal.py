@@ -5,9 +5,10 @@ is known to be on this disk (`local_durable`), whether what is above that may ha
 that was begun; and for the node who it is, which cluster it belongs to, whether the last stop was clean, into which
 page cache it wrote, and whether a failed fsync closed the directory (poison). One lock file keeps a second process out.
 
-It is a `recordfile` of JSON texts (`journal_record`), preallocated, replaced at every start and whenever it passes 1
-MiB. On a disk without a free block the new one is made of what was preallocated for the old one. One record is one
-round for all partitions, with one crc, one write and one fdatasync.
+It is a `recordfile` of JSON texts (`journal_record`), preallocated, replaced at the first write of every start and
+whenever it passes 1 MiB. A start that is refused before it has written anything leaves the file as it was. On a disk
+without a free block the new one is made of what was preallocated for the old one. One record is one round for all
+partitions, with one crc, one write and one fdatasync.
 
 What is found at start:
 - a torn last record is ordinary, but it may have held promises: `promise_trusted` is False for every partition until a
@@ -87,14 +88,17 @@ def inspect(storage: Storage, directory: str) -> JournalContents:
 class JournalFile:
     """What is on disk of the journal: rounds are written into it, by one thread at a time."""
 
-    def __init__(self, file: RecordFile, node: NodeState, records: Mapping[PartitionKey, PartitionRecord]) -> None:
-        """The file has this state."""
+    def __init__(
+        self, begin: Callable[[bytes], RecordFile], node: NodeState, records: Mapping[PartitionKey, PartitionRecord]
+    ) -> None:
+        """The first write replaces the file by what `begin` makes of this state and the changes."""
         self.written = dict(records)
         self._written_node = self._owed_node = node
         # Kept until a write succeeds, so that a round that was refused is part of the next one.
         self._owed: dict[PartitionKey, PartitionRecord | None] = {}
-        self.file = file
-        self._rewrite_at = _rewrite_at(file.end)
+        self._begin = begin
+        self._file: RecordFile | None = None
+        self._rewrite_at = 0
 
     def write(self, rounds: Iterable[JournalRound]) -> None:
         """Make these durable, and those that were refused before; nothing is written if they change nothing."""
@@ -102,7 +106,7 @@ class JournalFile:
             self._owed.update(taken.partitions)
             self._owed_node = taken.node
         node = self._owed_node
-        if not self._owed and node == self._written_node:
+        if self.begun and not self._owed and node == self._written_node:
             return
         self._store(encode(node, self._owed, self.written), node)
         for key, record in self._owed.items():
@@ -113,22 +117,31 @@ class JournalFile:
         self._owed = {}
         self._written_node = node
 
+    @property
+    def begun(self) -> bool:
+        """The file is this process's: it was written by it."""
+        return self._file is not None
+
     def _store(self, payload: bytes, node: NodeState) -> None:
-        if self.file.end + len(payload) > self._rewrite_at:
+        if self._file is None or self._file.end + len(payload) > self._rewrite_at:
             state = {key: r for key, r in {**self.written, **self._owed}.items() if r is not None}
             whole = encode(node, state, {})
             rewrite_at = _rewrite_at(len(whole))
+            if self._file is None:
+                self._file, self._rewrite_at = self._begin(whole), rewrite_at
+                return
             try:
-                self.file.replace(whole, allocate=rewrite_at + SLACK_BYTES)
+                self._file.replace(whole, allocate=rewrite_at + SLACK_BYTES)
             except AppendFailed:
                 pass  # a full disk: go on in the old file as long as that has room
             else:
                 self._rewrite_at = rewrite_at
                 return
-        self.file.append(payload)
+        self._file.append(payload)
 
     def close(self) -> None:
-        self.file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class NodeJournal:
@@ -137,13 +150,13 @@ class NodeJournal:
     def __init__(
         self,
         lock: Lock,
-        file: RecordFile,
+        begin: Callable[[bytes], RecordFile],
         node: NodeState,
         records: dict[PartitionKey, PartitionRecord],
         found: JournalContents | None,
         new_lock: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        """Use `open`."""
+        """Use `open` or `look`."""
         self.found = found  # what was read at start; None: the journal is new
         self._page_cache_lost = found is not None and _page_cache_lost(found, node.page_cache)
         self._lock = lock
@@ -156,7 +169,7 @@ class NodeJournal:
         self._rounds: list[JournalRound] = []  # taken, and in no write yet; in order
         # Written; held for as long as the disk takes.
         self._writing = new_lock()
-        self._file = JournalFile(file, node, records)
+        self._file = JournalFile(begin, node, records)
         self._behind = False
 
     @classmethod
@@ -169,27 +182,51 @@ class NodeJournal:
         page_cache: str = "",
         new_lock: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> NodeJournal:
-        """Lock the data directory and read its journal, or begin one. `page_cache` names the one that this process
-        writes into (empty: unknown); `new_lock`: a mutex, where more than one thread uses it."""
+        """Lock the data directory and read its journal, or begin one, and write that this process uses it.
+
+        `page_cache` names the one that this process writes into (empty: unknown); `new_lock`: a mutex, where more than
+        one thread uses it."""
+        journal = cls.look(storage, directory, rng, page_cache=page_cache, new_lock=new_lock)
+        try:
+            journal.commit()
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    @classmethod
+    def look(
+        cls,
+        storage: Storage,
+        directory: str,
+        rng: random.Random,
+        *,
+        page_cache: str = "",
+        new_lock: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> NodeJournal:
+        """As `open`, for a start that may still be refused: nothing is written before the first `commit`, and no log
+        may be opened before it."""
         storage.make_dirs(directory)
         lock = _locked(storage, directory)
         try:
             path = f"{directory}/{JOURNAL}"
             found = _load(storage, directory) if storage.exists(path) else None
             node, records = _starting_state(found, rng, page_cache)
-            payload = encode(node, records, {})
+        except BaseException:
+            lock.close()
+            raise
+
+        def begin(payload: bytes) -> RecordFile:
             # Always replaced: a torn tail is gone, the start and its doubts are on disk, and an old format is updated.
             try:
-                file = RecordFile.create(storage, path, payload, allocate=_rewrite_at(len(payload)) + SLACK_BYTES)
+                return RecordFile.create(storage, path, payload, allocate=_rewrite_at(len(payload)) + SLACK_BYTES)
             except AppendFailed:
                 # A node has to start on a full disk: what the last life had reserved is for this one's first writes.
                 if found is None or not RecordFile.give_back(storage, path):
                     raise
-                file = RecordFile.create(storage, path, payload)
-        except BaseException:
-            lock.close()
-            raise
-        return cls(lock, file, node, records, found, new_lock)
+                return RecordFile.create(storage, path, payload)
+
+        return cls(lock, begin, node, records, found, new_lock)
 
     def close(self) -> None:
         """Let go of the directory. What is staged and not written is lost: see `stop`."""
@@ -295,7 +332,7 @@ class NodeJournal:
     def dirty(self) -> bool:
         """Whether something is not durable yet: staged, taken, or refused by a full disk."""
         waits = bool(self._changed) or self.node.state is not self._taken_node
-        return waits or bool(self._rounds) or self._behind
+        return waits or bool(self._rounds) or self._behind or not self._file.begun
 
     def take(self) -> JournalRound:
         """Everything staged so far, to be written by a worker."""

@@ -333,6 +333,7 @@ class NodeInfo(StoredRecord):
     leaving: bool = False  # it shuts down or its disk hangs: its leaderships must move
     leaving_why: str = ""  # of a node that does not shut down
     declines: str = ""  # why it should lead only where no other can: its disk or its clock; empty: it need not
+    folder: str = ""  # names the lock file that it holds, among those of one host since its boot; empty: not known
 
 
 def unlike_levels(oldest: int, newest: int, build: str) -> str:

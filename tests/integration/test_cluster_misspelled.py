@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from nsqha.clock import SystemClock
 from nsqha.election.etcd.access import open_store
-from nsqha.errors import ConfigError
+from nsqha.errors import ConfigError, NotFound
 from nsqha.options import Options
 from tests.etcd_server import EtcdServer
 from tests.integration.devnode import BIN
@@ -51,3 +52,15 @@ def test_daemons_with_a_misspelled_name_end_with_one_line(etcd: EtcdServer, tmp_
     assert done.returncode == 1
     (fatal,) = [line for line in done.stderr.splitlines() if "FATAL" in line]
     assert "has no cluster ordres, but it has orders; correct --cluster-name" in fatal
+
+
+@pytest.mark.parametrize("verb", ["broker", "lookupd"])
+def test_daemons_that_can_not_serve_begin_no_cluster(etcd: EtcdServer, tmp_path: Path, verb: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        words = [verb, f"--etcd-endpoint={etcd.endpoint}", "--cluster-name=fresh", "--new-cluster"]
+        words += ["--tcp-address=127.0.0.1:0", f"--http-address={taken}"]
+        done = subprocess.run([str(BIN / "nsqha"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"--http-address={taken}: cannot listen" in done.stderr
+    with pytest.raises(NotFound):
+        begin(etcd, "fresh", begin=False)

@@ -111,12 +111,22 @@ def test_a_copied_data_directory_is_refused(cluster: Cluster, topic: str) -> Non
         shutil.rmtree(clone.data)
         shutil.copytree(original.data, clone.data)
         original.start()
-        cluster.wait_isr(topic, 3)
+        isr = cluster.wait_isr(topic, 3).isr
+        files = contents(clone.data)
         clone.spawn()
         assert gone(clone, 60) != 0
         assert "is a copy" in clone.log(), clone.log()[-2000:]
+        assert contents(clone.data) == files, "a start that is refused changes nothing"
     cluster.wait_registered(3)
     wait_until(lambda: original.json("/stats?format=json"), "the original serves")
+    assert original.stop() == 0
+    original.start()
+    assert cluster.wait_isr(topic, 3).isr == isr, "the original has its logs as before"
+    assert "older copy" not in original.log()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_data_directory_that_is_an_older_copy_does_not_lead(cluster: Cluster, topic: str, tmp_path: Path) -> None:

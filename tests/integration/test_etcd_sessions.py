@@ -54,3 +54,38 @@ def test_a_copied_data_directory_is_refused(shared_etcd: EtcdServer, open_store:
         with pytest.raises(ConfigError, match=r"\(a on h1, \).*is a copy"):
             clone.register(NodeInfo(7, name="b"))
         assert original.records.nodes() == {7: first}
+
+
+def test_a_copy_is_refused_before_it_may_start(shared_etcd: EtcdServer, open_store: Open) -> None:
+    original, copy = open_store(shared_etcd.endpoint), open_store(shared_etcd.endpoint)
+    claim = original.sessions.claim(NodeInfo(7, name="a", folder="boot 8:1 5"), ttl_s=1)
+    with pytest.raises(ConfigError, match=r"\(a on no host, \).*is a copy"):
+        copy.sessions.claim(NodeInfo(7, name="b", folder="boot 8:1 6"), ttl_s=1)  # the original still starts
+    session = original.sessions.open(ttl_s=1, lost=lambda: None)
+    with Ticking(session.ticked):
+        session.register(NodeInfo(7, name="a", folder="boot 8:1 5"))
+        claim.release()
+        with pytest.raises(ConfigError, match="is a copy"):
+            copy.sessions.claim(NodeInfo(7, name="b", folder=""), ttl_s=1)
+    session.close()
+    copy.sessions.claim(NodeInfo(7, name="b"), ttl_s=1).release()
+
+
+def test_a_predecessor_that_had_the_same_lock_is_not_waited_for(shared_etcd: EtcdServer, open_store: Open) -> None:
+    killed, restarted = open_store(shared_etcd.endpoint), open_store(shared_etcd.endpoint)
+    node = NodeInfo(7, folder="boot 8:1 5")
+    earlier, unreleased = killed.sessions.open(ttl_s=60, lost=lambda: None), killed.sessions.claim(node, ttl_s=60)
+    earlier.register(node)
+    begun = SystemClock().monotonic()
+    restarted.sessions.claim(node, ttl_s=60).release()
+    assert SystemClock().monotonic() - begun < 30, "neither its lease nor that of its claim was waited for"
+    unreleased.release()
+
+
+def test_a_claim_waits_until_the_lease_of_a_predecessor_ends(shared_etcd: EtcdServer, open_store: Open) -> None:
+    killed, restarted = open_store(shared_etcd.endpoint), open_store(shared_etcd.endpoint)
+    earlier = killed.sessions.open(ttl_s=2, lost=lambda: None)
+    earlier.register(NodeInfo(7))
+    earlier._lease.stop(revoke=False)  # kill -9
+    restarted.sessions.claim(NodeInfo(7), ttl_s=6).release()
+    assert not restarted.records.nodes()

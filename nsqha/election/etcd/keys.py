@@ -7,6 +7,7 @@
       intents/<name>        any JSON object               mod_revision
       nodes/<uid>           NodeInfo               x      create_revision = the registration
       partitions/<uid>/<n>  PartitionMeta         (x)     mod_revision
+      starting/<uid>        NodeInfo               x      a process that starts with this node's data directory
       tombstones/<uid>      Tombstone
       topics/<name>         TopicRecord, no partitions (x)  mod_revision
       waiting/<uid>         WaitingNode            x      (these three: nsqha.election.metadata_restore)
@@ -85,6 +86,9 @@ class Keys:
 
     def folder(self, node: int) -> bytes:
         return self._key(f"folders/{node:016x}")
+
+    def starting(self, node: int) -> bytes:
+        return self._key(f"starting/{node:016x}")
 
     def waiting_node(self, uid: int) -> bytes:
         return self._key(f"waiting/{uid:016x}")

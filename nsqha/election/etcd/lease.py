@@ -31,12 +31,22 @@ STOP_WAIT_S = 2.0
 class EtcdLease:
     """A lease that is granted when this is created, and renewed after `start`."""
 
-    def __init__(self, client: EtcdClient, clock: Clock, *, ttl_s: float, lost: Lost, trouble: Trouble) -> None:
-        """Raises what a call raises."""
+    def __init__(
+        self,
+        client: EtcdClient,
+        clock: Clock,
+        *,
+        ttl_s: float,
+        lost: Lost,
+        trouble: Trouble,
+        needs_ticks: bool = True,
+    ) -> None:
+        """Raises what a call raises. Without `needs_ticks` it is renewed as long as the process lives."""
         self._client = client
         self._clock = clock
         self._lost = lost
         self._trouble = trouble
+        self._needs_ticks = needs_ticks
         self._renewed = self._ticked = clock.monotonic()
         # If the answer to a first request was lost, that lease expires unused.
         granted = client.lease_call(
@@ -95,7 +105,7 @@ class EtcdLease:
         check = min(CHECK_S, interval / 4)
         while not self._stopped.wait(max(check, due - self._clock.monotonic())):
             now = self._clock.monotonic()
-            if now < due or now - self._ticked > interval:
+            if now < due or (self._needs_ticks and now - self._ticked > interval):
                 continue
             due = now + interval
             if not self._renew(now):

@@ -3,19 +3,26 @@
 A node's key is created only if it is absent, so that its create_revision is a unique registration. A key that exists
 already belongs to an earlier life of this node, and registration waits until its lease ends; or, if it is still renewed
 after twice that time, to another process that runs on a copy of the data directory.
+
+    check that no other process is this node -> claim -> count the use, recover, listen -> registered -> claim released
+
+The claim comes before anything is written, so that a copy is refused without a trace. A predecessor that held the very
+lock file that this process holds now has ended: nothing waits for its lease before the registration.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from nsqha.clock import Clock
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.calls import read_key
 from nsqha.election.etcd.client import EtcdClient, Full
-from nsqha.election.etcd.keys import created, delete, get, put, txn
+from nsqha.election.etcd.keys import created, delete, get, put, txn, unchanged
 from nsqha.election.etcd.lease import EtcdLease
 from nsqha.election.etcd.view import Trouble
 from nsqha.election.model import Controller, NodeInfo
@@ -37,6 +44,20 @@ class EtcdSessions:
         self._clock = clock
         self._trouble = trouble
         self.last: EtcdSession | None = None
+        self._claim: EtcdClaim | None = None
+
+    def claim(self, node: NodeInfo, *, ttl_s: float) -> EtcdClaim:
+        """See that no other process is this node, or starts as it, and keep it so until the claim is released. Blocks.
+
+        Waits for the lease of a predecessor as `ClusterSession.register` does. ConfigError: another process is this
+        node. Unavailable, OutcomeUnknown, StaleMetadata."""
+        self._claim = EtcdClaim(self._client, self._keys, self._clock, ttl_s=ttl_s, trouble=self._trouble)
+        try:
+            self._claim.take(node)
+        except BaseException:
+            self._claim.release()
+            raise
+        return self._claim
 
     def open(self, *, ttl_s: float, lost: Lost) -> EtcdSession:
         if self.last is not None and not self.last.over:
@@ -53,8 +74,89 @@ class EtcdSessions:
         return self.last.lease_id
 
     def close(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
         if self.last is not None:
             self.last.close()
+
+
+class EtcdClaim:
+    """The right to start as one node, on a lease of its own."""
+
+    def __init__(
+        self, client: EtcdClient, keys: etcd_keys.Keys, clock: Clock, *, ttl_s: float, trouble: Trouble
+    ) -> None:
+        """Raises what a call raises."""
+        self._client = client
+        self._keys = keys
+        self._clock = clock
+        self._released = threading.Event()
+        lost: Lost = lambda: None  # noqa: E731  the registration still keeps another process out
+        # A recovery may keep the loop busy for longer than a lease lasts, and nothing is led meanwhile.
+        self._lease = EtcdLease(client, clock, ttl_s=ttl_s, lost=lost, trouble=trouble, needs_ticks=False)
+        self._lease.start()
+
+    def take(self, node: NodeInfo) -> None:
+        """Wait until no other process has the node's key or its claim, and have the claim then."""
+        registered, starting = self._keys.node(node.node_uid), self._keys.starting(node.node_uid)
+        patience = _Patience(self._client, self._clock, self._lease.ttl_s)
+        while not self._released.is_set():
+            found = {key: read_key(self._client, key) for key in (registered, starting)}
+            others = [kv for kv in found.values() if kv is not None and not self._of_this_folder(kv, node)]
+            if not others and self._put(starting, found, node):
+                return
+            for kv in others:
+                patience.check(kv)
+            self._released.wait(WAIT_S)
+        raise Unavailable("the claim was released")
+
+    def _put(self, key: bytes, found: Mapping[bytes, Any], node: NodeInfo) -> bool:
+        """Put the claim if nothing has changed since it was `found`. False: something has, or may have."""
+        as_found = [unchanged(each, 0 if kv is None else kv.mod_revision) for each, kv in found.items()]
+        value = put(key, etcd_keys.node_value(node), lease=self._lease.id)
+        try:
+            answer = self._client.change(lambda stubs: stubs.kv.Txn, txn(as_found, [value]))
+        except OutcomeUnknown as error:
+            if isinstance(error, Full):  # needs an operator
+                raise
+            return False
+        return bool(answer.succeeded)
+
+    def _of_this_folder(self, kv: Any, node: NodeInfo) -> bool:
+        """The process that put this key had the lock file that this process holds: it has ended, or is this one."""
+        return kv.lease == self._lease.id or bool(node.folder and etcd_keys.node_info(kv).folder == node.folder)
+
+    def release(self) -> None:
+        """End it; no error if that was done. Others that wait go on at once."""
+        if not self._released.is_set():
+            self._released.set()
+            self._lease.stop(revoke=True)
+
+
+class _Patience:
+    """How long to wait until another process's key goes: twice the time for which a key on its lease can exist without
+    a renewal."""
+
+    def __init__(self, client: EtcdClient, clock: Clock, ttl_s: float) -> None:
+        self._client = client
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._deadline = 0.0
+
+    def check(self, kv: Any) -> None:
+        """ConfigError if the key has been there for too long since the first call."""
+        now = self._clock.monotonic()
+        if not self._deadline:
+            request = rpc.LeaseTimeToLiveRequest(ID=kv.lease)
+            answer = self._client.lease_call(lambda stubs: stubs.lease.LeaseTimeToLive, request)
+            self._deadline = now + CLONE_TTLS * max(float(answer.grantedTTL), self._ttl_s) + LESSOR_S
+        if now > self._deadline:
+            other = etcd_keys.node_info(kv)
+            raise ConfigError(
+                f"another process is node {other.node_uid:016x} ({other.name or 'no name'} on "
+                f"{other.host or 'no host'}, {other.tcp_address}) and still alive: this data directory is a copy; stop "
+                "that node, or start this one with an empty data directory"
+            )
 
 
 class EtcdSession:
@@ -98,18 +200,15 @@ class EtcdSession:
         if self._node is not None:
             raise Conflict("this session has registered its node already")
         key = self._keys.node(node.node_uid)
-        deadline = 0.0
+        patience = _Patience(self._client, self._clock, self._lease.ttl_s)
         while True:
             self._check_open()
             kv = self._create(key, etcd_keys.node_value(node))
             if kv is not None and kv.lease == self._lease.id:
                 self._node = etcd_keys.node_info(kv)
                 return self._node
-            now = self._clock.monotonic()
             if kv is not None:
-                deadline = deadline or now + self._patience(kv.lease)
-                if now > deadline:
-                    raise ConfigError(self._clone(kv))
+                patience.check(kv)
             self._closed.wait(WAIT_S)
 
     def update(self, node: NodeInfo) -> NodeInfo:
@@ -155,20 +254,6 @@ class EtcdSession:
                 return None
             raise
         return answer.responses[-1].response_range.kvs[0]
-
-    def _patience(self, lease: int) -> float:
-        """Twice the time for which a key on this lease can exist without a renewal."""
-        request = rpc.LeaseTimeToLiveRequest(ID=lease)
-        answer = self._client.lease_call(lambda stubs: stubs.lease.LeaseTimeToLive, request)
-        return CLONE_TTLS * max(float(answer.grantedTTL), self._lease.ttl_s) + LESSOR_S
-
-    def _clone(self, kv: Any) -> str:
-        other = etcd_keys.node_info(kv)
-        return (
-            f"another process is node {other.node_uid:016x} ({other.name or 'no name'} on {other.host or 'no host'}, "
-            f"{other.tcp_address}) and still alive: this data directory is a copy; stop that node, or start this one "
-            "with an empty data directory"
-        )
 
     def _check_open(self) -> None:
         if self._closed.is_set() or self._lease.gone:

@@ -16,7 +16,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nsqha import __version__, hot
@@ -216,21 +216,24 @@ class Node:
             self._tasks.spawn(certificates.watch([self._certificates]))
         # Sockets first: a port that is taken should not cost a recovery.
         sockets, self._sockets = self._sockets or listen.listen_all(options), None
+        tls_context, auth_tls = self._tls_context(), self._auth_tls()
         clock = BoundedClock(SystemClock(), options.max_clock_skew_ns)
         rng = random.Random()
         self._make_data_path()
         warn_of_nsqd_data(options.data_path)
-        journal = self._open_journal(rng)
+        journal = self._look_at_journal(rng)
         disk = DiskRounds(loop, clock, self._fail)
+        # It writes files of its own: not before the node may use the folder.
+        opener_of = cache(lambda: self._opener(loop, clock, disk, journal, rng))
         cluster = None
         if options.etcd_endpoints:
             await asyncio.to_thread(importlib.import_module, "nsqha.server.node.cluster.joining")
-            opener = self._opener(loop, clock, disk, journal, rng)
-            cluster, sockets = await self._open_cluster(sockets, clock, rng, journal, disk, opener)
+            cluster, sockets = await self._open_cluster(sockets, clock, rng, journal, disk, opener_of)
             store = cluster.store
         else:
             store = self._open_embedded(journal, rng)
-            opener = self._opener(loop, clock, disk, journal, rng)
+            journal.commit()
+        opener = opener_of()
         parts = NodeParts(loop, clock, rng, journal, store, disk, opener)
         broker = Broker(options, parts, cluster)
         self._broker = broker
@@ -261,7 +264,7 @@ class Node:
             at.audit_topic = AuditTopic(options.audit_topic, broker.publishing.publish)
             at.audit.publish = at.audit_topic.put
             broker.spawn(at.audit_topic.run())
-        context = broker.client_context(limits, self._auth(broker), self._tls_context())
+        context = broker.client_context(limits, self._auth(broker, auth_tls), tls_context)
         self._announce(broker)
         await self._serve(broker, sockets, context)
         if cluster is not None:
@@ -290,7 +293,7 @@ class Node:
         rng: random.Random,
         journal: NodeJournal,
         disk: DiskRounds,
-        opener: PartitionOpener,
+        opener_of: Callable[[], PartitionOpener],
     ) -> tuple[Membership, dict[str, socket.socket]]:
         """The cluster, and where this node listens then: while the metadata are not believed, nowhere. GivenUp."""
         joining = importlib.import_module("nsqha.server.node.cluster.joining")
@@ -301,7 +304,10 @@ class Node:
                 for sock in sockets.values():
                     sock.close()  # clients go elsewhere: this may take until an operator comes
                 held = importlib.import_module("nsqha.server.safe_mode.hold")
-                safe_mode = held.SafeMode(self.options, journal, clock, disk, opener, self._stop, self._certificates)
+                await asyncio.to_thread(journal.commit)  # logs are recovered now
+                safe_mode = held.SafeMode(
+                    self.options, journal, clock, disk, opener_of(), self._stop, self._certificates
+                )
                 if not await held.until_accepted(safe_mode, str(error)):
                     journal.close()
                     disk.close()
@@ -351,9 +357,9 @@ class Node:
         except OSError as error:
             raise ConfigError(f"--data-path={options.data_path}: {error.strerror}{advice(error)}") from None
 
-    def _open_journal(self, rng: random.Random) -> NodeJournal:
+    def _look_at_journal(self, rng: random.Random) -> NodeJournal:
         path = self.options.data_path
-        journal = NodeJournal.open(OsStorage(), path, rng, page_cache=page_cache_of(path), new_lock=threading.Lock)
+        journal = NodeJournal.look(OsStorage(), path, rng, page_cache=page_cache_of(path), new_lock=threading.Lock)
         if why := journal.node.poisoned:
             logger.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", why)
         return journal
@@ -385,12 +391,18 @@ class Node:
         self._tasks.spawn(certificates.watch([certificate]))
         return certificate.context
 
-    def _auth(self, broker: Broker) -> AuthClient | None:
-        options = self.options
-        if not options.auth_http_addresses:
+    def _auth_tls(self) -> ssl.SSLContext | None:
+        """Of connections to auth servers. ConfigError."""
+        if not self.options.auth_http_addresses:
             return None
         from nsqha.server.runtime import tls
 
+        return tls.client_context(self.options)
+
+    def _auth(self, broker: Broker, context: ssl.SSLContext | None) -> AuthClient | None:
+        options = self.options
+        if not options.auth_http_addresses:
+            return None
         auth = AuthClient(
             options.auth_http_addresses,
             clock=broker.clock,
@@ -398,7 +410,7 @@ class Node:
             post=options.auth_http_request_method == "post",
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,
             request_seconds=options.http_client_request_timeout_ns / 1e9,
-            tls=tls.client_context(options),
+            tls=context,
         )
         broker.endpoints.auth_refused = auth.refused
         self._closers.append(auth.close)

@@ -21,6 +21,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from nsqha.commitlog.journal import LOCK
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SYS = Path("/sys")
 
@@ -43,6 +45,18 @@ def page_cache_of(folder: str) -> str:
     numbers = f"{os.major(device)}:{os.minor(device)}"
     within = superblock(numbers) or mount(folder)
     return f"{boot} {numbers} {within}" if boot and within else ""
+
+
+def folder_name(folder: str) -> str:
+    """The name of a data folder by its lock file, among those of this host since its boot; empty: unknown.
+
+    No other folder has it while a process has the lock file open: its inode is not used again. A copy has another."""
+    boot = boot_id()
+    try:
+        lock = os.stat(f"{folder}/{LOCK}")
+    except OSError:
+        return ""
+    return f"{boot} {os.major(lock.st_dev)}:{os.minor(lock.st_dev)} {lock.st_ino}" if boot else ""
 
 
 def superblock(numbers: str, sys: Path = SYS) -> str:

@@ -173,6 +173,13 @@ def remember_doubt(journal: NodeJournal) -> None:
 
 def follow(journal: NodeJournal, look: EtcdSnapshot, data_path: str) -> None:
     """Write to the journal that this node has seen and follows these metadata. Runs on the disk thread."""
+    stage_followed(journal, look)
+    journal.commit()
+    inventory.forget_seen(data_path)
+
+
+def stage_followed(journal: NodeJournal, look: EtcdSnapshot) -> None:
+    """The journal is to say that this node has seen and follows these metadata."""
     generation = look.accepted.record.generation if accepts(look, journal) else journal.identity.generation
     journal.node.accept_metadata(
         cluster_id=look.cluster_id,
@@ -180,8 +187,6 @@ def follow(journal: NodeJournal, look: EtcdSnapshot, data_path: str) -> None:
         revision_seen=look.revision,
         generation=generation,
     )
-    journal.commit()
-    inventory.forget_seen(data_path)
 
 
 def open_acceptance(options: Options, clock: Clock) -> EtcdAcceptance:

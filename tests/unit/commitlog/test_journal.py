@@ -551,3 +551,44 @@ def test_a_round_of_many_partitions_writes_only_what_changed() -> None:
         journal.stage((n + 1, 0), local_durable=1_000_000)
     journal.commit()
     assert len(image(storage).rstrip(b"\0")) - before < 60_000
+
+
+# A start that may be refused
+
+
+def test_a_start_that_is_refused_leaves_the_journal_as_it_was() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.stage(A, promise=4, log_uid=9)
+    journal.commit()
+    journal.stop()
+    before = image(storage)
+    refused = NodeJournal.look(storage, "data", random.Random(2), page_cache="boot-2")
+    refused.node.join(0xC1)
+    refused.close()
+    assert image(storage) == before
+    # The host is started again, too: a clean stop stays one, so nothing is doubted.
+    journal = opened(storage, "boot-3")
+    assert journal.found is not None and journal.found.node.clean
+    assert not journal.page_cache_lost(A) and names_trusted(journal)
+
+
+def test_a_refused_first_start_leaves_no_journal() -> None:
+    storage = MemStorage()
+    NodeJournal.look(storage, "data", random.Random(1)).close()
+    assert not storage.exists("data/journal")
+    assert opened(storage).created
+
+
+def test_the_first_write_of_a_start_says_what_it_doubts() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.stage(A, promise=4, log_uid=9)
+    journal.commit()
+    killed(journal)
+    journal = NodeJournal.look(storage, "data", random.Random(2), page_cache="boot-2")
+    assert journal.dirty
+    journal.commit()
+    assert not journal.dirty
+    record = inspect(storage, "data").partitions[A]
+    assert record.page_cache_lost and record.promise == 4

@@ -29,9 +29,18 @@ class RefusingFile:
         self.payloads.append(payload)
 
 
+def written_to(file: RefusingFile | RecordFile) -> JournalFile:
+    """A journal that has begun."""
+    writer = JournalFile(lambda payload: file, NODE, {})  # type: ignore[arg-type, return-value]
+    assert not writer.begun
+    writer.write([])
+    assert writer.begun
+    return writer
+
+
 def test_a_refused_round_is_part_of_the_next_one():
     file = RefusingFile()
-    writer = JournalFile(file, NODE, {})  # type: ignore[arg-type]
+    writer = written_to(file)
     file.full = True
     with pytest.raises(AppendFailed):
         writer.write([JournalRound({ONE: PartitionRecord(promise=3)}, NODE)])
@@ -44,7 +53,7 @@ def test_a_refused_round_is_part_of_the_next_one():
 
 def test_what_changes_nothing_is_not_written():
     file = RefusingFile()
-    writer = JournalFile(file, NODE, {})  # type: ignore[arg-type]
+    writer = written_to(file)
     writer.write([JournalRound({}, NODE)])
     writer.write([])
     assert not file.payloads
@@ -55,7 +64,7 @@ def test_a_file_that_has_grown_is_made_anew_of_what_is_left(monkeypatch: pytest.
     storage = MemStorage()
     storage.make_dirs("data")
     file = RecordFile.create(storage, "data/journal", b'{"format": 1}')
-    writer = JournalFile(file, NODE, {})
+    writer = written_to(file)
     ends = []
     for promise in range(60):
         writer.write([JournalRound({ONE: PartitionRecord(promise=promise), TWO: PartitionRecord(promise=1)}, NODE)])

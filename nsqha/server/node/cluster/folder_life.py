@@ -14,6 +14,9 @@ record that stays when the node is gone:
 
 The journal is written first: one that is ahead by one is a node that died in between. A copy that is younger than the
 last count is not recognised.
+
+A use is counted only by the process that has the node's claim (`election.etcd.session`): a copy that is started beside
+its original is refused before, and the original remains the latest.
 """
 
 from __future__ import annotations

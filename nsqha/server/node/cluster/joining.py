@@ -10,6 +10,7 @@ import ipaddress
 import random
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqha import NSQ_VERSION, __version__
@@ -22,6 +23,7 @@ from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.server.node.cluster.folder_life import FolderLife
 from nsqha.server.node.cluster.membership import Membership
+from nsqha.server.opening.page_cache import folder_name
 from nsqha.server.peers import renewing
 from nsqha.server.peers.calls import SERVICES
 from nsqha.server.safe_mode import hold as held
@@ -38,7 +40,11 @@ logger = Logger("cluster")
 async def open_cluster(
     options: Options, journal: NodeJournal, clock: Clock, rng: random.Random, certificates: CertificateFiles | None
 ) -> Membership:
-    """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata."""
+    """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata.
+
+    Nothing is written into journal, folder and etcd before the last check has passed, so that a start that is refused
+    changes nothing for the next one, or for the node whose folder was copied. Only a doubt is remembered, and a cluster
+    that is not there yet begins."""
     loop = asyncio.get_running_loop()
     secret = read_secret(options.cluster_secret_file)
     generation = await loop.run_in_executor(None, lambda: _generation(options, journal, clock))
@@ -64,11 +70,14 @@ async def open_cluster(
         await loop.run_in_executor(None, store.close)
         raise ConfigError(why)
     identity = store.identity()
-    journal.node.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
-    journal.node.stage_revision(identity.revision)
-    journal.node.follow_generation(generation)
     folder = FolderLife(journal, store.folders)
+    starting = replace(_named(options, mine.node_uid), folder=folder_name(options.data_path))
+    ttl_s = options.lease_ttl_ns / 1e9
     try:
+        journal.node.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
+        journal.node.stage_revision(identity.revision)
+        journal.node.follow_generation(generation)
+        claim = await loop.run_in_executor(None, lambda: store.sessions.claim(starting, ttl_s=ttl_s))
         await loop.run_in_executor(None, folder.begin)
     except NsqhaError:
         await loop.run_in_executor(None, store.close)
@@ -84,17 +93,18 @@ async def open_cluster(
         cluster_id=cluster.cluster_id,
         peers=renewing.peers(SERVICES, certificates, secret),
         routing_peers=renewing.peers(SERVICES, certificates, secret),
-        ttl_s=options.lease_ttl_ns / 1e9,
+        ttl_s=ttl_s,
+        claim=claim,
     )
 
 
 def _generation(options: Options, journal: NodeJournal, clock: Clock) -> int:
-    """The generation of the acceptance that this node may follow. StaleMetadata: it may not start with these
-    metadata."""
+    """The generation of the acceptance that this node may follow, in the staged journal. StaleMetadata: it may not
+    start with these metadata."""
     look = look_at(options, clock)
     if held.may_start(look, journal):
         if held.accepts(look, journal):
-            held.follow(journal, look, options.data_path)
+            held.stage_followed(journal, look)
     elif why := held.doubt_about(look, journal) or look.why_not:
         ours = look.etcd_cluster_id == journal.identity.etcd_cluster_id
         if ours and held.doubt_about(look, journal):
@@ -109,16 +119,12 @@ def node_info(
 ) -> NodeInfo:
     """What this node says of itself; `tcp` and `http` are ports, `grpc`, `peer` and `segments` addresses."""
     name = options.broadcast_address
-    tcp, http = options.broadcast_tcp_port or tcp, options.broadcast_http_port or http
-    return NodeInfo(
-        node_uid,
-        name=options.node_name or f"{name}:{tcp}",
-        host=options.host,
+    http = options.broadcast_http_port or http
+    return replace(
+        _named(options, node_uid, tcp),
+        folder=folder_name(options.data_path),
         zone=options.topology_zone,
         region=options.topology_region,
-        hostname=socket.gethostname(),
-        broadcast_address=name,
-        tcp_address=f"{name}:{tcp}",
         http_address=f"{name}:{http}",
         grpc_address=_reachable(grpc, name),
         peer_address=_reachable(peer, name),
@@ -128,6 +134,20 @@ def node_info(
         build=__version__,
         peer_level=PEER_LEVEL,
         peer_level_oldest=PEER_LEVEL_OLDEST,
+    )
+
+
+def _named(options: Options, node_uid: int, tcp: int = 0) -> NodeInfo:
+    """Who a node is, before it serves; `tcp`: the port where it listens for clients, if that is known already."""
+    name, port = options.broadcast_address, options.broadcast_tcp_port or tcp
+    address = f"{name}:{port or options.tcp_address.rpartition(':')[2]}"
+    return NodeInfo(
+        node_uid,
+        name=options.node_name or address,
+        host=options.host,
+        hostname=socket.gethostname(),
+        broadcast_address=name,
+        tcp_address=address,
     )
 
 
