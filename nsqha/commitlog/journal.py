@@ -122,6 +122,11 @@ class JournalFile:
         """The file is this process's: it was written by it."""
         return self._file is not None
 
+    @property
+    def end(self) -> int:
+        """Bytes of the file that are written."""
+        return 0 if self._file is None else self._file.end
+
     def _store(self, payload: bytes, node: NodeState) -> None:
         if self._file is None or self._file.end + len(payload) > self._rewrite_at:
             state = {key: r for key, r in {**self.written, **self._owed}.items() if r is not None}

@@ -16,14 +16,25 @@ after every member answered, the highest (last epoch, end) is elected and the IS
 sync=always an operator must decide, unless there is only one replica.
 
 A partition that never had a leader (empty ISR) has nothing to lose: the first replica that answers begins it.
+
+Where a loss is possible, `Evidence` says what the logs prove. A log is trusted if it is the one that the record names
+and its end was not cut: all that was acknowledged is in the log of every member of the ISR. Without one it is not known
+where the log ended: replicas with equal ends may all be older copies. So a loss is excluded only by
+
+- a chosen log that is trusted itself,
+- a chosen log that ends with the very entry, by epoch, log id and chain, of a trusted log of a node that cannot lead,
+- a record that says that nothing was ever acknowledged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nsqha.election.model import NodeInfo, PartitionMeta, Sync
+
+MAY_BE_LOST = "acknowledged messages may be lost"
+NOTHING_LOST = "nothing that was acknowledged is lost"
 
 CUT_WAIT_S = 10.0
 GATHER_S = 0.05
@@ -51,6 +62,7 @@ class ReplicaReport:
     led_by: int = 0  # the node whose stream for this replica is open; 0: none
     declined_epoch: int = 0  # the epoch that it was elected for last and could not lead
     declines: str = ""  # why it could not
+    chain: int = 0  # of the entry before `end`; 0: an older build, which does not say
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -79,6 +91,9 @@ class Wait:
     operator: bool = False  # only an operator can resolve this
 
 
+NameOf = Callable[[int], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Ballot:
     """All inputs of one decision. Times are monotonic seconds."""
@@ -93,6 +108,10 @@ class Ballot:
     dead: frozenset[int] = frozenset()  # a dead old leader leaves the ISR if min_isr allows
     last: frozenset[int] = frozenset()  # chosen only if no other can be: leaving, or being emptied
     gather_s: float = GATHER_S
+
+    def name(self, uid: int) -> str:
+        node = self.nodes.get(uid)
+        return node.name if node is not None and node.name else f"{uid:016x}"
 
     def answered(self, members: Iterable[int]) -> dict[int, ReplicaReport]:
         """Reports of `members`, each from the process life that is registered."""
@@ -120,7 +139,9 @@ def choose(ballot: Ballot) -> Elected | Wait:
     if missing:
         return unanswered(missing)
     if named:
-        return Wait("every member of the ISR that has its log is poisoned or corrupt; repair one", operator=True)
+        why = "every member of the ISR that has its log is poisoned or corrupt; repair one"
+        others = {uid for uid, r in heard.items() if r.log_uid and not r.poisoned and not r.corrupt}
+        return Wait(_with_evidence(ballot, heard, others, why), operator=True)
     return _lost(ballot, heard, "no member of the ISR has the log that the record names")
 
 
@@ -172,13 +193,22 @@ def _best_cut(ballot: Ballot, heard: Mapping[int, ReplicaReport], able: set[int]
 def _lost(ballot: Ballot, heard: Mapping[int, ReplicaReport], why: str) -> Elected | Wait:
     """Decide when every member has answered, and none can vouch for everything that was acknowledged."""
     alone = len(ballot.meta.replicas) == 1
-    if ballot.sync == "always" and not alone:
-        return Wait(f"{why}; sync=always leaves this decision to an operator", operator=True)
     able = {uid for uid, r in heard.items() if r.log_uid and not r.poisoned and (alone or not r.corrupt)}
+    if ballot.sync == "always" and not alone:
+        why = f"{why}; sync=always leaves this decision to an operator (nsqha cluster elect --unclean)"
+        return Wait(_with_evidence(ballot, heard, able, why), operator=True)
     if not able:
         return Wait(f"{why}, and every member is poisoned or corrupt; repair one", operator=True)
     uid = _highest(ballot, heard, able)
-    return Elected(_led(ballot, uid, {uid: heard[uid].log_uid}), loss=why)
+    return Elected(_led(ballot, uid, {uid: heard[uid].log_uid}), loss=_with_evidence(ballot, heard, able, why))
+
+
+def _with_evidence(ballot: Ballot, heard: Mapping[int, ReplicaReport], able: set[int], why: str) -> str:
+    """Add what is known about acknowledged messages if the best of `able` leads."""
+    if not able:
+        return why
+    found = evidence(ballot.meta, heard, _highest(ballot, heard, able), ballot.name)
+    return f"{why}; {found.text}"
 
 
 def _gathering(ballot: Ballot, members: Iterable[int], heard: Mapping[int, ReplicaReport]) -> Wait | None:
@@ -216,3 +246,70 @@ def _led(ballot: Ballot, uid: int, isr: Mapping[int, int]) -> PartitionMeta:
 
 def _names(uids: Iterable[int]) -> str:
     return ", ".join(f"{uid:016x}" for uid in uids)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known if one replica leads with what it has."""
+
+    proof: str  # why nothing acknowledged is missing; empty: that is not proven
+    facts: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        verdict = f"{NOTHING_LOST}: {self.proof}" if self.proof else MAY_BE_LOST
+        return f"{verdict}; {', '.join(self.facts)}"
+
+
+def evidence(meta: PartitionMeta, heard: Mapping[int, ReplicaReport], chosen: int, name: NameOf) -> Evidence:
+    """Compare the log of `chosen` with those of all replicas that answered."""
+    return Evidence(_proof(meta, heard, chosen, name), tuple(_facts(meta, heard, chosen, name)))
+
+
+def trusted(meta: PartitionMeta, uid: int, report: ReplicaReport) -> bool:
+    """True if everything that was acknowledged is in this log, readable or not."""
+    return report.log_uid != 0 and meta.isr.get(uid) == report.log_uid and not report.cut
+
+
+def same_end(one: ReplicaReport, other: ReplicaReport) -> bool:
+    """True if both logs end with the same entry, and so are the same."""
+    return (one.reach, one.chain) == (other.reach, other.chain)
+
+
+def _proof(meta: PartitionMeta, heard: Mapping[int, ReplicaReport], chosen: int, name: NameOf) -> str:
+    report = heard[chosen]
+    if meta.nothing_acked:
+        return "the partition has never acknowledged anything"
+    if report.corrupt:
+        return ""
+    if trusted(meta, chosen, report):
+        return f"{name(chosen)} is in the ISR and has all of its log"
+    if not report.chain:  # an older build, which does not say
+        return ""
+    for uid, other in sorted(heard.items()):
+        if uid != chosen and trusted(meta, uid, other) and same_end(report, other):
+            return f"the log of {name(uid)}, which has all of it, ends with the same entry"
+    return ""
+
+
+def _facts(meta: PartitionMeta, heard: Mapping[int, ReplicaReport], chosen: int, name: NameOf) -> list[str]:
+    report = heard[chosen]
+    facts = [f"{name(chosen)} has the log up to entry {report.end:,} (epoch {report.last_epoch}, {_chain(report)})"]
+    for uid, other in sorted(heard.items()):
+        if uid == chosen or not other.log_uid:
+            continue
+        if same_end(report, other):
+            facts.append(f"{name(uid)} ends with the same entry")
+        else:
+            facts.append(f"{name(uid)} ends at entry {other.end:,} (epoch {other.last_epoch}, {_chain(other)})")
+    committed = max(other.committed for other in heard.values())
+    if committed > report.end:
+        facts.append(f"entries up to {committed:,} were committed, and {name(chosen)} lacks the last of them")
+    silent = sorted(uid for uid in meta.isr if uid not in heard)
+    if silent:
+        facts.append(f"no answer of {', '.join(map(name, silent))}")
+    return facts
+
+
+def _chain(report: ReplicaReport) -> str:
+    return f"chain {report.chain:016x}" if report.chain else "chain not known"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from nsqha.election.elect import ReplicaReport
+from nsqha.election.elect import Evidence, NameOf, ReplicaReport, evidence
 from nsqha.election.model import NodeInfo, PartitionMeta
 
 
@@ -24,16 +24,21 @@ class Unclean:
     meta: PartitionMeta  # to be put by compare-and-set, with the registration of its leader
     unheard: tuple[int, ...]  # members of the ISR that did not answer: they may have acknowledged more
     ahead: Mapping[int, int]  # replicas that answered and have more: their log end
-    vouched: bool  # the chosen one is a member of the ISR and has the whole log that the record names
+    evidence: Evidence  # what the logs say about acknowledged messages
 
     @property
     def lossless(self) -> bool:
-        """A committed message is on every member of the ISR."""
-        return self.vouched
+        """True only if nothing acknowledged is missing, which is proven."""
+        return bool(self.evidence.proof)
 
 
 def elect_unclean(
-    meta: PartitionMeta, reports: Mapping[int, ReplicaReport], nodes: Mapping[int, NodeInfo], wanted: int = 0
+    meta: PartitionMeta,
+    reports: Mapping[int, ReplicaReport],
+    nodes: Mapping[int, NodeInfo],
+    wanted: int = 0,
+    *,
+    name: NameOf = lambda uid: f"{uid:016x}",
 ) -> Unclean | str:
     """Choose among `reports`, live answers; or say why none can be chosen. `wanted` 0: the replica that has most.
 
@@ -69,5 +74,5 @@ def elect_unclean(
         new,
         tuple(sorted(member for member in meta.isr if member not in heard)),
         {other: report.end for other, report in sorted(heard.items()) if report.reach > chosen.reach},
-        meta.isr.get(uid) == chosen.log_uid and not chosen.cut and not chosen.corrupt,
+        evidence(meta, heard, uid, name),
     )

@@ -60,7 +60,7 @@ class Durability:
     def journal(self, node: SimNode) -> str | None:
         """What of the journal is not on the disk."""
         assert node.journal is not None
-        why = _not_on_disk(node.storage, f"{node.options.data_path}/{JOURNAL}", 0, node.journal._file.file.end)
+        why = _not_on_disk(node.storage, f"{node.options.data_path}/{JOURNAL}", 0, node.journal._file.end)
         return f"I2 {node.name} acts on a promise, and {why}" if why else None
 
     def removed(self, nodes: Iterable[SimNode], tombstone: Tombstone) -> Iterator[str]:

@@ -244,7 +244,7 @@ class Misfortune:
         node = self._node()
         if not node.joined or node.journal is None or self._last_of_an_isr(node) or not self._keep_a_copy(node):
             return None
-        end = node.journal._file.file.end
+        end = node.journal._file.end
         node.end("killed, and its journal rots")
         path = f"{DATA}/{JOURNAL}"
         if len(scan(node.storage.contents()[path]).payloads) < 2:

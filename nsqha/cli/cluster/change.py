@@ -15,7 +15,7 @@ from nsqha.cli.cluster.access import Picture, ask_nodes, look, opened
 from nsqha.cli.cluster.recording import Asked, asked
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import confirm, print_json, say, show_count, some, table
-from nsqha.election.elect import ReplicaReport
+from nsqha.election.elect import MAY_BE_LOST, NOTHING_LOST, ReplicaReport
 from nsqha.election.model import PartitionMeta
 from nsqha.election.placement import PartitionName, balance, host_of, replicas_wanted, spread
 from nsqha.election.store import MetadataStore
@@ -302,6 +302,7 @@ def _hand_over(
         "ahead": {},
         "unheard": [],
         "lossless": True,
+        "known": [],
         "done": now.leader == wanted,
     }
 
@@ -317,7 +318,7 @@ def _unclean(
 ) -> dict[str, Any]:
     answers = ask_nodes(picture, name, args)
     reports = {uid: answer for uid, answer in answers.items() if isinstance(answer, ReplicaReport)}
-    found = elect_unclean(meta, reports, picture.nodes, wanted)
+    found = elect_unclean(meta, reports, picture.nodes, wanted, name=picture.name)
     if not args.json:
         _print_answers(answers, meta, picture)
     if isinstance(found, str):
@@ -344,6 +345,7 @@ def _unclean(
         "ahead": {picture.name(uid): end for uid, end in found.ahead.items()},
         "unheard": picture.names(found.unheard),
         "lossless": found.lossless,
+        "known": [*filter(None, [found.evidence.proof]), *found.evidence.facts],
         "done": True,
     }
 
@@ -369,13 +371,14 @@ def _print_answers(answers: dict[int, ReplicaReport | str], meta: PartitionMeta,
                     member,
                     str(answer.last_epoch),
                     str(answer.end),
+                    f"{answer.chain:016x}" if answer.chain else "",
                     str(answer.committed),
                     ", ".join(remarks),
                 )
             )
         else:
-            rows.append((picture.name(uid), member, "", "", "", answer))
-    table(("NODE", "", "LAST EPOCH", "LOG END", "COMMITTED", ""), rows)
+            rows.append((picture.name(uid), member, "", "", "", "", answer))
+    table(("NODE", "", "LAST EPOCH", "LOG END", "CHAIN", "COMMITTED", ""), rows)
 
 
 def cost(found: Unclean, reports: dict[int, ReplicaReport], picture: Picture) -> list[str]:
@@ -383,8 +386,8 @@ def cost(found: Unclean, reports: dict[int, ReplicaReport], picture: Picture) ->
     leader = picture.name(found.meta.leader)
     chosen = reports[found.meta.leader]
     if found.lossless:
-        return [f"{leader} is in the ISR and has all of its log: nothing that was acknowledged is lost"]
-    lines = [f"{leader} has the log up to entry {chosen.end:,}; acknowledged messages above it are lost"]
+        return [f"{found.evidence.proof}: {NOTHING_LOST}"]
+    lines = [f"{MAY_BE_LOST}: no log that answered proves that {leader} has all of them", *found.evidence.facts]
     for uid, other in found.ahead.items():
         lines.append(f"{picture.name(uid)} has {other:,} entries: its later entries are deleted")
     if found.unheard:

@@ -187,9 +187,11 @@ def _add_elect(verbs: Any) -> None:
         help="hand a partition to another leader; or elect one with possible loss if no replica may lead",
         description="Hand the leadership of a partition to a member of its in-sync replicas.\n\n"
         "With --unclean: elect a leader although no in-sync replica can lead. Messages that it does not have are lost, "
-        "also if they were acknowledged. Every replica is asked first; the command shows what may be lost and asks.",
+        "also if they were acknowledged. Every replica is asked first. The command shows where their logs end, says "
+        "that nothing is lost only if the logs prove it, and asks.",
         examples=("nsqha cluster elect orders/0 --node node-2",),
-        shape='{"topic", "partition", "leader", "epoch", "unclean", "answers", "ahead", "unheard", "lossless", "done"}',
+        shape='{"topic", "partition", "leader", "epoch", "unclean", "answers", "ahead", "unheard", "lossless", '
+        '"known", "done"}',
         statuses=(*USUAL, exits.CONFLICT, exits.NOT_ALLOWED, exits.NOT_CONFIRMED),
     )
     _add_partition(verb)

@@ -99,7 +99,7 @@ class EtcdClaim:
     def take(self, node: NodeInfo) -> None:
         """Wait until no other process has the node's key or its claim, and have the claim then."""
         registered, starting = self._keys.node(node.node_uid), self._keys.starting(node.node_uid)
-        patience = _Patience(self._client, self._clock, self._lease.ttl_s)
+        patience = _CloneWait(self._client, self._clock, self._lease.ttl_s)
         while not self._released.is_set():
             found = {key: read_key(self._client, key) for key in (registered, starting)}
             others = [kv for kv in found.values() if kv is not None and not self._of_this_folder(kv, node)]
@@ -133,7 +133,7 @@ class EtcdClaim:
             self._lease.stop(revoke=True)
 
 
-class _Patience:
+class _CloneWait:
     """How long to wait until another process's key goes: twice the time for which a key on its lease can exist without
     a renewal."""
 
@@ -200,7 +200,7 @@ class EtcdSession:
         if self._node is not None:
             raise Conflict("this session has registered its node already")
         key = self._keys.node(node.node_uid)
-        patience = _Patience(self._client, self._clock, self._lease.ttl_s)
+        patience = _CloneWait(self._client, self._clock, self._lease.ttl_s)
         while True:
             self._check_open()
             kv = self._create(key, etcd_keys.node_value(node))

@@ -335,7 +335,9 @@ class Node:
         await cluster.join(info)
         assert self._doubt is not None
         self._tasks.spawn(self._doubt.run())
-        self._tasks.spawn(cluster.registration.folder.run(cluster.registration.run))
+        registration = cluster.registration
+        await registration.run(registration.folder.registered)
+        self._tasks.spawn(registration.folder.run(registration.run))
 
     def _opener(
         self,

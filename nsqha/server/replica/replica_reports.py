@@ -29,6 +29,7 @@ def reports_in(reply: StatusReply) -> dict[tuple[int, int], ReplicaReport]:
             replica.led_by,
             replica.declined_epoch,
             replica.declines,
+            replica.chain,
         )
     return found
 

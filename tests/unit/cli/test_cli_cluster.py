@@ -267,7 +267,7 @@ def test_the_replica_with_most_is_elected_in_an_epoch_above_every_promise() -> N
     found = chosen(elect_unclean(meta((GONE,), leader=GONE, replicas=(GONE, B, C)), reports, NODES))
     assert (found.meta.leader, found.meta.epoch, found.meta.registration) == (B, 10, 10 + B)
     assert found.meta.isr == {B: 100 + B}
-    assert (found.unheard, found.vouched) == ((GONE,), False)
+    assert (found.unheard, found.lossless) == ((GONE,), False)
 
 
 def test_a_member_of_the_isr_with_its_log_loses_nothing() -> None:
@@ -279,6 +279,23 @@ def test_a_member_of_the_isr_with_its_log_loses_nothing() -> None:
         assert not chosen(elect_unclean(record, {B: report(B, 50, **flaw)}, NODES, wanted=B)).lossless
     renewed = {B: replace(report(B, 50), log_uid=1)}
     assert not chosen(elect_unclean(record, renewed, NODES)).lossless
+
+
+def test_what_is_known_of_older_copies_is_said_and_a_loss_is_not_excluded() -> None:
+    record = meta((A, B), leader=A, replicas=(A, B, C))
+    reports = {A: replace(report(A, 50), log_uid=1, chain=0xAB), B: replace(report(B, 50), log_uid=2, chain=0xAB)}
+    shown = picture(record)
+    found = chosen(elect_unclean(record, reports, NODES, name=shown.name))
+    assert not found.lossless
+    text = "\n".join(cost(found, reports, shown))
+    assert "acknowledged messages may be lost" in text and "are lost" not in text
+    assert "node-a has the log up to entry 50 (epoch 4, chain 00000000000000ab)" in text
+    assert "node-b ends with the same entry" in text
+    closed = reports | {B: replace(report(B, 50), chain=0xAB, poisoned="EIO")}
+    found = chosen(elect_unclean(record, closed, NODES, name=shown.name))
+    assert found.meta.leader == A and found.lossless
+    (line,) = cost(found, closed, shown)
+    assert "the log of node-b, which has all of it, ends with the same entry: nothing that was" in line
 
 
 def test_what_others_have_more_is_said() -> None:

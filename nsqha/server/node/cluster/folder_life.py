@@ -51,6 +51,8 @@ class FolderUses(Protocol):
 class FolderLife:
     """One use of a data directory."""
 
+    registered: Callable[[], None] = staticmethod(lambda: None)  # the claim to start as this node ends; blocks
+
     def __init__(self, journal: NodeJournal, uses: FolderUses) -> None:
         self._journal = journal
         self._uses = uses

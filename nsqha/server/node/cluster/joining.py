@@ -78,6 +78,7 @@ async def open_cluster(
         journal.node.stage_revision(identity.revision)
         journal.node.follow_generation(generation)
         claim = await loop.run_in_executor(None, lambda: store.sessions.claim(starting, ttl_s=ttl_s))
+        folder.registered = claim.release  # from then on the registration keeps others out
         await loop.run_in_executor(None, folder.begin)
     except NsqhaError:
         await loop.run_in_executor(None, store.close)
@@ -94,7 +95,6 @@ async def open_cluster(
         peers=renewing.peers(SERVICES, certificates, secret),
         routing_peers=renewing.peers(SERVICES, certificates, secret),
         ttl_s=ttl_s,
-        claim=claim,
     )
 
 

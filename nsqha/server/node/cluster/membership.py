@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqha.errors import NsqhaError, Unavailable
 from nsqha.nsqlog import Logger
@@ -41,13 +41,6 @@ TICK_SECONDS = LOOK_SECONDS
 SHUTS_DOWN = "it shuts down"  # for good
 
 
-class StartClaim(Protocol):
-    """The right to start as this node."""
-
-    def release(self) -> None:
-        """End it. Blocks."""
-
-
 class Membership:
     """The membership of one node."""
 
@@ -67,9 +60,7 @@ class Membership:
         peers: Peers,
         routing_peers: Peers,
         ttl_s: float,
-        claim: StartClaim | None = None,
     ) -> None:
-        """`claim`: keeps other processes from starting as this node until it is registered."""
         self.store = store
         self.node = node
         self.cluster_id = cluster_id
@@ -94,7 +85,6 @@ class Membership:
         self._leaving: set[str] = set()  # why others are to lead
         self._declining: dict[str, str] = {}  # part -> why this node leads only where no other can
         self._closing = False
-        self._claim = claim
         self._tick_at: asyncio.TimerHandle | None = None
 
     def view(self) -> View:
@@ -132,8 +122,6 @@ class Membership:
         self._unwatch = self.store.watch.on_change(lambda name: self.registration.call_soon(self.news.named, name))
         await self.registration.register()
         self.news.start()
-        if self._claim is not None:
-            await self.registration.run(self._claim.release)
 
     def registered(self, registration: int) -> None:
         """This node is registered, in this life."""
