@@ -3,7 +3,7 @@
 Downwards:
 
     daemon       one lookup daemon: sockets, registry and API
-    tcp          nsqd's connections
+    tcp          nsqd's connections, and who may register
     listeners    the HTTP, HTTPS and metrics listeners
     http_api     the HTTP API of clients, nsqadmin and nsqd
     fork_api     the HTTP API of the Youzan fork's tools

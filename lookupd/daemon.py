@@ -26,7 +26,7 @@ from lookupd.http_api import LookupdApi
 from lookupd.listeners import LookupdHttp
 from lookupd.registry import Registry
 from lookupd.standby import gone
-from lookupd.tcp import TcpServer, identity
+from lookupd.tcp import Admissions, TcpServer, identity
 from nsqha import __version__, nsqlog
 from nsqha.clock import Clock, SystemClock
 from nsqha.cluster_secret import read_secret
@@ -35,7 +35,7 @@ from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
 from nsqha.nsqlog import Logger, by_turns
-from nsqha.options import SECOND, LoadedOptions, LookupdOptions, host_name, version_line
+from nsqha.options import SECOND, LoadedOptions, LookupdOptions, host_name, networks, version_line
 from nsqha.server.authorization.audit import Audit
 from nsqha.server.authorization.exposure import warn_if_open
 from nsqha.server.authorization.guard import Guard
@@ -94,7 +94,11 @@ class Lookupd:
                 store.records, store.intents, random.SystemRandom(), channels_max=options.max_topic_channels
             )
             self._cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
-        self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
+        self._tcp = TcpServer(
+            self.registry, clock, self._logger, silence_s=inactive_s, admissions=_admissions(options, guard)
+        )
+        if guard is not None:
+            guard.file.on_change.append(self._tcp.judge_again)
         api = LookupdApi(self.registry, clock, self._cluster, describe=self._described)
         self._http = LookupdHttp(options, api, self._logger, guard, audit)
         self.tcp_address = self.http_address = self.https_address = self.metrics_address = ""
@@ -142,6 +146,14 @@ class Lookupd:
         )
 
 
+def _admissions(options: LookupdOptions, guard: Guard | None) -> Admissions | None:
+    """Who may register. ConfigError: the file with the cluster's secret can not be used."""
+    if guard is None:
+        return None
+    found = networks(options.register_from_cidr, "--register-from-cidr")
+    return Admissions(guard, found, read_secret(options.cluster_secret_file))
+
+
 def _limits(options: LookupdOptions) -> ControllerLimits:
     return ControllerLimits(plan=PlanLimits().replacing_after(options.replace_after_ns / SECOND))
 
@@ -181,7 +193,8 @@ async def _until_signal(options: LookupdOptions) -> None:
             watching.spawn(guard.file.watch())
             stack.callback(watching.cancel)
         else:
-            warn_if_open({"HTTP": options.http_address, "HTTPS": options.https_address})
+            ports = {"TCP": options.tcp_address, "HTTP": options.http_address, "HTTPS": options.https_address}
+            warn_if_open(ports)
         lookupd = Lookupd(options, clock=clock, store=store, peers=peers, gate=store, guard=guard)
         await lookupd.start()
         full_collections.start(loop)

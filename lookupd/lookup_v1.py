@@ -4,24 +4,31 @@
     peer    -> line "\\n"                                       words separated by single blanks, the line trimmed
     peer    -> "IDENTIFY\\n" [size i32][JSON]
     daemon  -> [size i32][text]                                no frame type; OK, JSON, or an error
+    peer    -> "AUTH\\n" [size i32][secret]                     as in V2, where the answer to IDENTIFY has auth_required
 
-Commands: IDENTIFY (once, before any registration), REGISTER topic [channel], UNREGISTER topic [channel], PING. Replies
-leave in command order. Every error is fatal: it is sent, then the connection closes.
+Commands: IDENTIFY (once, before any registration), AUTH, REGISTER topic [channel], UNREGISTER topic [channel], PING.
+Replies leave in command order. Every error is fatal: it is sent, then the connection closes.
+
+A daemon with an access file admits a peer by its address or by AUTH (`Admission`). Until then the peer is in no list:
+consumers connect to what is listed, and show their tokens there. The file may change: `judge_again`.
 
 A size or a line is checked against its limit before any part of it is buffered; the buffer never holds more than one
-incomplete line or IDENTIFY body.
+incomplete line or body.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import struct
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from lookupd.registry import Peer, PeerInfo, Registry
 from nsqha import gojson
+from nsqha.access.tokens import TOKEN_BYTES_MAX
 from nsqha.clock import Now
 from nsqha.ids import valid_name
 
@@ -29,6 +36,7 @@ MAGIC = b"  V1"
 LINE_BYTES_MAX = 4096
 """nsqd's longest line is UNREGISTER with two names of 64."""
 IDENTIFY_BYTES_MAX = 64 * 1024
+AUTH_BYTES_MAX = TOKEN_BYTES_MAX
 STEPS_AT_ONCE = 100
 """Commands in one turn, some milliseconds of work. Then other connections have their turn."""
 
@@ -51,6 +59,27 @@ class _Fatal(Exception):
     """The reply after which the connection closes."""
 
 
+class NotAdmitted(Exception):
+    """The text of the error that the peer is sent; why is for the log of this daemon."""
+
+
+class Admission(Protocol):
+    """Decides whether one peer may register. Nothing is awaited."""
+
+    @property
+    def open(self) -> bool:
+        """True while the peer needs no AUTH: its address may register, or every caller may."""
+
+    def greeting(self, identity: bytes) -> bytes:
+        """The answer to IDENTIFY of a peer that needs AUTH."""
+
+    def admit(self, secret: bytes, digest: bytes) -> bytes:
+        """The answer to AUTH. `digest`: the SHA-256 of what the peer sent with IDENTIFY. NotAdmitted."""
+
+    def still(self) -> bool:
+        """False: what the peer was admitted by is worth nothing any more."""
+
+
 class _Expect(enum.Enum):
     MAGIC = enum.auto()
     LINE = enum.auto()
@@ -66,10 +95,14 @@ Say = Callable[[str, str], None]
 class LookupSession:
     """One connection of one nsqd.
 
-    `identity` is the reply to IDENTIFY, which describes this daemon. `say` gets the log events.
+    `identity` is the reply to IDENTIFY, which describes this daemon. `say` gets the log events. `admission`: who may
+    register; None: everybody.
     """
 
-    def __init__(self, registry: Registry, peer_id: str, identity: bytes, say: Say) -> None:
+    def __init__(
+        self, registry: Registry, peer_id: str, identity: bytes, say: Say, admission: Admission | None = None
+    ) -> None:
+        self._admission = admission
         self._registry = registry
         self._peer_id = peer_id
         self._identity = identity
@@ -77,7 +110,9 @@ class LookupSession:
         self._buffer = bytearray()
         self._expect = _Expect.MAGIC
         self._body_size = 0
-        self._peer: Peer | None = None
+        self._body_of = ""  # the command whose body is read
+        self._introduced: tuple[PeerInfo, bytes] | None = None  # by IDENTIFY, the digest of whose body is this
+        self._peer: Peer | None = None  # once it is admitted
         self.more = False
         """Some received bytes are not processed yet: call `receive` again."""
 
@@ -88,7 +123,17 @@ class LookupSession:
 
     @property
     def identified(self) -> bool:
+        """True while it is listed as a producer, or as a node without topics."""
         return self._peer is not None
+
+    def judge_again(self) -> bytes:
+        """The access file has changed. Returns the error for a peer that may not register any more, which then is in
+        no list and closed; empty for any other."""
+        if self.closed or self._peer is None or self._admission is None or self._admission.still():
+            return b""
+        self._say("lookup_refused", f"CLIENT({self._peer_id}): it may not register any more by the access file")
+        self.leave()
+        return _reply(b"E_AUTH_FAILED AUTH failed")
 
     def receive(self, data: bytes, now: Now) -> bytes:
         """Process what the peer sent; returns the replies."""
@@ -108,7 +153,7 @@ class LookupSession:
         cut_off = self._expect in (_Expect.SIZE, _Expect.BODY)
         what = "body size" if self._expect is _Expect.SIZE else "body"
         self._stop()
-        return _reply(f"E_BAD_BODY IDENTIFY failed to read {what}".encode()) if cut_off else b""
+        return _reply(f"E_BAD_BODY {self._body_of} failed to read {what}".encode()) if cut_off else b""
 
     def leave(self) -> None:
         """Process the end of the connection."""
@@ -140,12 +185,13 @@ class LookupSession:
             case _Expect.SIZE:
                 if len(self._buffer) < _SIZE.size:
                     return False
-                self._body_size = _checked_size(_SIZE.unpack(self._take(_SIZE.size))[0])
+                self._body_size = _checked_size(self._body_of, _SIZE.unpack(self._take(_SIZE.size))[0])
                 self._expect = _Expect.BODY
             case _Expect.BODY:
                 if len(self._buffer) < self._body_size:
                     return False
-                replies += _reply(self._identify(self._take(self._body_size), now))
+                body = self._take(self._body_size)
+                replies += _reply(self._identify(body, now) if self._body_of == "IDENTIFY" else self._auth(body, now))
                 self._expect = _Expect.LINE
             case _Expect.NOTHING:
                 self._buffer.clear()
@@ -177,9 +223,16 @@ class LookupSession:
             case "UNREGISTER":
                 return self._unregister(params)
             case "IDENTIFY":
-                if self._peer is not None:
+                if self._introduced is not None:
                     raise _Fatal("E_INVALID cannot IDENTIFY again")
-                self._expect = _Expect.SIZE
+                self._body_of, self._expect = name, _Expect.SIZE
+                return None
+            case "AUTH":
+                if self._admission is None:
+                    raise _Fatal("E_AUTH_DISABLED AUTH disabled")
+                if self._introduced is None:
+                    raise _Fatal("E_INVALID client must IDENTIFY")
+                self._body_of, self._expect = name, _Expect.SIZE
                 return None
         raise _Fatal(f"E_INVALID invalid command {name}")
 
@@ -202,8 +255,10 @@ class LookupSession:
         return b"OK"
 
     def _named(self, command: str, params: list[str]) -> tuple[Peer, str, str]:
-        if self._peer is None:
+        if self._introduced is None:
             raise _Fatal("E_INVALID client must IDENTIFY")
+        if self._peer is None:
+            raise _Fatal(f"E_AUTH_FIRST AUTH required before {command}")
         if not params:
             raise _Fatal(f"E_INVALID {command} insufficient number of params")
         topic, channel = params[0], params[1] if len(params) > 1 else ""
@@ -229,17 +284,32 @@ class LookupSession:
             topology_zone=said.topology_zone,
             topology_region=said.topology_region,
         )
-        self._peer = self._registry.join(self._peer_id, info, now)
+        self._introduced = info, hashlib.sha256(body).digest()
         ports = f"TCP:{info.tcp_port} HTTP:{info.http_port} Version:{info.version}"
         self._say("lookup_identify", f"CLIENT({self._peer_id}): IDENTIFY Address:{info.broadcast_address} {ports}")
-        return self._identity
+        if self._admission is None or self._admission.open:
+            self._peer = self._registry.join(self._peer_id, info, now)
+            return self._identity
+        return self._admission.greeting(self._identity)
+
+    def _auth(self, secret: bytes, now: Now) -> bytes:
+        assert self._admission is not None and self._introduced is not None
+        info, digest = self._introduced
+        try:
+            answer = self._admission.admit(secret, digest)
+        except NotAdmitted as error:
+            raise _Fatal(str(error)) from None
+        if self._peer is None:
+            self._peer = self._registry.join(self._peer_id, info, now)
+        return answer
 
 
-def _checked_size(size: int) -> int:
-    if size > IDENTIFY_BYTES_MAX:
-        raise _Fatal(f"E_BAD_BODY IDENTIFY body too big {size} > {IDENTIFY_BYTES_MAX}")
+def _checked_size(command: str, size: int) -> int:
+    most = IDENTIFY_BYTES_MAX if command == "IDENTIFY" else AUTH_BYTES_MAX
+    if size > most:
+        raise _Fatal(f"E_BAD_BODY {command} body too big {size} > {most}")
     if size < 0:
-        raise _Fatal(f"E_BAD_BODY IDENTIFY invalid body size {size}")
+        raise _Fatal(f"E_BAD_BODY {command} invalid body size {size}")
     return size
 
 

@@ -6,26 +6,45 @@ not count, so sending single bytes does not help. One sweep checks all connectio
 daemon stops reading from a peer that does not read its replies, and that peer then counts as silent. A peer that sends
 many commands at once does not block other connections. The last descriptors of the process are not for connections
 (`listen.is_spare`), so HTTP answers however many there are.
+
+With an access file, who may register:
+
+    --register-from-cidr      its address is enough: nsqd of NSQ has nothing to show
+    anonymous = ["broker"]    the same for every address
+    AUTH with a token         role `broker`
+    AUTH with a proof         of the cluster's secret, for the nonce in the answer to IDENTIFY; the secret is not sent
+
+The answer to IDENTIFY says `auth_required`, and has the nonce where the daemon knows a cluster's secret. nsqd ignores
+both, and is refused at its first REGISTER. A proof holds for one connection and for what the peer sent with IDENTIFY,
+so where it was overheard it registers no other address.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from typing import cast
 
 import msgspec
 
-from lookupd.lookup_v1 import LookupSession
+from lookupd.lookup_v1 import LookupSession, NotAdmitted
 from lookupd.registry import Registry
 from nsqha import NSQ_VERSION
+from nsqha.access.roles import Grant
+from nsqha.access.surfaces import LOOKUP_V1
 from nsqha.clock import Clock, read
+from nsqha.cluster_secret import ClusterSecret, is_lookup_proof, lookup_proved, new_nonce
 from nsqha.nsqlog import Logger
+from nsqha.options import Network, among
+from nsqha.server.authorization.guard import FORBIDDEN, UNAUTHORIZED, Denied, Guard
 from nsqha.server.runtime.listen import Acceptor, address_text, too_many_files
 from nsqha.server.runtime.rare_warnings import RareWarnings
 
 SILENCE_S = 60.0
 SWEEP_S = 5.0
+NEED = LOOKUP_V1["REGISTER"]
+CLUSTER_SECRET = "cluster secret"
 LINGER_S = 1.0
 """How long a refused peer's further bytes are read and dropped, so that it gets the reason and not a reset."""
 
@@ -46,7 +65,17 @@ def identity(*, broadcast_address: str, hostname: str, http_port: int, tcp_port:
 class TcpServer:
     """Accepts on one socket; every connection registers its producers in `registry`."""
 
-    def __init__(self, registry: Registry, clock: Clock, logger: Logger, *, silence_s: float) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        clock: Clock,
+        logger: Logger,
+        *,
+        silence_s: float,
+        admissions: Admissions | None = None,
+    ) -> None:
+        """`admissions`: who may register; None: everybody."""
+        self._admissions = admissions
         self.registry = registry
         self.clock = clock
         self.logger = logger
@@ -73,6 +102,16 @@ class TcpServer:
             self._acceptor.close()
         for connection in list(self.connections):
             connection.close()
+
+    def judge_again(self) -> None:
+        """The access file has changed: whoever may not register any more is dropped."""
+        for connection in list(self.connections):
+            connection.judge_again()
+
+    def session(self, peer_id: str) -> LookupSession:
+        """The session of a new connection."""
+        admission = None if self._admissions is None else self._admissions.of(peer_id)
+        return LookupSession(self.registry, peer_id, self.identity, self.logger.info, admission)
 
     def peer_id(self, transport: asyncio.Transport) -> str:
         """The remote address; peers on a unix socket have none, and get a number."""
@@ -108,7 +147,7 @@ class LookupConnection(asyncio.Protocol):
         server = self._server
         opened = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
         self.peer_id = server.peer_id(opened)
-        self.session = LookupSession(server.registry, self.peer_id, server.identity, server.logger.info)
+        self.session = server.session(self.peer_id)
         if too_many_files(opened):
             server.refused.warning("CLIENT(%s): refused, as no file descriptors are left to spare", self.peer_id)
             opened.abort()
@@ -142,6 +181,12 @@ class LookupConnection(asyncio.Protocol):
                 asyncio.get_running_loop().call_soon(self._go_on)
         elif self._ended:
             self._end(transport)
+
+    def judge_again(self) -> None:
+        """The access file has changed."""
+        if self._transport is not None and not self._refused and (error := self.session.judge_again()):
+            self._transport.write(error)
+            self._refuse(self._transport)
 
     def eof_received(self) -> bool:
         self._ended = True
@@ -182,3 +227,82 @@ class LookupConnection(asyncio.Protocol):
         self._refused = True
         transport.write_eof()
         asyncio.get_running_loop().call_later(LINGER_S, self.close)
+
+
+# ---- who may register
+
+
+class Admissions:
+    """The rules of one daemon."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        networks: Iterable[Network],
+        secret: ClusterSecret | None,
+    ) -> None:
+        """`networks`: from where a peer may register without AUTH."""
+        self.guard = guard
+        self.networks = tuple(networks)
+        self.secret = secret
+
+    def of(self, address: str) -> PeerAdmission:
+        """The admission of the peer at `host:port`."""
+        return PeerAdmission(self, address)
+
+
+class PeerAdmission:
+    """One connection: implements `lookup_v1.Admission`."""
+
+    def __init__(self, rules: Admissions, address: str) -> None:
+        self._rules = rules
+        self._address = address
+        self._near = among(address.rpartition(":")[0], rules.networks)
+        self._nonce = b""
+        self._token: bytes | None = None  # it was admitted by
+        self._proved = False
+
+    @property
+    def open(self) -> bool:
+        return self._near or self._rules.guard.table.anonymous.may(NEED)
+
+    def greeting(self, identity: bytes) -> bytes:
+        said: dict[str, object] = {**msgspec.json.decode(identity), "auth_required": True}
+        if self._rules.secret is not None:
+            self._nonce = new_nonce()
+            said["nonce"] = self._nonce.hex()
+        return msgspec.json.encode(said)
+
+    def admit(self, secret: bytes, digest: bytes) -> bytes:
+        guard = self._rules.guard
+        try:
+            if is_lookup_proof(secret):
+                who = self._prove(secret, digest)
+            else:
+                grant = guard.token(secret, self._address).grant
+                guard.check(NEED, grant, self._address)
+                self._token, who = secret, grant.who
+        except Denied as denied:
+            code = "E_UNAUTHORIZED" if denied.status == FORBIDDEN else "E_AUTH_FAILED"
+            raise NotAdmitted(f"{code} AUTH failed") from None
+        return msgspec.json.encode({"identity": who, "identity_url": "", "permission_count": 1})
+
+    def _prove(self, secret: bytes, digest: bytes) -> str:
+        known, nonce = self._rules.secret, self._nonce
+        self._nonce = b""  # one try
+        if known is None or not nonce or not lookup_proved(known, secret, nonce, digest):
+            why = "its cluster secret is not that of this daemon: compare the files of --cluster-secret-file"
+            raise self._rules.guard.denied(UNAUTHORIZED, self._address, why)
+        self._proved = True
+        return CLUSTER_SECRET
+
+    def still(self) -> bool:
+        if self._proved or self.open:
+            return True
+        grant = None if self._token is None else self._granted(self._token)
+        return grant is not None and grant.may(NEED)
+
+    def _granted(self, token: bytes) -> Grant | None:
+        guard = self._rules.guard
+        found = guard.table.find(token)
+        return None if found is None or found.expired(guard.file.seconds) else found.grant

@@ -4,6 +4,7 @@ A proof is an HMAC-SHA256 over what was said, with fresh nonces of both sides; t
 
     a stream   the server's SETTINGS carry a nonce -> HEADERS with a nonce and a proof -> HEADERS with a proof
     a call     `CHALLENGE_PATH` with a nonce -> a nonce and a proof; then each call has a number and a proof of its own
+    a lookup   IDENTIFY -> an answer with a nonce -> AUTH with a proof of the nonce and of what was sent with IDENTIFY
 
 The file holds one secret a line, two lines while it is being replaced: the first is the new one. Each side proves all
 secrets that it has, and one in common is enough, so the file may be changed on one node after the other. It is read
@@ -136,6 +137,31 @@ def nonce_of(text: str) -> bytes:
     except ValueError:
         return b""
     return nonce if len(nonce) == NONCE_BYTES else b""
+
+
+# ---- registrations with a lookup daemon
+
+_LOOKUP_PROOF = b"nsqha-cluster-secret "  # tokens have no blank
+
+
+def lookup_proof(secret: ClusterSecret, nonce: bytes, digest: bytes) -> bytes:
+    """The secret of AUTH to a daemon that sent `nonce`; `digest`: the SHA-256 of what the broker sent with IDENTIFY."""
+    return _LOOKUP_PROOF + secret.proofs(*_of_lookup(nonce, digest)).encode()
+
+
+def is_lookup_proof(shown: bytes) -> bool:
+    """True for a proof, false for a token."""
+    return shown.startswith(_LOOKUP_PROOF)
+
+
+def lookup_proved(secret: ClusterSecret, shown: bytes, nonce: bytes, digest: bytes) -> bool:
+    """Whether the broker has proved that it knows the secret."""
+    proofs = shown.removeprefix(_LOOKUP_PROOF).decode("ascii", "replace")
+    return is_lookup_proof(shown) and secret.proved(proofs, *_of_lookup(nonce, digest))
+
+
+def _of_lookup(nonce: bytes, digest: bytes) -> list[bytes]:
+    return [b"nsqha lookup 1", b"client", nonce, digest]
 
 
 # ---- calls

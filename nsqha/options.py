@@ -22,7 +22,7 @@ import ipaddress
 import os
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from hashlib import md5
 from typing import Any, ClassVar, Generic, TypeVar
@@ -314,7 +314,7 @@ class Options:
     lookupd_token_file: str = _flag(
         STRING,
         "",
-        "path to a file with the token (role viewer) that those of --lookupd-tcp-address with an access file are shown",
+        "path to a file with the token (role broker) that those of --lookupd-tcp-address with an access file are shown",
     )
     metrics_address: str = _flag(STRING, "", "<addr>:<port> for /metrics and health alone (default: --http-address)")
 
@@ -372,6 +372,11 @@ class LookupdOptions:
         STRING,
         "",
         "path to a file that says who may do what (`nsqha access token` makes its lines); empty: everybody",
+    )
+    register_from_cidr: str = _flag(
+        STRING,
+        "",
+        "networks from which producers may register without a token, with commas; for nsqd of NSQ, with --access-file",
     )
     metrics_address: str = _flag(STRING, "", "<addr>:<port> for /metrics and health alone (default: --http-address)")
 
@@ -439,6 +444,8 @@ def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOp
     if bool(options.https_address) != bool(options.tls_cert):
         raise ConfigError("--https-address and --tls-cert go together: nothing else of this daemon has a certificate")
     _check_cluster(options, (*_ETCD_ACCESS, "cluster_tls_cert"))
+    if networks(options.register_from_cidr, "--register-from-cidr") and not options.access_file:
+        raise ConfigError("--register-from-cidr needs --access-file: without it every address may register")
     return replace(loaded, options=replace(options, broadcast_address=options.broadcast_address or host_name()))
 
 
@@ -515,12 +522,25 @@ def _check_strangers(options: Options) -> None:
             )
 
 
-def networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """The networks of --allow-config-from-cidr. ConfigError."""
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def networks(text: str, flag: str = "--allow-config-from-cidr") -> list[Network]:
+    """The networks that the flag names. ConfigError."""
     try:
         return [ipaddress.ip_network(part.strip(), strict=False) for part in text.split(",") if part.strip()]
     except ValueError as error:
-        raise ConfigError(f"--allow-config-from-cidr={text}: {error}") from None
+        raise ConfigError(f"{flag}={text}: {error}") from None
+
+
+def among(host: str, found: Iterable[Network]) -> bool:
+    """Whether one of the networks has this host; an IPv4 address may be written as an IPv6 one. False: no address."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return any(one in network for network in found for one in (address, mapped) if one is not None)
 
 
 _ETCD_ACCESS = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")

@@ -4,11 +4,13 @@
     reader      what a viewer may, and the bodies of messages
     publisher   to publish, to topics that match its patterns
     consumer    to consume, from topics that match its patterns
+    broker      to register with a lookup daemon as a producer, and to look topics up there
     operator    what a viewer may, and to create, pause, empty, seek and undo, to change policies and single messages
     admin       everything but to publish and to consume
 
 A `Need` is met by any of its roles. One without roles is open to everybody. Publisher and consumer are implied by no
-other role: who administrates does not write into a queue by mistake.
+other role: who administrates does not write into a queue by mistake. Neither is broker: consumers show their tokens to
+every producer that a lookup daemon names.
 
 Two roles can not be given in an access file: `segments` is what a certificate with `nsqha:reader` has, and `node` is a
 process of the cluster itself.
@@ -32,13 +34,14 @@ class Role(StrEnum):
     READER = "reader"
     PUBLISHER = "publisher"
     CONSUMER = "consumer"
+    BROKER = "broker"
     OPERATOR = "operator"
     ADMIN = "admin"
     SEGMENTS = "segments"
     NODE = "node"
 
 
-GRANTED = (Role.VIEWER, Role.READER, Role.PUBLISHER, Role.CONSUMER, Role.OPERATOR, Role.ADMIN)
+GRANTED = (Role.VIEWER, Role.READER, Role.PUBLISHER, Role.CONSUMER, Role.BROKER, Role.OPERATOR, Role.ADMIN)
 """The roles of an access file."""
 BY_TOPIC = frozenset((Role.PUBLISHER, Role.CONSUMER))
 

@@ -1,4 +1,4 @@
-"""What each HTTP route, each gRPC method and each command of a V2 client needs.
+"""What each HTTP route, each gRPC method, each command of a V2 client and each of the lookup protocol needs.
 
 A daemon whose route or method is in none of these tables does not start, and a test compares them with what there is in
 both directions. The keys of HTTP are `METHOD path`, of gRPC `Service/Method`.
@@ -18,7 +18,8 @@ SEGMENTS = Need(frozenset({Role.SEGMENTS}))
 HOLD = Need(frozenset({Role.SEGMENTS}), change=True)
 PUBLISH = Need(frozenset({Role.PUBLISHER}))
 CONSUME = Need(frozenset({Role.CONSUMER}))
-LOOK_UP = Need(frozenset({Role.VIEWER, Role.PUBLISHER, Role.CONSUMER}))
+LOOK_UP = Need(frozenset({Role.VIEWER, Role.PUBLISHER, Role.CONSUMER, Role.BROKER}))
+REGISTER = Need(frozenset({Role.BROKER}))
 OPERATE = Need(frozenset({Role.OPERATOR}), change=True)
 ADMINISTER = Need(frozenset({Role.ADMIN}), change=True)
 INSPECT = Need(frozenset({Role.ADMIN}))
@@ -157,6 +158,14 @@ V2: Mapping[str, Need] = {
     "REQ": OPEN,
     "TOUCH": OPEN,
     "CLS": OPEN,
+}
+
+LOOKUP_V1: Mapping[str, Need] = {
+    "IDENTIFY": OPEN,
+    "AUTH": OPEN,
+    "PING": OPEN,
+    "REGISTER": REGISTER,
+    "UNREGISTER": REGISTER,
 }
 
 SEGMENT_BYTES = SEGMENTS

@@ -289,7 +289,7 @@ def test_stock_tools_work_with_anonymous(node: Node) -> None:
 def test_stock_nsqadmin_finds_nodes_at_a_lookup_daemon_and_changes_nothing(tmp_path: Path) -> None:
     access = write_access(tmp_path / "access.toml", 'anonymous = ["viewer"]\n')
     token = tmp_path / "token"
-    token.write_text(TOKENS["viewer"])
+    token.write_text(TOKENS["broker"])
     token.chmod(0o600)
     port, flags = free_port(), [f"--access-file={access}"]
     with Lookupd(tmp_path / "lookupd", flags) as lookupd:

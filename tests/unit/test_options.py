@@ -242,6 +242,15 @@ def test_the_lookup_daemon_needs_both_addresses(flag: str) -> None:
         load_nsqlookupd([f"--{flag}="], {})
 
 
+def test_networks_that_register_without_a_token_need_an_access_file() -> None:
+    flag = "--register-from-cidr=10.0.0.0/8, ::1/128"
+    assert load_nsqlookupd([flag, "--access-file=a"], {}).options.register_from_cidr == flag.partition("=")[2]
+    with pytest.raises(ConfigError, match="--register-from-cidr needs --access-file"):
+        load_nsqlookupd([flag], {})
+    with pytest.raises(ConfigError, match=r"--register-from-cidr=10.0.0.0/99"):
+        load_nsqlookupd(["--register-from-cidr=10.0.0.0/99", "--access-file=a"], {})
+
+
 def test_the_lookup_daemon_has_https_where_all_of_it_is_given() -> None:
     certificate = ("--tls-cert=c", "--tls-key=k")
     flags = ["--https-address=0.0.0.0:4163", *certificate, "--metrics-address=127.0.0.1:9"]

@@ -94,7 +94,7 @@ class Guard:
         which = f" for the topic {topic}" if topic is not None and need.roles & grant.roles else ""
         who = "callers without a token" if anonymous else grant.who
         why = f"this needs the role {need}{which}, which {who} {'do' if anonymous else 'does'} not have"
-        raise self._denied(UNAUTHORIZED if anonymous else FORBIDDEN, address, why, grant.who)
+        raise self.denied(UNAUTHORIZED if anonymous else FORBIDDEN, address, why, grant.who)
 
     def token(self, text: bytes, address: str) -> Token:
         """The token with this text. Denied: there is none, its time is over, or the address has guessed too often; that
@@ -104,15 +104,16 @@ class Guard:
             host, now = host_of(address), self._clock.monotonic()
             if self._wrong and self._wrong.too_many(host, now):
                 why = "too many wrong tokens came from this address; try again in a second"
-                raise self._denied(TOO_MANY, address, why)
+                raise self.denied(TOO_MANY, address, why)
             self._wrong.wrong(host, now)
-            raise self._denied(UNAUTHORIZED, address, "the access file does not have this token")
+            raise self.denied(UNAUTHORIZED, address, "the access file does not have this token")
         if found.expires != NEVER and found.expired(self.file.seconds):
             why = f"the token {found.name} has expired: `nsqha access token {found.name}` makes another"
-            raise self._denied(UNAUTHORIZED, address, why, found.name)
+            raise self.denied(UNAUTHORIZED, address, why, found.name)
         return found
 
-    def _denied(self, status: int, address: str, why: str, who: str = UNKNOWN) -> Denied:
+    def denied(self, status: int, address: str, why: str, who: str = UNKNOWN) -> Denied:
+        """Count a refusal; the error to raise."""
         self.refused[status] += 1
         self._said.warning("%s: %s", address, why)
         return Denied(status, why, who)

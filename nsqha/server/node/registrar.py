@@ -8,12 +8,16 @@ reads too slowly is given up.
 A brand-new topic begins with the channels that the lookup daemons know for it, or the messages until its consumers
 reconnect would pass them by: `known_channels`.
 
+A daemon with an access file says `auth_required` in its answer to `IDENTIFY`, and gets `AUTH`: with a proof of the
+cluster's secret where it has one too, else with the token of --lookupd-token-file. Others never hear of either.
+
 Requests may be pipelined: the daemon answers them in order, `OK` each; anything else is an error after which it closes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +28,8 @@ import msgspec
 
 from nsqha import NSQ_VERSION, gojson
 from nsqha.access.tokens import TOKEN_BYTES_MAX
+from nsqha.cluster_secret import FLAG as SECRET_FLAG
+from nsqha.cluster_secret import ClusterSecret, lookup_proof, nonce_of
 from nsqha.errors import ConfigError
 from nsqha.ids import is_ephemeral, valid_name
 from nsqha.nsqlog import Logger
@@ -43,7 +49,8 @@ RETRY_SECONDS = (0.1, 15.0)
 UNSENT_BYTES_MAX = 64 << 20
 CHANNELS_BYTES_MAX = 5 << 20
 TOKEN_FLAG = "--lookupd-token-file"
-UNTOLD = ": only daemons that --lookupd-tcp-address names are shown the token; add this one there"
+WANTED = f"it wants a token, role broker: give {TOKEN_FLAG}"
+UNTOLD = "only daemons that --lookupd-tcp-address names are shown the token; add this one there"
 _ACCEPT = "application/vnd.nsq; version=1.0"
 
 Registrations = Callable[[], Mapping[str, Sequence[str]]]
@@ -78,6 +85,9 @@ class LookupInfo(msgspec.Struct, frozen=True):
 
     broadcast_address: str = ""
     http_port: int = 0
+    auth_required: bool = False
+    nonce: str = ""
+    """For a proof of the cluster's secret; empty: the daemon has none."""
 
     @property
     def http_url(self) -> str:
@@ -87,6 +97,28 @@ class LookupInfo(msgspec.Struct, frozen=True):
 
 class LookupdLost(Exception):
     """The lookup daemon is not there, or does not speak V1."""
+
+
+class Credentials:
+    """What lookup daemons with an access file are shown."""
+
+    def __init__(
+        self, token_file: str = "", token_for: Iterable[str] = (), secret: ClusterSecret | None = None
+    ) -> None:
+        """`token_file`: with the token, read each time; `token_for`: the daemons that are shown it, by address. Who may
+        name more daemons while this node runs is not given its token by that. `secret`: of the cluster; it is proved
+        to any daemon, and shown to none."""
+        self.token_file = token_file
+        self.secret = secret
+        self._token_for = frozenset(token_for)
+
+    def trusted(self, address: str) -> bool:
+        """Whether the daemon may see the token."""
+        return address in self._token_for
+
+    async def token(self) -> str:
+        """The token; empty without a file. ConfigError: the file can not be used."""
+        return await asyncio.to_thread(read_token, self.token_file) if self.token_file else ""
 
 
 class Registrar:
@@ -101,14 +133,10 @@ class Registrar:
         channels_max: int = 0,
         connect_seconds: float = 2.0,
         request_seconds: float = 5.0,
-        token_file: str = "",
-        token_for: Iterable[str] = (),
+        credentials: Credentials | None = None,
     ) -> None:
-        """`channels_max`: what a new topic may begin with; 0: no limit. `token_file`: what daemons with an access file
-        are shown, read each time; those of `token_for`, by address, and no other: who may name more daemons while this
-        node runs is not given its token by that."""
-        self._token_file = token_file
-        self._token_for = frozenset(token_for)
+        """`channels_max`: what a new topic may begin with; 0: no limit."""
+        self._credentials = credentials or Credentials()
         self._identity = identity
         self._registrations = registrations
         self._answer_bytes_max = answer_bytes_max
@@ -140,7 +168,7 @@ class Registrar:
         for address in wanted:
             if address not in self._peers:
                 self._logger.info("lookupd_added", "LOOKUP: adding peer %s", address)
-                peer = _Peer(address, self._identity, self._registrations, self._answer_bytes_max)
+                peer = _Peer(address, self._identity, self._registrations, self._answer_bytes_max, self._credentials)
                 self._peers[address] = peer
                 peer.task = self._tasks.spawn(peer.run())
 
@@ -207,7 +235,7 @@ class Registrar:
             for peer in list(self._peers.values()):
                 await peer.tried.wait()
         known = [
-            (info.http_url, address in self._token_for)
+            (info.http_url, self._credentials.trusted(address))
             for address, peer in self._peers.items()
             if (info := peer.info) and info.broadcast_address
         ]
@@ -224,17 +252,16 @@ class Registrar:
 
     async def _authorization(self) -> dict[str, str]:
         """The header with the token. ConfigError: its file can not be used."""
-        if not self._token_file:
-            return {}
-        return {"Authorization": f"Bearer {await asyncio.to_thread(read_token, self._token_file)}"}
+        token = await self._credentials.token()
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
     def _remedy(self, status: int, trusted: bool) -> str:
         """What to do about the answer of a daemon with an access file."""
         if status not in (401, 403):
             return ""
-        if not self._token_file:
-            return f": it wants a token, role viewer: give {TOKEN_FLAG}"
-        return f": this is for the token of {TOKEN_FLAG}, role viewer" if trusted else UNTOLD
+        if not self._credentials.token_file:
+            return f": {WANTED}"
+        return f": this is for the token of {TOKEN_FLAG}, role broker" if trusted else f": {UNTOLD}"
 
     async def _channels(self, url: str, trusted: bool) -> list[str]:
         """`trusted`: the daemon may see the token."""
@@ -291,8 +318,15 @@ class _Peer:
     """The connection to one lookup daemon."""
 
     def __init__(
-        self, address: str, identity: ProducerIdentity, registrations: Registrations, answer_bytes_max: int
+        self,
+        address: str,
+        identity: ProducerIdentity,
+        registrations: Registrations,
+        answer_bytes_max: int,
+        credentials: Credentials,
     ) -> None:
+        self._credentials = credentials
+        self._by_token = False  # the next try: the daemon has another cluster's secret
         self.info: LookupInfo | None = None  # None while it does not know us
         self.tried = asyncio.Event()  # it knows us, or did not the first time
         self._address = address
@@ -325,7 +359,7 @@ class _Peer:
             started = loop.time()
             try:
                 await self._serve()
-            except (OSError, TimeoutError, ValueError, EOFError, LookupdLost) as error:
+            except (ConfigError, OSError, TimeoutError, ValueError, EOFError, LookupdLost) as error:
                 why = _why(error, ANSWER_SECONDS)
                 self._logger.warning("lookupd_lost", "LOOKUPD(%s): %s", self._address, why, peer=self._address)
             self.info = None
@@ -344,6 +378,8 @@ class _Peer:
                 identity = self._identity.json()
                 writer.write(b"  V1IDENTIFY\n" + len(identity).to_bytes(4, "big") + identity)
                 info = gojson.decode(await self._answer(reader), LookupInfo)
+                if info.auth_required:
+                    await self._authenticate(reader, writer, info, identity)
             self._logger.info("lookupd_connected", "LOOKUPD(%s): peer info %s", self._address, info, peer=self._address)
             # No await between these two: a change is either in the list or comes as a change.
             self._changes = self._everything()
@@ -355,6 +391,32 @@ class _Peer:
                 await self._talk(writer, answers)
         finally:
             writer.close()
+
+    async def _authenticate(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, info: LookupInfo, identity: bytes
+    ) -> None:
+        """Show the daemon what it wants before a REGISTER. LookupdLost: there is nothing to show, or it is refused."""
+        nonce, secret = nonce_of(info.nonce), self._credentials.secret
+        prove = secret is not None and bool(nonce) and not self._by_token
+        if secret is not None and prove:
+            shown = lookup_proof(secret, nonce, hashlib.sha256(identity).digest())
+            remedy = f"the daemon has another cluster's secret: compare the files of {SECRET_FLAG}"
+        else:
+            shown = await self._token()
+            remedy = f"{TOKEN_FLAG} has to name a token of its access file, role broker"
+        writer.write(b"AUTH\n" + len(shown).to_bytes(4, "big") + shown)
+        try:
+            await self._answer(reader)
+        except LookupdLost as error:
+            self._by_token = prove and bool(self._credentials.token_file)  # at the next try
+            raise LookupdLost(f"{error}: {remedy}") from None
+
+    async def _token(self) -> bytes:
+        if not self._credentials.token_file:
+            raise LookupdLost(WANTED)
+        if not self._credentials.trusted(self._address):
+            raise LookupdLost(UNTOLD)
+        return (await self._credentials.token()).encode()
 
     def _everything(self) -> list[bytes]:
         lines = []

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nsqha import __version__, hot
 from nsqha.clock import Clock, SystemClock
+from nsqha.cluster_secret import read_secret
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
@@ -35,7 +36,7 @@ from nsqha.server.clients.connection import Connection
 from nsqha.server.http.broker_api import BoundPorts, announced_ports
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.parts import NodeParts
-from nsqha.server.node.registrar import ProducerIdentity, Registrar, read_token
+from nsqha.server.node.registrar import Credentials, ProducerIdentity, Registrar, read_token
 from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.opening.page_cache import boot_id, page_cache_of
 from nsqha.server.runtime import listen
@@ -434,8 +435,11 @@ class Node:
             channels_max=options.max_topic_channels,
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,
             request_seconds=options.http_client_request_timeout_ns / 1e9,
-            token_file=options.lookupd_token_file,
-            token_for=options.lookupd_tcp_addresses,
+            credentials=Credentials(
+                options.lookupd_token_file,
+                options.lookupd_tcp_addresses,
+                read_secret(options.cluster_secret_file),
+            ),
         )
         broker.endpoints.registrar = broker.topics.announcer = registrar
         registrar.set_peers(options.lookupd_tcp_addresses)

@@ -6,7 +6,7 @@ import pytest
 
 from nsqha.access.certificates import certified, grant_of
 from nsqha.access.roles import GRANTED, Need, Role, TopicPatterns, granted
-from nsqha.access.surfaces import BROKER_HTTP, GRPC, LOOKUPD_HTTP
+from nsqha.access.surfaces import BROKER_HTTP, GRPC, LOOKUP_V1, LOOKUPD_HTTP
 
 MAY = {
     # what is asked for -> the roles that may, apart from the cluster's own nodes
@@ -19,10 +19,11 @@ MAY = {
     ("http", "POST /topic/delete"): "admin",
     ("http", "PUT /config/:opt"): "admin",
     ("http", "GET /debug/pprof/heap"): "admin",
-    ("http", "GET /readyz"): "viewer reader publisher consumer operator admin",
-    ("lookupd", "GET /lookup"): "viewer reader publisher consumer operator admin",
+    ("http", "GET /readyz"): "viewer reader publisher consumer broker operator admin",
+    ("lookupd", "GET /lookup"): "viewer reader publisher consumer broker operator admin",
     ("lookupd", "GET /nodes"): "viewer reader operator admin",
     ("lookupd", "POST /cluster/move"): "admin",
+    ("lookupd-tcp", "REGISTER"): "broker",
     ("grpc", "nsqha.v1.Admin/DescribeTopic"): "viewer reader operator admin",
     ("grpc", "nsqha.v1.Admin/PeekMessages"): "reader admin",
     ("grpc", "nsqha.v1.Admin/ListMessages"): "reader operator admin",
@@ -35,7 +36,7 @@ MAY = {
     ("grpc", "nsqha.v1.Replication/Fetch"): "",
     ("grpc", "nsqha.v1.Routing/Administer"): "",
 }
-TABLES = {"http": BROKER_HTTP, "lookupd": LOOKUPD_HTTP, "grpc": GRPC}
+TABLES = {"http": BROKER_HTTP, "lookupd": LOOKUPD_HTTP, "lookupd-tcp": LOOKUP_V1, "grpc": GRPC}
 
 
 @pytest.mark.parametrize(("surface", "name"), MAY)
@@ -118,5 +119,5 @@ def test_the_certificate_of_a_socket_is_read() -> None:
 
 
 def test_a_need_says_what_it_is() -> None:
-    assert str(LOOKUPD_HTTP["GET /lookup"]) == "viewer or publisher or consumer"
+    assert str(LOOKUPD_HTTP["GET /lookup"]) == "viewer or publisher or consumer or broker"
     assert str(Need()) == "open" and str(GRPC["nsqha.v1.Segments/Snapshot"]) == "reader"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import struct
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookupd import registry as registry_module
-from lookupd.lookup_v1 import IDENTIFY_BYTES_MAX, LINE_BYTES_MAX, STEPS_AT_ONCE, LookupSession
+from lookupd.lookup_v1 import IDENTIFY_BYTES_MAX, LINE_BYTES_MAX, STEPS_AT_ONCE, Admission, LookupSession, NotAdmitted
 from lookupd.registry import Registry
 from nsqha.clock import Now
 
@@ -26,10 +27,11 @@ IDENTIFY = b"IDENTIFY\n" + sized(BODY)
 
 
 class Talk:
-    def __init__(self, greeting: bytes = b"  V1") -> None:
+    def __init__(self, greeting: bytes = b"  V1", admission: Admission | None = None) -> None:
         self.registry = Registry(inactive_timeout_s=300, tombstone_lifetime_s=45)
         self.said: list[str] = []
-        self.session = LookupSession(self.registry, "1.2.3.4:5", b"{me}", lambda event, _: self.said.append(event))
+        say = lambda event, _: self.said.append(event)  # noqa: E731
+        self.session = LookupSession(self.registry, "1.2.3.4:5", b"{me}", say, admission)
         self.send(greeting)
 
     def send(self, data: bytes, now: Now = T0) -> list[bytes]:
@@ -114,6 +116,7 @@ def test_another_magic_is_refused(magic: bytes) -> None:
         (b"IDENTIFY\n" + sized(BODY.replace(b'"a"', b"null")), b"E_BAD_BODY IDENTIFY missing fields"),
         (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),
         (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body too big 2147483647 > 65536"),
+        (IDENTIFY + b"AUTH\n" + sized(b"x"), b"E_AUTH_DISABLED AUTH disabled"),
     ],
 )
 def test_every_error_is_said_and_closes(sent: bytes, answer: bytes) -> None:
@@ -217,3 +220,72 @@ def test_no_input_raises_or_is_kept_beyond_the_limits(pieces: list[bytes]) -> No
     talk.session.eof()
     talk.session.leave()
     assert not list(talk.registry.registrations())
+
+
+# ---- a daemon with an access file
+
+
+class OnlySecret:
+    """Admits who shows `secret`, until it is revoked."""
+
+    def __init__(self, *, open: bool = False) -> None:
+        self.open = open
+        self.revoked = False
+
+    def greeting(self, identity: bytes) -> bytes:
+        return identity + b" auth_required"
+
+    def admit(self, secret: bytes, digest: bytes) -> bytes:
+        assert digest == hashlib.sha256(BODY).digest()
+        if secret != b"secret":
+            raise NotAdmitted("E_AUTH_FAILED AUTH failed")
+        return b"{welcome}"
+
+    def still(self) -> bool:
+        return self.open or not self.revoked
+
+
+AUTH = b"AUTH\n" + sized(b"secret")
+
+
+def test_a_peer_registers_after_auth_and_is_listed_from_then_on() -> None:
+    talk = Talk(admission=OnlySecret())
+    assert talk.send(IDENTIFY + b"PING\n") == [b"{me} auth_required", b"OK"]
+    assert talk.registry.nodes(T0) == [], "consumers and nsqadmin connect to what is listed"
+    assert talk.send(AUTH + b"REGISTER t c\n") == [b"{welcome}", b"OK"]
+    assert len(talk.registry.nodes(T0)) == 1
+
+
+def test_a_peer_whose_address_may_register_needs_no_auth() -> None:
+    talk = Talk(admission=OnlySecret(open=True))
+    assert talk.send(IDENTIFY + b"REGISTER t c\n" + AUTH + b"PING\n") == [b"{me}", b"OK", b"{welcome}", b"OK"]
+    assert len(talk.registry.nodes(T0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (AUTH, b"E_INVALID client must IDENTIFY"),
+        (IDENTIFY + b"REGISTER t c\n", b"E_AUTH_FIRST AUTH required before REGISTER"),
+        (IDENTIFY + b"UNREGISTER t c\n", b"E_AUTH_FIRST AUTH required before UNREGISTER"),
+        (IDENTIFY + b"AUTH\n" + sized(b"wrong"), b"E_AUTH_FAILED AUTH failed"),
+        (IDENTIFY + IDENTIFY, b"E_INVALID cannot IDENTIFY again"),
+        (IDENTIFY + b"AUTH\n" + struct.pack(">i", 4097), b"E_BAD_BODY AUTH body too big 4097 > 4096"),
+    ],
+)
+def test_a_peer_that_is_not_admitted_is_refused_and_in_no_list(sent: bytes, answer: bytes) -> None:
+    talk = Talk(admission=OnlySecret())
+    assert talk.send(sent + b"PING\n")[-1] == answer
+    assert talk.session.closed and talk.registry.nodes(T0) == [] and talk.registry.topics() == []
+
+
+def test_a_peer_whose_token_is_revoked_leaves_all_lists() -> None:
+    admission = OnlySecret()
+    talk, waiting = Talk(admission=admission), Talk(admission=admission)
+    talk.send(IDENTIFY + AUTH + b"REGISTER t c\n")
+    waiting.send(IDENTIFY)
+    assert talk.session.judge_again() == b""
+    admission.revoked = True
+    assert waiting.session.judge_again() == b"", "it has registered nothing, and may still show a token"
+    assert replies(talk.session.judge_again()) == [b"E_AUTH_FAILED AUTH failed"]
+    assert talk.session.closed and talk.registry.nodes(T0) == [] and talk.session.judge_again() == b""

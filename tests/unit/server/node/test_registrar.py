@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,9 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nsqha.cluster_secret import ClusterSecret, lookup_proof
 from nsqha.errors import ConfigError
 from nsqha.server.node import registrar as module
-from nsqha.server.node.registrar import LookupdLost, ProducerIdentity, Registrar, read_token
+from nsqha.server.node.registrar import Credentials, LookupdLost, ProducerIdentity, Registrar, read_token
 
 IDENTITY = ProducerIdentity("node.example", "host", 4150, 4151, "z", "r")
 
@@ -29,6 +31,8 @@ class FakeLookupd:
         self.heard: list[str] = []
         self.identities: list[dict[str, object]] = []
         self.writers: list[asyncio.StreamWriter] = []
+        self.shown: list[bytes] = []
+        self.wrong: set[bytes] = set()
         self.left = 0
         self.silent = False
         self.refuse = b""
@@ -47,6 +51,13 @@ class FakeLookupd:
                     size = int.from_bytes(await reader.readexactly(4), "big")
                     self.identities.append(json.loads(await reader.readexactly(size)))
                     self._reply(writer, self.info or b'{"broadcast_address":"127.0.0.1","http_port":1}')
+                    continue
+                if line == b"AUTH\n":
+                    size = int.from_bytes(await reader.readexactly(4), "big")
+                    shown = await reader.readexactly(size)
+                    self.shown.append(shown)
+                    self._changed.set()
+                    self._reply(writer, b"E_AUTH_FAILED AUTH failed" if shown in self.wrong else b"{}")
                     continue
                 self.heard.append(line.decode().rstrip("\n"))
                 self._changed.set()
@@ -79,6 +90,13 @@ class FakeLookupd:
                 self._changed.clear()
                 await self._changed.wait()
 
+    async def until_shown(self, times: int) -> None:
+        """Wait until so many AUTHs have come."""
+        async with asyncio.timeout(5):
+            while len(self.shown) < times:
+                self._changed.clear()
+                await self._changed.wait()
+
     def drop(self) -> None:
         for writer in self.writers:
             writer.close()
@@ -94,6 +112,8 @@ def run(
     registrations: Callable[[], Mapping[str, Sequence[str]]] = dict,
     info: bytes | None = None,
     trusted: bool = True,
+    token_file: str = "",
+    secret: ClusterSecret | None = None,
     **limits: Any,
 ) -> None:
     """`trusted`: the registrar's options name the daemon."""
@@ -101,8 +121,11 @@ def run(
     async def main() -> None:
         lookupd = FakeLookupd(info)
         address = await lookupd.start()
-        limits["token_for"] = (address,) if trusted else ("127.0.0.1:1",)
-        registrar = Registrar(IDENTITY, registrations, answer_bytes_max=1000, request_seconds=1.0, **limits)
+        named = (address,) if trusted else ("127.0.0.1:1",)
+        credentials = Credentials(token_file, named, secret)
+        registrar = Registrar(
+            IDENTITY, registrations, answer_bytes_max=1000, request_seconds=1.0, credentials=credentials, **limits
+        )
         try:
             await conversation(registrar, lookupd, address)
         finally:
@@ -392,7 +415,7 @@ def test_a_daemon_that_wants_a_token_is_said_with_the_flag(caplog: pytest.LogCap
             assert await registrar.known_channels("t") == []
 
     run(conversation, lambda: {"a": []})
-    assert "status 401: it wants a token, role viewer: give --lookupd-token-file" in caplog.text
+    assert "status 401: it wants a token, role broker: give --lookupd-token-file" in caplog.text
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -565,3 +588,87 @@ def test_a_daemon_that_is_gone_knows_no_channels() -> None:
 )
 def test_the_log_says_what_happened_without_pythons_words(error: Exception, words: str) -> None:
     assert module._why(error, 1.0) == words
+
+
+# ---- daemons with an access file
+
+NONCE = bytes(range(32))
+ASKS = b'{"broadcast_address":"127.0.0.1","http_port":1,"auth_required":true}'
+KNOWS_SECRET = ASKS[:-1] + b',"nonce":"%s"}' % NONCE.hex().encode()
+SECRET = ClusterSecret(b"s" * 32)
+PROOF = lookup_proof(SECRET, NONCE, hashlib.sha256(IDENTITY.json()).digest())
+
+
+def token_file(tmp_path: Path) -> str:
+    path = tmp_path / "token"
+    path.write_text("the token\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("info", "secret", "shown"),
+    [
+        (None, SECRET, []),  # nsqlookupd of NSQ, or a daemon without an access file
+        (ASKS, None, [b"the token"]),
+        (ASKS, SECRET, [b"the token"]),
+        (KNOWS_SECRET, None, [b"the token"]),
+        (KNOWS_SECRET, SECRET, [PROOF]),
+    ],
+)
+def test_a_daemon_that_asks_for_auth_gets_a_proof_or_the_token_first(
+    tmp_path: Path, info: bytes | None, secret: ClusterSecret | None, shown: list[bytes]
+) -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER t")
+        assert lookupd.shown == shown
+
+    run(conversation, lambda: {"t": []}, info=info, token_file=token_file(tmp_path), secret=secret)
+
+
+def test_where_the_proof_is_refused_the_token_is_tried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        lookupd.wrong.add(PROOF)
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER t")
+        assert lookupd.shown == [PROOF, b"the token"]
+
+    run(conversation, lambda: {"t": []}, info=KNOWS_SECRET, token_file=token_file(tmp_path), secret=SECRET)
+    assert "compare the files of --cluster-secret-file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("with_file", "trusted", "why"),
+    [
+        (False, True, "role broker: give --lookupd-token-file"),
+        (True, False, "only daemons that --lookupd-tcp-address names are shown the token"),
+    ],
+)
+def test_without_a_token_for_the_daemon_nothing_is_shown_or_registered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, with_file: bool, trusted: bool, why: str
+) -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_left(1)
+        assert not lookupd.shown and not lookupd.heard and registrar.connected == {address: False}
+
+    run(
+        conversation,
+        lambda: {"t": []},
+        info=ASKS,
+        token_file=token_file(tmp_path) if with_file else "",
+        trusted=trusted,
+    )
+    assert why in caplog.text
+
+
+def test_a_refused_token_is_logged_with_its_flag_and_role(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        lookupd.wrong.add(b"the token")
+        registrar.set_peers([address])
+        await lookupd.until_left(1)
+        assert not lookupd.heard
+
+    run(conversation, lambda: {"t": []}, info=ASKS, token_file=token_file(tmp_path))
+    assert "--lookupd-token-file has to name a token of its access file, role broker" in caplog.text
