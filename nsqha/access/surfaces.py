@@ -144,6 +144,18 @@ GRPC: Mapping[str, Need] = {
 BODIES_TOO = READ
 """What a request of ListMessages needs that asks for bodies as well."""
 
+DEAD_LETTER_TOPIC = READ
+"""What a policy with `dead_letter=topic:NAME` needs as well: consumers of that topic read the bodies of this one."""
+
+
+def writes_audit(need: Need) -> Need:
+    """What a request about the topic of --audit-topic needs as well: daemons write it, and only administrators change
+    it."""
+    if need.change and Role.OPERATOR in need.roles:
+        return ADMINISTER
+    return INSPECT if need == PUBLISH else OPEN
+
+
 V2: Mapping[str, Need] = {
     "IDENTIFY": OPEN,
     "AUTH": OPEN,

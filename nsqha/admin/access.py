@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,8 @@ from grpc import aio
 
 from nsqha.access.certificates import certified
 from nsqha.access.roles import Grant, Need, Role, granted
-from nsqha.access.surfaces import BODIES_TOO, GRPC, INSPECT, need_of
+from nsqha.access.surfaces import ADMINISTER, BODIES_TOO, DEAD_LETTER_TOPIC, GRPC, INSPECT, need_of, writes_audit
+from nsqha.election.policy import target_topic
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, segments_pb2
 from nsqha.server.authorization.audit import AdminAction, Audit
@@ -51,6 +52,7 @@ REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 JUDGED = (_ADMIN.full_name, _SEGMENTS.full_name, REFLECTION)
 """The services whose callers this gate looks at."""
 _LIST_MESSAGES = f"/{_ADMIN.full_name}/ListMessages"
+_UPDATE_POLICY = f"/{_ADMIN.full_name}/UpdateChannelPolicy"
 _SNAPSHOT = f"/{_SEGMENTS.full_name}/Snapshot"
 _STATUS = {
     UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
@@ -104,6 +106,7 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
         audit: Audit | None = None,
         *,
         proofs: bool = False,
+        audit_topic: str = "",
     ) -> None:
         """`view` returns the cluster's view; that of a node without a cluster is empty. `proofs`: there is a gate in
         front that passes on only those proofs of the cluster's secret that are right."""
@@ -113,6 +116,7 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
         self._guard = guard
         self._audit = audit
         self._proofs = proofs
+        self._audit_topic = audit_topic  # that only daemons and administrators change
         self._refused = RareWarnings(logger, "stranger_refused")
 
     @staticmethod
@@ -171,17 +175,31 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
             return await _parsed(handler, data, context, method)
         grant = await self._admitted(call, context)
         request = await _parsed(handler, data, context, method)
-        if call.method == _LIST_MESSAGES and request.bodies:
-            await self._check(BODIES_TOO, grant, context)
+        for need in self._needed_too(call, request):
+            await self._check(need, grant, context)
         return request
+
+    def _needed_too(self, call: CallFacts, request: Any) -> Iterator[Need]:
+        """What this request needs beside the need of its method."""
+        if call.method == _LIST_MESSAGES and request.bodies:
+            yield BODIES_TOO
+        if self._audit_topic and getattr(request, "topic", "") == self._audit_topic:
+            yield writes_audit(call.need)
+        if call.method == _UPDATE_POLICY and (target := target_topic({"dead_letter": request.set.dead_letter})):
+            yield DEAD_LETTER_TOPIC
+            if target == self._audit_topic:
+                yield ADMINISTER
 
     async def _answer(self, call: CallFacts | None, method: str, handler: Any, data: bytes, context: Context) -> Any:
         if call is None or not call.need.change or self._audit is None:
             return await handler.unary_unary(await self._read(call, method, handler, data, context), context)
         attempt = Attempt(call)
         try:
-            await self._admitted(call, context, attempt)
+            grant = await self._admitted(call, context, attempt)
             request = attempt.request = await _parsed(handler, data, context, method)
+            for need in self._needed_too(call, request):
+                attempt.need = need if need.roles else attempt.need
+                await self._check(need, grant, context)
             attempt.answer = answer = await handler.unary_unary(request, context)
             return answer
         finally:
@@ -242,13 +260,14 @@ class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
 class Attempt:
     """One change that is asked for, for the audit."""
 
-    __slots__ = ("_began", "_call", "answer", "by_node", "request", "who")
+    __slots__ = ("_began", "_call", "answer", "by_node", "need", "request", "who")
 
     def __init__(self, call: CallFacts) -> None:
         self.who = UNKNOWN
         self.by_node = False
         self.request: Any = None
         self.answer: Any = None
+        self.need = call.need
         self._call = call
         self._began = time.perf_counter()
 
@@ -278,7 +297,7 @@ class Attempt:
             target += f" hold_id={answer.hold_id}"
         return AdminAction(
             who=self.who,
-            role=str(self._call.need),
+            role=str(self.need),
             address=peer_grpc.address_of(context),
             surface="grpc",
             method=self._call.method[1:],

@@ -294,10 +294,12 @@ class AdminServer:
         secret: ClusterSecret | None = None,
         guard: Guard | None = None,
         audit: Audit | None = None,
+        audit_topic: str = "",
     ) -> None:
         """With `secret` every call has to prove it; with `guard` a call may show a token instead."""
         self._guard = guard
         self._audit = audit
+        self._audit_topic = audit_topic
         self._secret = secret
         self._broker = broker
         self._wanted = address
@@ -314,7 +316,8 @@ class AdminServer:
         cluster = self._broker.cluster
         guard = self._guard
         view = _alone if cluster is None else cluster.leaders.members.view
-        gate = AdminGate(view, guard, self._audit, proofs=self._secret is not None)
+        proofs = self._secret is not None
+        gate = AdminGate(view, guard, self._audit, proofs=proofs, audit_topic=self._audit_topic)
         alone = 0 if self._peers else ALONE_BYTES_MAX
         counter = CallCounter()
         self._broker.endpoints.grpc_requests = counter.counts

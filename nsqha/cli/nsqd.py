@@ -69,7 +69,16 @@ def open_grpc(broker: Broker, address: str, peers: GrpcPeerServer | None, tls: C
     from nsqha.admin.service import AdminServer
 
     secret, at = read_secret(broker.options.cluster_secret_file), broker.endpoints
-    return AdminServer(broker, address, peers, tls=tls, secret=secret, guard=at.guard, audit=at.audit)
+    return AdminServer(
+        broker,
+        address,
+        peers,
+        tls=tls,
+        secret=secret,
+        guard=at.guard,
+        audit=at.audit,
+        audit_topic=broker.options.audit_topic,
+    )
 
 
 def _of_a_full_disk(error: BaseException | None) -> bool:

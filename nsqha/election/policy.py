@@ -36,6 +36,12 @@ def _check(name: str, value: float | None, lowest: float, highest: float) -> Non
         raise ValueError(f"{name} is {value}; it must be {lowest} to {highest}")
 
 
+def target_topic(changes: Mapping[str, object]) -> str | None:
+    """The topic to which these changes of a policy move dead letters; None: they name none."""
+    fate = changes.get("dead_letter")
+    return fate.removeprefix(TO_TOPIC) if isinstance(fate, str) and fate.startswith(TO_TOPIC) else None
+
+
 def _check_fate(value: object) -> None:
     if value is None or value in (KEEP, DROP):
         return

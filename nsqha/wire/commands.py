@@ -184,7 +184,8 @@ class PublishCommands:
 
     def mpub(self, words: list[bytes], data: bytes, start: int, pos: int) -> int:
         """Checks and topic come before the body and must not be repeated when its rest has come: `mpub_open`."""
-        if not self.mpub_open:
+        begun = self.mpub_open
+        if not begun:
             if len(words) < 2:
                 raise BadCommand(b"E_INVALID MPUB insufficient number of parameters")
             topic = name(words[1])
@@ -221,6 +222,8 @@ class PublishCommands:
             batch = hot.mpub_body(data, pos + 4, pos + 4 + reader.size, self._msg_bytes_max)
         assert batch is not None, "the body was found to be whole"
         count, frames = batch
+        if begun and not self.may("MPUB", words[1].decode()):
+            return NOT_DONE  # the body has taken its time, and the right is gone
         self.mpub_open = False
         self.handler.publish(words[1].decode(), frames, count, "MPUB", self._mpub_partition)
         # A frame is 34 bytes more than its message, a part of the body 4: so much has been taken.

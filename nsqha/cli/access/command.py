@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from nsqha.access.roles import GRANTED
+from nsqha.access.roles import BY_TOPIC, GRANTED
 from nsqha.access.tokens import FILE_BYTES_MAX, NAME, PREFIX, AccessTable, entry, parse
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import add_json, add_verb, did_you_mean, duration
@@ -34,21 +35,27 @@ def _add_token(verbs: Any) -> None:
         examples=(
             "nsqha access token prometheus --role viewer",
             "nsqha access token billing --role publisher --topics invoices --topics 'invoices.*' --expires 90d",
-            "nsqha access token ops --role operator --role reader --file access.toml",
+            "nsqha access token ops --role operator --role reader --file access.toml --output ops.token",
         ),
-        description="Make a token, and show it once. Its lines for the access file have only its SHA-256: they are "
-        "printed, or appended to --file, which running daemons read within two seconds.",
-        shape='{"name", "token", "entry", "file"}',
+        description="Make a token, and show it once, or write it to --output, which only its owner can read. Its lines "
+        "for the access file have only its SHA-256: they are printed, or appended to --file, which running daemons "
+        "read within two seconds.",
+        shape='{"name", "token": null with --output, "entry", "file", "output"}',
         statuses=(exits.USAGE, exits.CONFLICT),
     )
     verb.add_argument("name", metavar="NAME", type=_name, help="who will use it; audit records show it")
     roles = ", ".join(GRANTED)
     verb.add_argument("--role", metavar="ROLE", action="append", required=True, type=_role, help=f"one of {roles}")
     verb.add_argument(
-        "--topics", metavar="PATTERN", action="append", default=[], help="of publisher and consumer; * is any text"
+        "--topics",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="of publisher and consumer; * is any text; not given: all topics",
     )
     verb.add_argument("--expires", metavar="WHEN", type=_expires, help="2027-01-31, or 90d from now on")
     verb.add_argument("--file", metavar="PATH", default="", help="append the lines to this access file")
+    verb.add_argument("--output", metavar="PATH", default="", help="write the token to this file, and do not show it")
     add_json(verb)
 
 
@@ -73,16 +80,32 @@ def run_token(args: argparse.Namespace) -> int:
         parse(lines.encode())
     except ConfigError as error:
         raise exits.Exit(exits.USAGE, str(error)) from None
-    if args.file:
-        _append(args.file, args.name, lines)
+    with contextlib.ExitStack() as written:
+        if args.file:
+            _write(written, "--file", args.file, _with_entry(args.file, args.name, lines))
+        if args.output:
+            _write(written, "--output", args.output, f"{token}\n", new_mode=True)
+    if (by_topic := sorted(BY_TOPIC.intersection(args.role))) and not args.topics:
+        say(f"without --topics {args.name} is {' and '.join(by_topic)} of all topics")
     if args.json:
-        print_json({"name": args.name, "token": token, "entry": lines, "file": args.file or None})
+        shown = None if args.output else token
+        print_json(
+            {
+                "name": args.name,
+                "token": shown,
+                "entry": lines,
+                "file": args.file or None,
+                "output": args.output or None,
+            }
+        )
         return exits.OK
-    print(token)
+    if not args.output:
+        print(token)
+    where = f"the token is in {args.output}" if args.output else "the token is shown this once"
     if args.file:
-        say(f"the token is shown this once; {args.file} has its SHA-256 as tokens.{args.name}")
+        say(f"{where}; {args.file} has its SHA-256 as tokens.{args.name}")
     else:
-        say(f"the token is shown this once; these lines are for the access file:\n\n{lines}")
+        say(f"{where}; these lines are for the access file:\n\n{lines}")
     return exits.OK
 
 
@@ -114,9 +137,8 @@ def run_check(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _append(path: str, name: str, lines: str) -> None:
-    """Replace the file by one with these lines too: a daemon never reads a half of them. A link stays one."""
-    path = os.path.realpath(path)
+def _with_entry(path: str, name: str, lines: str) -> str:
+    """What the access file has with these lines too."""
     there = _read(path) if os.path.exists(path) else b""
     table = _parsed(path, there)
     if any(token.name == name for token in table.tokens):
@@ -124,21 +146,39 @@ def _append(path: str, name: str, lines: str) -> None:
             exits.CONFLICT, f"{path} has a token {name} already; remove its table first, or take another name"
         )
     text = there.decode()
-    text += ("" if not text else "\n" if text.endswith("\n") else "\n\n") + lines
+    return text + ("" if not text else "\n" if text.endswith("\n") else "\n\n") + lines
+
+
+def _write(written: contextlib.ExitStack, flag: str, path: str, text: str, *, new_mode: bool = False) -> None:
+    """Write beside the file, and replace it when `written` closes without an error: no daemon ever reads a half of it,
+    and where anything fails it is what it was. A link stays one. It keeps its owner and mode, or with `new_mode` is for
+    its owner alone, as one that is new."""
+    path = os.path.realpath(path)
     new = f"{path}.new"
+
+    def replace(kind: object, *_: object) -> None:
+        if kind is not None:
+            os.unlink(new)
+            return
+        try:
+            os.replace(new, path)
+        except OSError as error:
+            raise exits.Exit(exits.USAGE, f"{flag}={path}: {error.strerror}") from None
+
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)
             file.write(text)
             file.flush()
-            if there:
+            if os.path.exists(path) and not new_mode:
                 found = os.stat(path)
                 os.fchmod(file.fileno(), found.st_mode & 0o770)
                 if (found.st_uid, found.st_gid) != (os.getuid(), os.getgid()):
                     os.fchown(file.fileno(), found.st_uid, found.st_gid)
             os.fsync(file.fileno())
-        os.replace(new, path)
+        written.push(replace)
     except OSError as error:
-        raise exits.Exit(exits.USAGE, f"--file={path}: {error.strerror}") from None
+        raise exits.Exit(exits.USAGE, f"{flag}={path}: {error.strerror}") from None
 
 
 def _read(path: str) -> bytes:
@@ -179,12 +219,20 @@ def _role(text: str) -> Any:
 
 def _expires(text: str) -> str:
     """As the file has it: a date, or a time."""
+    now, given = datetime.now(UTC), text
     try:
-        return datetime.strptime(text, "%Y-%m-%d").strftime("%Y-%m-%d")
+        day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
         pass
+    else:
+        if day <= now:
+            raise argparse.ArgumentTypeError(f"{text} has begun already (UTC): a token ends with the beginning of it")
+        return day.strftime("%Y-%m-%d")
     if text.endswith("d") and text[:-1].isdecimal() and len(text) < 7:
         text = f"{int(text[:-1]) * 24}h"
     if text[:1].isdecimal() and not text[-1:].isdecimal():
-        return _written((datetime.now(UTC) + timedelta(microseconds=duration(text) // 1000)).timestamp())
+        lifetime = timedelta(microseconds=duration(text) // 1000)
+        if lifetime < timedelta(seconds=1):
+            raise argparse.ArgumentTypeError(f"{given!r} would have expired at once")
+        return _written((now + lifetime).timestamp())
     raise argparse.ArgumentTypeError(f"{text!r} is neither a date, as in 2027-01-31, nor a time from now on, as in 90d")

@@ -14,6 +14,7 @@ from collections import Counter
 
 from nsqha.access.attempts import WrongTokens
 from nsqha.access.roles import Grant, Need
+from nsqha.access.surfaces import writes_audit
 from nsqha.access.tokens import NEVER, TOKEN_BYTES_MAX, AccessTable, Token
 from nsqha.clock import Clock
 from nsqha.nsqlog import Logger
@@ -45,17 +46,19 @@ class Denied(Exception):
 class Guard:
     """The access of one daemon."""
 
-    def __init__(self, file: AccessFile, clock: Clock) -> None:
+    def __init__(self, file: AccessFile, clock: Clock, audit_topic: str = "") -> None:
+        """`audit_topic`: the topic that only the daemons and administrators change; empty: there is none."""
         self.file = file
+        self.audit_topic = audit_topic
         self.refused: Counter[int] = Counter()  # requests, by status
         self._clock = clock
         self._wrong = WrongTokens()
         self._said = RareWarnings(logger, "access_refused")
 
     @classmethod
-    def of(cls, path: str, clock: Clock) -> Guard | None:
+    def of(cls, path: str, clock: Clock, audit_topic: str = "") -> Guard | None:
         """None without a file. ConfigError if it can not be used."""
-        return cls(AccessFile(path, clock), clock) if path else None
+        return cls(AccessFile(path, clock), clock, audit_topic) if path else None
 
     @property
     def table(self) -> AccessTable:
@@ -89,12 +92,22 @@ class Guard:
     def check(self, need: Need, grant: Grant, address: str, topic: str | None = None) -> None:
         """Denied, unless the caller has what is needed."""
         if grant.may(need, topic):
-            return
+            if topic is None or topic != self.audit_topic:
+                return
+            need = writes_audit(need)
+            if grant.may(need):
+                return
         anonymous = grant is self.table.anonymous
         which = f" for the topic {topic}" if topic is not None and need.roles & grant.roles else ""
         who = "callers without a token" if anonymous else grant.who
         why = f"this needs the role {need}{which}, which {who} {'do' if anonymous else 'does'} not have"
         raise self.denied(UNAUTHORIZED if anonymous else FORBIDDEN, address, why, grant.who)
+
+    def may(self, need: Need, grant: Grant, topic: str) -> bool:
+        """As `check`; nothing is counted or logged."""
+        if topic == self.audit_topic and not grant.may(writes_audit(need)):
+            return False
+        return grant.may(need, topic)
 
     def token(self, text: bytes, address: str) -> Token:
         """The token with this text. Denied: there is none, its time is over, or the address has guessed too often; that

@@ -38,7 +38,7 @@ class TokenState:
 
     def allows(self, topic: str, channel: str = "") -> bool:
         """Without a channel: may it publish? With one: may it subscribe?"""
-        return allows(self._token.grant, topic, channel)
+        return allows(self._guard, self._token.grant, topic, channel)
 
     def reply_json(self) -> bytes:
         """The response to a successful AUTH."""
@@ -56,7 +56,7 @@ class AnonymousState:
         self._guard = guard
 
     def allows(self, topic: str, channel: str = "") -> bool:
-        return allows(self._guard.table.anonymous, topic, channel)
+        return allows(self._guard, self._guard.table.anonymous, topic, channel)
 
     @property
     def needs_no_auth(self) -> bool:
@@ -83,5 +83,5 @@ class TokenAuth:
         return None if found is None or found.expired(self._guard.file.seconds) else TokenState(self._guard, found)
 
 
-def allows(grant: Grant, topic: str, channel: str) -> bool:
-    return grant.may(CONSUME if channel else PUBLISH, topic)
+def allows(guard: Guard, grant: Grant, topic: str, channel: str) -> bool:
+    return guard.may(CONSUME if channel else PUBLISH, grant, topic)

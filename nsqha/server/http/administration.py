@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from nsqha.access.surfaces import ADMINISTER, DEAD_LETTER_TOPIC
 from nsqha.election.model import ChannelList
-from nsqha.election.policy import EVERY_CHANNEL
+from nsqha.election.policy import EVERY_CHANNEL, target_topic
 from nsqha.server.http.failures import done
 from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 
@@ -110,6 +111,10 @@ class AdministrationRoutes:
             changes = msgspec.json.decode(body, type=dict[str, int | float | bool | str | None])
             if not changes:
                 raise ValueError("the body has no field to change")
+            if (target := target_topic(changes)) is not None:
+                request.demand(DEAD_LETTER_TOPIC)
+                if target == self._broker.options.audit_topic:
+                    request.demand(ADMINISTER)
             changed = await done(self._broker.channels.ask(topic, channel, changes), self._broker, "CHANNEL_NOT_FOUND")
         except (msgspec.MsgspecError, ValueError) as error:
             raise ApiError(400, "INVALID_POLICY", detail=str(error)) from error

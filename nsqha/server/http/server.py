@@ -48,6 +48,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 from urllib.parse import quote, unquote_to_bytes
 
@@ -168,7 +169,8 @@ class HttpRequest:
     """What a handler sees of a request."""
 
     __slots__ = (
-        "_continued", "_inner", "_query", "_room", "_taken", "method", "param", "path", "query_text", "refusal", "who",
+        "_continued", "_inner", "_query", "_room", "_taken", "demand", "judge_again", "method", "need", "param", "path",
+        "query_text", "refusal", "who",
     )  # fmt: skip
 
     def __init__(self, inner: web.BaseRequest, room: PublishBudget | None = None) -> None:
@@ -186,6 +188,11 @@ class HttpRequest:
         self.param = ""
         self.who = ANONYMOUS
         self.refusal = ""  # the code with which it was refused or failed
+        self.need: Need | None = None  # the last that was asked of its caller
+        self.judge_again: Callable[[], None] = _nothing
+        """ApiError: the access file has changed since the request came, and its caller may not do this any more."""
+        self.demand: Callable[[Need], None] = _nothing_of
+        """ApiError: the caller may not do this, which the request turned out to need as well."""
 
     @property
     def query(self) -> Query:
@@ -240,6 +247,7 @@ class HttpRequest:
             raise ApiError(400, "INVALID_REQUEST") from error
         if self.broken_body:
             raise ApiError(400, "INVALID_REQUEST")
+        self.judge_again()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _take_room(self, size: int) -> None:
@@ -272,6 +280,14 @@ class HttpRequest:
         """Whether the chunks of the body became malformed before its end."""
         protocol = self._inner.protocol
         return isinstance(protocol, _HttpConnection) and protocol.broken
+
+
+def _nothing() -> None:
+    """Where every caller may do everything."""
+
+
+def _nothing_of(_: Need) -> None:
+    """The same."""
 
 
 Handler = Callable[[HttpRequest], Awaitable[object]]
@@ -383,7 +399,9 @@ class HttpDoors:
         guard = self._guard
         if guard is None or not need.roles:
             return
-        topic = request.query.get("topic") if need.roles & BY_TOPIC else None
+        by_topic = need.roles & BY_TOPIC or (need.change and guard.audit_topic)
+        topic = request.query.get("topic") if by_topic else None
+        request.need = need
         authorization = request.headers.get("Authorization")
         certified = request.certified if self._verifies and authorization is None else None
         try:
@@ -391,6 +409,14 @@ class HttpDoors:
         except Denied as denied:
             request.who = denied.who
             raise ApiError(denied.status, denied.code, detail=denied.why) from None
+        generation = guard.file.generation
+
+        def judge_again() -> None:
+            if guard.file.generation != generation:
+                self.check(need, request)
+
+        request.judge_again = judge_again
+        request.demand = partial(self.check, request=request)
 
     def record(self, need: Need, request: HttpRequest, took: float) -> None:
         """A change was carried out, or refused."""
@@ -401,7 +427,7 @@ class HttpDoors:
         self._audit.record(
             AdminAction(
                 who=request.who,
-                role=str(need),
+                role=str(request.need or need),
                 address=request.remote,
                 surface=self.surface,
                 method=f"{request.method} {request.path}",

@@ -280,7 +280,7 @@ class Node:
         options = self.options
         if options.lookupd_token_file:
             read_token(options.lookupd_token_file)  # it is read each time; one that can not be is said now
-        guard = Guard.of(options.access_file, SystemClock())
+        guard = Guard.of(options.access_file, SystemClock(), options.audit_topic)
         if guard is not None:
             self._tasks.spawn(guard.file.watch())
         else:

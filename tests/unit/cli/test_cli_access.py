@@ -65,6 +65,8 @@ def test_it_is_added_to_a_file_that_others_never_see_half(tmp_path: Path, capsys
         (("token", "a b", "--role", "viewer"), "'a b' is no name"),
         (("token", "x", "--role", "viewer", "--expires", "soon"), "'soon' is neither a date"),
         (("token", "x"), "--role"),
+        (("token", "x", "--role", "viewer", "--expires", "2020-01-31"), "2020-01-31 has begun already"),
+        (("token", "x", "--role", "viewer", "--expires", "0d"), "'0d' would have expired at once"),
     ],
 )
 def test_what_can_not_be_is_one_line(words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,3 +128,45 @@ def test_where_a_token_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.unlink()
     with pytest.raises(exits.Exit, match="No such file"):
         shown_token.token()
+
+
+def test_a_token_in_a_file_is_for_its_owner_and_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, access = tmp_path / "ops.token", tmp_path / "access.toml"
+    path.write_text("an old one that everybody reads")
+    path.chmod(0o644)
+    assert run("token", "ops", "--role", "admin", "--file", str(access), "--output", str(path)) == exits.OK
+    said = capsys.readouterr()
+    token = path.read_text().removesuffix("\n")
+    assert token.startswith(PREFIX) and token not in said.out + said.err and str(path) in said.err
+    assert parse(access.read_bytes()).find(token.encode()) is not None
+    assert os.stat(path).st_mode & 0o777 == 0o600 and sorted(os.listdir(tmp_path)) == ["access.toml", "ops.token"]
+
+
+def test_a_command_that_fails_leaves_the_token_of_before(tmp_path: Path) -> None:
+    path, access = tmp_path / "ops.token", tmp_path / "access.toml"
+    path.write_text("in use")
+    access.write_text("anonymous = [")
+    for file, why in ((access, "no TOML"), (tmp_path / "none" / "access.toml", "No such file")):
+        with pytest.raises(exits.Exit, match=why):
+            run("token", "ops", "--role", "admin", "--file", str(file), "--output", str(path))
+    with pytest.raises(SystemExit):
+        run("token", "ops", "--role", "amdin", "--output", str(path))
+    assert path.read_text() == "in use"
+    access.write_text("")
+    with pytest.raises(exits.Exit, match=r"--output=.*No such file"):
+        run("token", "ops", "--role", "admin", "--file", str(access), "--output", str(tmp_path / "none" / "ops.token"))
+    assert access.read_text() == "" and sorted(os.listdir(tmp_path)) == ["access.toml", "ops.token"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--role", "publisher"), True),
+        (("--role", "consumer", "--role", "viewer"), True),
+        (("--role", "publisher", "--topics", "a"), False),
+        (("--role", "viewer"), False),
+    ],
+)
+def test_a_token_for_all_topics_says_so(words: tuple[str, ...], said: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    run("token", "x", *words)
+    assert ("of all topics" in capsys.readouterr().err) is said

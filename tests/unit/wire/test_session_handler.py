@@ -101,6 +101,17 @@ def test_a_refused_publish_is_the_end() -> None:
         assert handler.calls == [fatal(b"E_UNAUTHORIZED")]
 
 
+@pytest.mark.parametrize("command", [PUB, b"DPUB t 1\n" + sized(b"x"), b"MPUB t\n" + sized(b"\0\0\0\1" + sized(b"x"))])
+def test_a_publish_whose_right_is_gone_when_its_body_ends_is_refused(command: bytes) -> None:
+    for size in range(len(b"MPUB t\n"), len(command)):
+        session, handler = start()
+        session.receive(command[:size])
+        del handler.calls[:]
+        handler.refuse_publish = True
+        session.receive(command[size:])
+        assert handler.calls == [fatal(b"E_UNAUTHORIZED")], size
+
+
 MPUB = b"MPUB t\n" + sized(b"\0\0\0\1" + sized(b"x"))
 
 

@@ -7,8 +7,17 @@ from pathlib import Path
 import pytest
 
 from nsqha.access.certificates import certified
-from nsqha.access.roles import Role
-from nsqha.access.surfaces import ADMINISTER, OPEN, PUBLISH, VIEW
+from nsqha.access.roles import GRANTED, Need, Role, granted
+from nsqha.access.surfaces import (
+    ADMINISTER,
+    CONSUME,
+    GRPC,
+    OPEN,
+    OPERATE,
+    PUBLISH,
+    VIEW,
+    writes_audit,
+)
 from nsqha.access.tokens import entry
 from nsqha.clock import ManualClock
 from nsqha.server.authorization.access_file import AccessFile
@@ -85,3 +94,39 @@ def test_nobody_guesses_faster_than_twenty_a_second(guard: Guard, clock: ManualC
 
 def test_a_huge_token_is_not_even_hashed(guard: Guard) -> None:
     assert refused(guard, VIEW, FROM, "Bearer " + "x" * 5000)[0] == 401
+
+
+def test_only_administrators_change_the_audit_topic(tmp_path: Path, clock: ManualClock) -> None:
+    path = tmp_path / "access.toml"
+    roles = [*GRANTED, "both"]
+    both = [Role.ADMIN, Role.PUBLISHER]
+    path.write_text("".join(entry(role, role, both if role == "both" else [Role(role)]) for role in roles))
+    path.chmod(0o600)
+    guard = Guard(AccessFile(str(path), clock), clock, "audit")
+
+    def may(need: Need, topic: str) -> list[str]:
+        found = []
+        for role in roles:
+            grant = guard.token(role.encode(), FROM).grant
+            try:
+                guard.check(need, grant, FROM, topic)
+            except Denied:
+                assert not guard.may(need, grant, topic)
+            else:
+                assert guard.may(need, grant, topic)
+                found.append(str(role))
+        return found
+
+    assert may(PUBLISH, "audit") == ["both"] and may(PUBLISH, "orders") == ["publisher", "both"]
+    assert may(OPERATE, "audit") == ["admin", "both"] and may(OPERATE, "orders") == ["operator", "admin", "both"]
+    assert may(CONSUME, "audit") == ["consumer"], "that is what the topic is for"
+    for need in (VIEW, ADMINISTER):
+        assert may(need, "audit") == may(need, "orders")
+
+
+def test_each_change_of_messages_needs_an_administrator_in_the_audit_topic() -> None:
+    for method in ("EmptyTopic", "DeleteTopic", "Seek", "UndoSeek", "EmptyChannel", "ChangeMessages", "PauseTopic"):
+        assert writes_audit(GRPC[f"nsqha.v1.Admin/{method}"]).roles in (frozenset({Role.ADMIN}), frozenset()), method
+        assert not granted("x", [Role.OPERATOR]).may(GRPC[f"nsqha.v1.Admin/{method}"]) or not granted(
+            "x", [Role.OPERATOR]
+        ).may(writes_audit(GRPC[f"nsqha.v1.Admin/{method}"])), method
