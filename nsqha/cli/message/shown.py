@@ -51,6 +51,8 @@ def what(message: Any) -> str:
         return f"{reason}, {show_duration(max(now_ns - message.died_ns, 0) / 1e9)} ago"
     if message.client:
         return f"at {message.client} for {show_duration(max(message.times_out_ns - now_ns, 0) / 1e9)} more"
+    if message.due_ns > now_ns:
+        return f"due in {show_duration((message.due_ns - now_ns) / 1e9)}"
     if message.due_ns:
-        return f"due in {show_duration(max(message.due_ns - now_ns, 0) / 1e9)}"
+        return f"due for {show_duration((now_ns - message.due_ns) / 1e9)}"
     return str(message.error)

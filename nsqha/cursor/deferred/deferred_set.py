@@ -71,7 +71,7 @@ class DeferredSet(Protocol):
         """How many are due at `due_ns` or later."""
 
     def counted_due_from(self, due_ns: int) -> int | None:
-        """The same as `counted_from` does it."""
+        """The same as `counted_from` does it. Quick again for a time a little later."""
 
     def snapshot(self) -> DeferredSet:
         """The set as it is now, whatever happens to this one."""

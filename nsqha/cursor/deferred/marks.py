@@ -22,22 +22,25 @@ _MARKS = 3
 CountOn = Callable[[int, int, int], tuple[int, int]]
 """(first, end, most) -> how many rows lie in [first, stop), and stop: `end`, or before it if `most` rows were read."""
 
-Keys = Callable[[DueKey, int], list[DueKey]]
-"""(after, limit) -> up to `limit` of the keys behind `after`, in order of due time."""
+Keys = Callable[[DueKey, int, int], list[DueKey]]
+"""(after, end_ns, limit) -> up to `limit` of the keys behind `after` that are due before `end_ns`, in order."""
 
 
 class Mark:
-    """How many rows lie at or above an offset."""
+    """How many rows lie at or above a place: an offset, or a due time."""
 
-    __slots__ = ("count", "offset")
+    __slots__ = ("count", "place")
 
-    def __init__(self, offset: int, count: int) -> None:
-        self.offset = offset
+    def __init__(self, place: int, count: int) -> None:
+        self.place = place
         self.count = count
 
-    def change(self, offset: int, by: int) -> None:
-        if offset >= self.offset:
+    def change(self, place: int, by: int) -> None:
+        if place >= self.place:
             self.count += by
+
+    def copy(self) -> Mark:
+        return Mark(self.place, self.count)
 
 
 class _Walk:
@@ -46,10 +49,10 @@ class _Walk:
     __slots__ = ("at", "end", "found", "known", "start")
 
     def __init__(self, known: Mark, offset: int) -> None:
-        self.start = self.at = min(known.offset, offset)
-        self.end = max(known.offset, offset)
+        self.start = self.at = min(known.place, offset)
+        self.end = max(known.place, offset)
         self.found = 0
-        self.known = Mark(known.offset, known.count)  # its own: the other may be forgotten meanwhile
+        self.known = known.copy()  # its own: the other may be forgotten meanwhile
 
     def change(self, offset: int, by: int) -> None:
         self.known.change(offset, by)
@@ -58,62 +61,63 @@ class _Walk:
 
     def mark(self) -> Mark:
         """What is known when the walk is over."""
-        if self.known.offset == self.start:
+        if self.known.place == self.start:
             return Mark(self.end, self.known.count - self.found)
         return Mark(self.start, self.known.count + self.found)
 
 
-class _DueCount:
-    """How many rows are due at a time or later: counted from both ends of what is known, until one has no more."""
+class _DueWalk:
+    """Counts the rows that are due at a time or later, from both ends of what is not known, until one has no more:
 
-    __slots__ = ("_earlier", "_earlier_to", "_later", "_later_to", "due_ns", "known")
+        below = known             due_ns = asked for              above = known
+          |==== earlier --->          |==== later --->              |
+    """
 
-    def __init__(self, due_ns: int) -> None:
+    __slots__ = ("_above", "_below", "_earlier", "_earlier_to", "_later", "_later_to", "due_ns")
+
+    def __init__(self, due_ns: int, below: Mark, above: Mark) -> None:
         self.due_ns = due_ns
-        self.known: int | None = None
+        self._below, self._above = below.copy(), above.copy()
         self._later, self._later_to = 0, (due_ns, -1)  # rows found from `due_ns` on, and where the last one is
-        self._earlier, self._earlier_to = 0, BEFORE_ALL  # likewise from the first one on
+        self._earlier, self._earlier_to = 0, (below.place, -1)  # likewise from `below` on
 
     def change(self, ref: Deferred, by: int) -> None:
         """There is one more, or one less."""
+        self._below.change(ref.due_ns, by)
+        self._above.change(ref.due_ns, by)
+        key = (ref.due_ns, ref.offset)
         if ref.due_ns >= self.due_ns:
-            if self.known is not None:
-                self.known += by
-            elif (ref.due_ns, ref.offset) <= self._later_to:
-                self._later += by
-        elif self.known is None and (ref.due_ns, ref.offset) <= self._earlier_to:
-            self._earlier += by
+            self._later += by * (key <= self._later_to)
+        elif ref.due_ns >= self._below.place:
+            self._earlier += by * (key <= self._earlier_to)
 
-    def go_on(self, total: int, keys: Keys, most: int) -> int | None:
-        """Count on, `most` rows from each end; how many it is, once that is known."""
-        if self.known is None:
-            later = keys(self._later_to, most)
-            self._later += len(later)
-            if len(later) < most:
-                self.known = self._later
-                return self.known
-            self._later_to = later[-1]
-            page = keys(self._earlier_to, most)
-            earlier = [key for key in page if key[0] < self.due_ns]
-            self._earlier += len(earlier)
-            if len(earlier) < most:
-                self.known = total - self._earlier
-            else:
-                self._earlier_to = earlier[-1]
-        return self.known
+    def go_on(self, keys: Keys, most: int) -> tuple[Mark | None, int]:
+        """Count on, `most` rows from each end: what is known now, and how many rows were counted."""
+        earlier = keys(self._earlier_to, self.due_ns, most)
+        self._earlier += len(earlier)
+        if len(earlier) < most:
+            return Mark(self.due_ns, self._below.count - self._earlier), len(earlier)
+        self._earlier_to = earlier[-1]
+        later = keys(self._later_to, self._above.place, most)
+        self._later += len(later)
+        if len(later) < most:
+            return Mark(self.due_ns, self._above.count + self._later), most + len(later)
+        self._later_to = later[-1]
+        return None, 2 * most
 
 
 class Counts:
     """How many rows a set has from some places on that were asked for lately; the next question is about one nearby.
     Its owner says what changes, and walks over the set behind the gaps."""
 
-    __slots__ = ("_due", "_marks", "_walk", "due_gaps", "gaps")
+    __slots__ = ("_due_marks", "_due_walk", "_marks", "_walk", "due_gaps", "gaps")
 
     def __init__(self) -> None:
         self.gaps, self.due_gaps = Gaps(0), Gaps((BEFORE_ALL[0], 0))
         self._marks: list[Mark] = []
         self._walk: _Walk | None = None
-        self._due: _DueCount | None = None
+        self._due_marks: list[Mark] = []
+        self._due_walk: _DueWalk | None = None
 
     def change(self, old: Deferred | None, new: Deferred | None) -> None:
         """A row was put, replaced or taken out."""
@@ -126,11 +130,12 @@ class Counts:
                 mark.change(offset, by)
             if self._walk is not None:
                 self._walk.change(offset, by)
-        if self._due is not None:
-            if old is not None:
-                self._due.change(old, -1)
-            if new is not None:
-                self._due.change(new, 1)
+        for ref, by in ((old, -1), (new, 1)) if self._due_marks or self._due_walk is not None else ():
+            if ref is not None:
+                for mark in self._due_marks:
+                    mark.change(ref.due_ns, by)
+                if self._due_walk is not None:
+                    self._due_walk.change(ref, by)
 
     def at_or_above(self, offset: int, ends: Sequence[Mark], count_on: CountOn, most: int) -> int | None:
         """How many are at or above `offset`; None: `most` rows were read and it takes more, ask again.
@@ -141,8 +146,8 @@ class Counts:
         while True:
             walk = self._walk
             if walk is None:
-                near = min((*self._marks, *ends), key=lambda mark: abs(mark.offset - offset))
-                if near.offset == offset:
+                near = min((*self._marks, *ends), key=lambda mark: abs(mark.place - offset))
+                if near.place == offset:
                     return near.count
                 if most <= 0:
                     return None
@@ -156,7 +161,30 @@ class Counts:
             self._walk = None
 
     def due_from(self, due_ns: int, total: int, keys: Keys, most: int) -> int | None:
-        """How many are due at `due_ns` or later, of `total`; None likewise."""
-        if self._due is None or self._due.due_ns != due_ns:
-            self._due = _DueCount(due_ns)
-        return self._due.go_on(total, keys, most // 2)
+        """How many are due at `due_ns` or later, of `total`; None likewise, and a walk is gone to its end likewise.
+
+        Who asks what is due asks later and later: the mark of the time before is where the next walk begins.
+        """
+        while True:
+            walk, marks = self._due_walk, self._due_marks
+            if walk is None:
+                if (known := next((mark for mark in marks if mark.place == due_ns), None)) is not None:
+                    return known.count
+                if most <= 0:
+                    return None
+                below = max([m for m in marks if m.place < due_ns], key=_place, default=Mark(BEFORE_ALL[0], total))
+                above = min([m for m in marks if m.place > due_ns], key=_place, default=_BEHIND_ALL)
+                walk = self._due_walk = _DueWalk(due_ns, below, above)
+            mark, counted = walk.go_on(keys, max(most // 2, 1))
+            if mark is None:
+                return None
+            most -= counted
+            self._due_marks = [mark, *marks[: _MARKS - 1]]
+            self._due_walk = None
+
+
+_BEHIND_ALL = Mark(1 << 63, 0)
+
+
+def _place(mark: Mark) -> int:
+    return mark.place

@@ -119,8 +119,11 @@ class DeferredOverlay:
             self._waiting_from = ref.offset + 1
         return None
 
-    def prepare_figures(self) -> bool:
-        """Look at some of what `dead` and `lowest_waiting` need, about COUNT_ROWS rows; whether they are quick now."""
+    def prepare_figures(self, now_ns: int | None = None) -> bool:
+        """Look at some of what `dead` and `lowest_waiting` need, and `overdue` at `now_ns`, about COUNT_ROWS rows;
+        whether they are quick now."""
+        if now_ns is not None and self.committed.counted_due_from(now_ns + 1) is None:
+            return False
         if self._dead is None and self.committed.counted_due_from(DEAD_FROM) is None:
             return False
         if len(self) - self.dead <= _FEW:
@@ -312,3 +315,14 @@ class DeferredOverlay:
         if key <= self._mark:
             self._mark = (key[0], key[1] - 1)
         self._next = min(self._next, key[0])
+
+
+def overdue(overlay: DeferredOverlay, now_ns: int) -> int:
+    """How many deferred messages are due, those in flight included."""
+    committed = overlay.committed
+    count = len(committed) - committed.count_due_from(now_ns + 1)
+    for offset, change in overlay._changes.items():
+        count += change.ref is not None and change.ref.due_ns <= now_ns
+        held = None if change.fresh else committed.get(offset)
+        count -= held is not None and held.due_ns <= now_ns
+    return count

@@ -212,8 +212,9 @@ class DeferredStore:
         if self.count == 0:
             return 0
 
-        def keys(after: DueKey, limit: int) -> list[DueKey]:
-            return [(due, offset) for due, offset, _ in islice(self._dues(after), limit)]
+        def keys(after: DueKey, end_ns: int, limit: int) -> list[DueKey]:
+            rows = takewhile(lambda row: row[0] < end_ns, self._dues(after))
+            return [(due, offset) for due, offset, _ in islice(rows, limit)]
 
         return self._counts.due_from(due_ns, self.count, keys, COUNT_ROWS)
 

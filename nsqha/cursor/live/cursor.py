@@ -110,14 +110,13 @@ class ChannelCursor:
 
     @property
     def deferred_count(self) -> int:
-        """Messages that wait for a time: deferred ones that are not in flight, and requeued ones in memory.
-
-        Dead letters do not wait."""
+        """Messages that are kept until a time: deferred ones that are not in flight, and requeued ones in memory. Those
+        that are due since are among them (`live.figures`), dead letters are not."""
         in_flight = sum(single.deferred for single in self.flight.singles.values())
         return max(len(self.deferred_overlay) - self.deferred_overlay.dead - in_flight, 0) + len(self.waiting.delays)
 
     def depth(self, end: int) -> int:
-        """Messages below `end` that wait for nothing but a consumer."""
+        """Messages below `end` that never waited for a time, and wait for nothing but a consumer."""
         return self.unread.count(end) + self.waiting.count
 
     def oldest_unfinished(self, end: int) -> int | None:

@@ -5,8 +5,9 @@ admin service) reads only them. nsqd's JSON has a fixed set of keys in a fixed o
 into typed structs; so what nsqd does not have (partitions, log ends, fsync times, age of the oldest unfinished
 message) goes into one extra object, shown on demand: `include_nsqha=true`.
 
-`depth` counts the waiting messages, without those in flight or deferred; `message_count` counts a message once per
-channel and ignores requeues. A topic's own depth counts the messages that have not been copied to any channel yet.
+`depth` counts the waiting messages, also those whose delay is over, without those in flight; `message_count` counts a
+message once per channel and ignores requeues. A topic's own depth counts the messages that have not been copied to any
+channel yet.
 """
 
 from __future__ import annotations

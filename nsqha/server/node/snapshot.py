@@ -17,6 +17,7 @@ import nsqha
 from nsqha import hot
 from nsqha.clock import Now
 from nsqha.cursor.deferred.dead import DEAD_FROM, Reason, death_of
+from nsqha.cursor.live import figures
 from nsqha.cursor.live.followed import ChannelTimes
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
@@ -108,27 +109,27 @@ def _topics_in_steps(node: NodeFigures, topic: str, clients: bool) -> Generator[
                 found.append(stats)
                 break
         else:
-            yield from _prepared(each)
+            now = node.now()
+            yield from _prepared(each, now)
             if node.topics.get(each.name) is each:
-                found.append(topic_stats(each, node.now(), clients, node.side))
+                found.append(topic_stats(each, now, clients, node.side))
         yield
     return found
 
 
-def _prepared(topic: Topic) -> Generator[None, None, None]:
+def _prepared(topic: Topic, now: Now) -> Generator[None, None, None]:
     """Count what figures of the topic need, until none of its channels has to."""
     led: tuple[Partition, ...] = ()
     while led is not topic.led:
         led = topic.led
         for partition in led:
             for name in topic.channel_names():
-                yield from _channel_prepared(topic, partition, name)
+                yield from _channel_prepared(topic, partition, name, now)
 
 
-def _channel_prepared(topic: Topic, partition: Partition, name: str) -> Generator[None, None, None]:
+def _channel_prepared(topic: Topic, partition: Partition, name: str, now: Now) -> Generator[None, None, None]:
     while partition in topic.led and (delivery := partition.deliveries.get(name)) is not None:
-        cursor = delivery.channel.cursor
-        if cursor.unread.prepare_count() and cursor.deferred_overlay.prepare_figures():
+        if figures.prepare(delivery.channel.cursor, now.wall_ns):
             return
         yield
 
@@ -241,7 +242,7 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
     paused = False
     died = Counter[Reason]()
     for partition in topic.led:
-        yield from _channel_prepared(topic, partition, name)
+        yield from _channel_prepared(topic, partition, name, now)
         delivery = partition.deliveries.get(name)
         if delivery is None or partition not in topic.led:  # not led: the topic is looked at again
             continue
@@ -287,14 +288,15 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
 
 def cursor_stats(partition: Partition, channel: Channel, stuck: str, now: Now) -> CursorStats:
     cursor = channel.cursor
+    depth, deferred = figures.held(cursor, now.wall_ns)
     return CursorStats(
         partition=partition.number,
         floor=cursor.floor,
         next_read=cursor.next_read,
         finished_ranges=len(cursor.written.ranges),
-        depth=cursor.depth(cursor.end),
+        depth=depth,
         in_flight_count=channel.in_flight,
-        deferred_count=cursor.deferred_count,
+        deferred_count=deferred,
         uncommitted_progress=cursor.uncommitted_progress,
         oldest_unfinished_seconds=oldest_unfinished_seconds(partition, channel, now),
         stuck=stuck,
@@ -334,7 +336,16 @@ def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) 
     if offset is None:
         return None
     try:
-        entry = partition.log.entry_for_offset(offset)
+        published_ns = _published_ns(partition, channel, offset)
     except LogCorrupt:
         return None  # its channel says that it is stuck; the other figures are still wanted
-    return max(0.0, (now.wall_ns - entry.timestamp_ns) / 1e9) if entry is not None else None
+    return max(0.0, (now.wall_ns - published_ns) / 1e9) if published_ns is not None else None
+
+
+def _published_ns(partition: Partition, channel: Channel, offset: int) -> int | None:
+    if (entry := partition.log.entry_for_offset(offset)) is not None:
+        return entry.timestamp_ns
+    ref = channel.cursor.deferred_overlay.get(offset)  # its place in the log is gone, and its frame was carried
+    if ref is None or not ref.position:
+        return None
+    return int.from_bytes(partition.log.message(offset, ref.position)[8:16])

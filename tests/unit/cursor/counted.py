@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nsqha.cursor.deferred.dead import Reason
+from nsqha.cursor.live import figures
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.looking import MessageState, held
 from nsqha.election.policy import ChannelPolicy
@@ -54,19 +55,26 @@ class Tally:
         check(mine == its, f"{channel.name} counts {its}, and it were {mine}")
 
 
-def judge_law(channel: Channel, model: ChannelModel, end: int) -> None:
+def judge_law(channel: Channel, model: ChannelModel, end: int, now_ns: int) -> None:
     """Each message is somewhere, once, and counted there."""
     cursor = channel.cursor
     states = states_of(channel, end)
     count = Counter(states.values())
     delayed = len(cursor.waiting.delays)
+    deferred = [held(cursor, offset) for offset, state in states.items() if state is DEFERRED]
     its = {
         "depth": (cursor.depth(end), count[UNREAD] + count[MessageState.WAITING] - delayed),
         "deferred": (cursor.deferred_count, count[DEFERRED] + delayed),
         "dead": (cursor.deferred_overlay.dead, count[DEAD]),
         "in flight": (channel.in_flight, count[MessageState.IN_FLIGHT]),
     }
-    for name, (figure, there) in its.items():
+    due = sum(one is not None and one.due_ns <= now_ns for one in deferred)
+    shown = figures.held(cursor, now_ns)
+    its_shown = {
+        "depth with what is due": (shown.depth, its["depth"][1] + due),
+        "deferred without it": (shown.deferred, its["deferred"][1] - due),
+    }
+    for name, (figure, there) in (its | its_shown).items():
         check(figure == there, f"{channel.name} says {name} {figure}, and it are {there}: {states}")
     gone = 0
     for offset, state in states.items():

@@ -164,7 +164,7 @@ class Judged(Leader):
         for name, model in self.model.channels.items():
             channel = self.cursors.channels[name]
             self.tally_of(channel).judge(channel)
-            judge_law(channel, model, self.cursors.state.pump)
+            judge_law(channel, model, self.cursors.state.pump, self._now_ns)
 
     def judge_committed(self, name: str) -> None:
         """The committed cursor passes nothing that is unfinished, unless it is deferred."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.live import figures
+from nsqha.cursor.live.acting import Action, act
 from nsqha.cursor.live.flight import NOT_IN_FLIGHT, NOT_OWNER
 from tests.unit.cursor.tiny import Leader, Redelivery, fins
 
@@ -95,6 +97,42 @@ def test_a_long_requeue_is_deferred_and_the_floor_passes_it():
     leader.fin(channel, 0)
     leader.flush()
     assert len(channel.committed.deferred) == 0
+
+
+def held(leader: Leader, name: str = "c") -> figures.HeldCounts:
+    """Depth and deferred, as the broker shows them."""
+    cursor, now_ns = leader.cursors.channels[name].cursor, leader.now.wall_ns
+    assert figures.prepare(cursor, now_ns)
+    return figures.held(cursor, now_ns)
+
+
+@pytest.mark.parametrize("name", ["c", "c#ephemeral"])
+def test_what_is_due_counts_as_waiting_without_a_consumer(name: str) -> None:
+    leader = Leader()
+    channel = leader.create(name)
+    leader.publish(2, deliver_at=leader.now.wall_ns + 500_000_000)
+    leader.publish(1)
+    assert held(leader, name) == (1, 2)
+    leader.clock.advance(1)
+    assert held(leader, name) == (3, 0)
+    assert leader.redeliver(channel, 1) == [Redelivery(0, 1)]
+    assert held(leader, name) == (2, 0), "one is in flight"
+    channel.req(0, 1, 60_000, leader.now)
+    assert held(leader, name) == (2, 1), "not written yet"
+    leader.flush()
+    assert held(leader, name) == (2, 1)
+    leader.clock.advance(61)
+    assert held(leader, name) == (3, 0)
+
+
+def test_what_an_operator_requeues_waits_and_is_not_deferred() -> None:
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(1, deliver_at=leader.now.wall_ns + 3_600_000_000_000)
+    act(channel.cursor, 0, Action.REQUEUE, leader.now)
+    assert held(leader) == (1, 0)
+    leader.flush()
+    assert held(leader) == (1, 0)
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1000, 60_000])

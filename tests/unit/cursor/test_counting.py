@@ -10,8 +10,9 @@ import pytest
 from nsqha.cursor.deferred import store
 from nsqha.cursor.deferred.dead import DEAD_FROM
 from nsqha.cursor.deferred.deferred_set import Deferred
-from nsqha.cursor.deferred.overlay import DeferredOverlay
+from nsqha.cursor.deferred.overlay import DeferredOverlay, overdue
 from nsqha.cursor.deferred.store import DeferredStore
+from nsqha.cursor.live import figures
 from nsqha.cursor.live.cursor import ChannelCursor
 from tests.unit.cursor.counted_table import ENOUGH, ROWS, CountedTable, Owner, store_of
 from tests.unit.cursor.tiny import Leader
@@ -131,6 +132,32 @@ def test_dead_letters_are_counted_in_steps_and_known_from_then_on() -> None:
     assert table.take_read() <= 10
 
 
+def test_what_is_due_is_counted_in_steps_and_then_only_what_became_due_since() -> None:
+    held, table = store_of([Deferred(n, n // 7, 1) for n in range(MANY)])
+    view, read, half = DeferredOverlay(held), [], MANY // 14
+    table.take_read()
+    while not view.prepare_figures(half):
+        read.append(table.take_read())
+    assert len(read) > 10 and max(read) <= ENOUGH
+    assert overdue(view, half) == 7 * half + 7
+    for later in (half + 3, half + 9, half + 5):  # the clock may be set back
+        table.take_read()
+        assert overdue(view, later) == 7 * later + 7
+        assert table.take_read() <= ENOUGH, "a page from each end"
+        view.dead  # noqa: B018  # another time is asked for in between
+    view.finish(0)
+    view.put(Deferred(1, MANY, 2))
+    view.put(Deferred(MANY - 1, half, 2))
+    assert overdue(view, later) == 7 * later + 7 - 2 + 1, "what is not written yet counts"
+
+
+def test_millions_that_become_due_at_once_are_known_at_once() -> None:
+    held, table = store_of([Deferred(n, 10, 1) for n in range(MANY)])
+    view = DeferredOverlay(held)
+    assert [overdue(view, 9), overdue(view, 10)] == [0, MANY]
+    assert table.take_read() <= 4 * ENOUGH
+
+
 def leader_with_many_deferred() -> tuple[Leader, ChannelCursor, CountedTable]:
     """Its reader was moved into the middle of them; the last ten are unread."""
     leader = Leader()
@@ -147,7 +174,7 @@ def leader_with_many_deferred() -> tuple[Leader, ChannelCursor, CountedTable]:
 def test_no_figure_of_a_channel_reads_many_rows_once_it_is_prepared() -> None:
     leader, cursor, table = leader_with_many_deferred()
     end, read = leader.cursors.state.pump, []
-    while not (cursor.unread.prepare_count() and cursor.deferred_overlay.prepare_figures()):
+    while not (figures.prepare(cursor, leader.now.wall_ns)):
         read.append(table.take_read())
     assert len(read) >= 9 and max(read) <= ENOUGH
     table.take_read()

@@ -485,9 +485,9 @@ _OF_TIMES = (
 _TIMES_SERIES = 2 * (len(MESSAGE_BOUNDS) + 3) + len(ATTEMPT_BOUNDS) + 3  # +Inf, count and sum
 
 _OF_CURSOR = (
-    ("channel_depth", "Messages waiting, without those in flight or deferred.", "depth"),
+    ("channel_depth", "Messages waiting, deferred ones that are due included, those in flight not.", "depth"),
     ("channel_in_flight", "Messages delivered and not answered yet.", "in_flight_count"),
-    ("channel_deferred", "Messages deferred until a later time.", "deferred_count"),
+    ("channel_deferred", "Messages deferred until a time that is not over.", "deferred_count"),
     ("channel_dead", "Dead letters, which nobody gets until an operator says so.", "dead_count"),
     ("channel_dead_oldest_seconds", "Time since the oldest dead letter died; 0: there is none.", "dead_oldest_seconds"),
     ("channel_finished_ranges", "Ranges finished above the floor.", "finished_ranges"),

@@ -9,6 +9,7 @@ import pytest
 
 from nsqha.commitlog.log import LogLimits
 from nsqha.commitlog.retention import Retention
+from nsqha.server.node.snapshot import cursor_stats
 from nsqha.server.partition import retention as trimming
 from nsqha.server.partition.file_jobs import REMOVAL_RETRY_SECONDS
 from nsqha.server.partition.retention import AbandonedPolicy
@@ -59,6 +60,24 @@ def test_a_deferred_message_that_can_not_be_read_keeps_its_files_and_is_told() -
     consumer = rig.consume(10)
     rig.pass_time(3_601)
     assert consumer.wire.bodies == [b"later"]
+
+
+def test_figures_have_a_message_that_was_carried_and_is_due() -> None:
+    rig = PartitionRig(limits=LogLimits(segment_bytes=300))
+    rig.store(b"later", defer_ms=3_600_000)
+    fill(rig)
+    skip_to_end(rig)
+    keep_house(rig, 8)
+    assert rig.log.start.offset > 0, "its own place in the log is gone"
+
+    def figures() -> tuple[int, int, float | None]:
+        found = cursor_stats(rig.partition, rig.cursors.channels["c"], "", rig.partition.now())
+        return found.depth, found.deferred_count, found.oldest_unfinished_seconds
+
+    assert figures()[:2] == (0, 1)
+    rig.pass_time(3_601)
+    depth, deferred, age = figures()
+    assert (depth, deferred) == (1, 0) and age is not None and age > 3_600
 
 
 def test_publishers_do_not_wait_for_files_that_are_unlinked_and_the_end_does() -> None:
