@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.admin.fan_out import FanOut
-from nsqha.admin.topic_request import CALL_SECONDS, concerned, for_leader, serving, topic_of
+from nsqha.admin.topic_request import CALL_SECONDS, concerned, concerned_by, for_leader, serving, topic_of
 from nsqha.clock import Now
 from nsqha.cursor.deferred.dead import death_of
 from nsqha.cursor.live.acting import Action, act, check
@@ -111,7 +111,7 @@ async def list_messages(broker: Broker, message: Any, fan_out: FanOut) -> Any:
             room -= _cut(shown)
             answer.messages.append(shown)  # a copy
             if room < 0 and n + 1 < len(page.messages):
-                _set_next(answer, (one.due_ns if state is MessageState.DEAD else 0, one.offset))
+                _set_next(answer, _place_of(one))
                 return answer
         _set_next(answer, page.next)
         return answer
@@ -184,18 +184,17 @@ async def change_messages(broker: Broker, message: Any, fan_out: FanOut) -> Any:
         raise ValueError(
             f"due_ns is {message.due_ns}; it must be 1 to {DUE_NS_MAX}, nanoseconds since 1970: before 2116"
         )
-    if message.message_ids and message.state:
-        raise ValueError("give ids or a state, not both")
-    if len(message.message_ids) > LIMIT_MAX:
-        raise ValueError(f"{len(message.message_ids)} ids; {LIMIT_MAX} at most at a time")
     if message.message_ids:
-        named: dict[int, list[int]] = {}
-        for id_ in message.message_ids:
-            (number,), value = concerned(topic, message, id_)
-            named.setdefault(number, []).append(value)
+        if message.state or message.reason or message.older_than_ms or message.after:
+            raise ValueError("give ids, or a state and what narrows it, not both")
+        if len(message.message_ids) > limit:
+            raise ValueError(f"{len(message.message_ids)} ids; {limit} at most at a time")
+        named = concerned_by(topic, message)
         numbers = sorted(named)
     else:
         state = _state(message.state)
+        if message.reason and state is not MessageState.DEAD:
+            raise ValueError("only dead letters have a reason")
         numbers = _numbers(topic, message)
 
     def do(partition: Partition) -> Any:
@@ -211,7 +210,19 @@ async def change_messages(broker: Broker, message: Any, fan_out: FanOut) -> Any:
     acts = not message.plan_only
     request = PerPartition(topic, message, "ChangeMessages", admin_pb2.ChangedMessages, do, changes=acts)
     answers = await fan_out.answers(request, numbers)
+    if message.message_ids and not message.HasField("here"):
+        for n in numbers:
+            _say_of_each(answers[n], [f"{value:016x}" for value in named[n]])
     return admin_pb2.ChangeMessagesResponse(partitions=[answers[n] for n in sorted(answers)])
+
+
+def _say_of_each(answer: Any, message_ids: list[str]) -> None:
+    """Complete a partition's answer: each id is among `done` or `failed`."""
+    if answer.error:
+        for id_ in message_ids:
+            answer.failed.add(message_id=id_, error=answer.error)
+    failed = {one.message_id for one in answer.failed}
+    answer.done.extend(id_ for id_ in message_ids if id_ not in failed)
 
 
 async def finish_message(broker: Broker, fan_out: FanOut, topic: str, channel: str, message_id: str) -> None:
@@ -230,17 +241,26 @@ async def finish_message(broker: Broker, fan_out: FanOut, topic: str, channel: s
 def _select(
     partition: Partition, channel: Channel, state: MessageState, message: Any, now: Now, limit: int, answer: Any
 ) -> list[int]:
-    page = page_of(channel.cursor, state, _after(message, partition.number), limit)
-    _set_next(answer, page.next)
+    """Up to `limit` offsets of the selection, among the next LIMIT_MAX messages in this state where it is narrowed."""
+    narrowed = message.reason or message.older_than_ms
+    page = page_of(channel.cursor, state, _after(message, partition.number), LIMIT_MAX if narrowed else limit)
     before_ns = now.wall_ns - message.older_than_ms * 1_000_000
-    offsets = []
-    for one in page.messages:
-        if state is MessageState.DEAD and message.reason and death_of(one.due_ns)[1] != message.reason:
+    offsets: list[int] = []
+    for n, one in enumerate(page.messages, 1):
+        if message.reason and death_of(one.due_ns)[1] != message.reason:
             continue
         if message.older_than_ms and (one.died_ns or _published_ns(partition, one)) > before_ns:
             continue
         offsets.append(one.offset)
+        if len(offsets) == limit and n < len(page.messages):
+            _set_next(answer, _place_of(one))
+            return offsets
+    _set_next(answer, page.next)
     return offsets
+
+
+def _place_of(one: Held) -> tuple[int, int]:
+    return (one.due_ns if one.state is MessageState.DEAD else 0, one.offset)
 
 
 def _published_ns(partition: Partition, one: Held) -> int:

@@ -49,11 +49,21 @@ class TopicRequest(Protocol[T_co]):
 
 
 def for_leader(topic: Topic, message: Any, numbers: Collection[int]) -> Any:
-    """The same message for what one other node leads."""
+    """The same message for what one other node leads: of ids, places and offsets only those of these partitions."""
     copy = type(message)()
     copy.CopyFrom(message)
     copy.here.topic_uid = topic.record.uid
     copy.here.partitions.extend(numbers)
+    fields = message.DESCRIPTOR.fields_by_name
+    if "message_ids" in fields:
+        del copy.message_ids[:]
+        copy.message_ids.extend(id_ for id_ in message.message_ids if ids.partition_of(id_number(id_)) in numbers)
+    if "after" in fields:
+        del copy.after[:]
+        copy.after.extend(place for place in message.after if place.partition in numbers)
+    if "offsets" in fields:
+        for number in set(message.offsets).difference(numbers):
+            del copy.offsets[number]
     return copy
 
 
@@ -97,13 +107,34 @@ def concerned(topic: Topic, message: Any, message_id: str | None = None) -> tupl
             raise NotFound(f"topic {topic.name} has no partition {message.partition}, only {len(there)}")
     if message_id is None:
         return chosen, 0
+    number = id_number(message_id)
+    if ids.partition_of(number) not in there:
+        raise NotFound(f"message id {message_id} is not one of topic {topic.name}")
+    chosen = [n for n in chosen if n == ids.partition_of(number)]
+    if not chosen:
+        raise NotFound(f"message id {message_id} is one of partition {ids.partition_of(number)}, which is not meant")
+    return chosen, number
+
+
+def concerned_by(topic: Topic, message: Any) -> dict[int, list[int]]:
+    """The numbers in the message ids of a message that has many, each once, by partition. ValueError, NotFound for one
+    that cannot be one of the topic, and of the partition that the message names. Another node's message may name ids of
+    partitions that it does not ask for here (nodes of an older version); these are left out."""
+    found: dict[int, list[int]] = {}
+    asked = set(message.here.partitions) if message.HasField("here") else None
+    for id_ in dict.fromkeys(message.message_ids):
+        if not asked or ids.partition_of(id_number(id_)) in asked:
+            (number,), value = concerned(topic, message, id_)
+            found.setdefault(number, []).append(value)
+    return found
+
+
+def id_number(message_id: str) -> int:
+    """The number in a message id. ValueError: it is none."""
     number = ids.parse_message_id(message_id.encode())
     if number is None:
         raise ValueError(f"{message_id!r} is not a message id: 16 lowercase hex digits")
-    chosen = [n for n in chosen if n == ids.partition_of(number)]
-    if not chosen:
-        raise NotFound(f"message id {message_id} is not one of topic {topic.name}")
-    return chosen, number
+    return number
 
 
 def choice(message: Any, oneof: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from nsqha.cli.brokers.v2client import Subscriber, V2Publisher
 from nsqha.pb.v1 import admin_pb2 as pb
-from nsqha.pb.v1 import admin_pb2_grpc
+from nsqha.pb.v1 import admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from tests.integration.cluster import Cluster, Member, posted
 from tests.integration.servers import BIN, wait_until
 
@@ -33,6 +33,10 @@ class Admin:
 
     def __call__(self, rpc: str, **fields: Any) -> Any:
         return getattr(self._stub, rpc)(getattr(pb, f"{rpc}Request")(**fields), timeout=15)
+
+    def segments(self, rpc: str, **fields: Any) -> Any:
+        stub: Any = segments_pb2_grpc.SegmentsStub(self._channel)
+        return getattr(stub, rpc)(getattr(segments_pb2, f"{rpc}Request")(**fields), timeout=15)
 
     def seek(self, topic: str, *, plan_only: bool = False, **target: Any) -> Any:
         return self("Seek", topic=topic, channel="steady", target=pb.SeekTarget(**target), plan_only=plan_only)
@@ -336,3 +340,112 @@ def test_the_command_line_shows_who_leads(cluster: Cluster, topic: str) -> None:
     assert "IN SYNC" in text
     assert "under-replicated" in text
     assert posted(follower, f"/topic/delete?topic={topic}")
+
+
+def ids_and_offsets() -> set[str]:
+    """Every place in a request of the Admin and Segments services that names messages by id or by offset."""
+    found = set()
+
+    def walk(rpc: str, message: Any, path: str) -> None:
+        for field in message.fields:
+            name = f"{path}{field.name}"
+            edge = field.name in ("first", "end") and field.type == field.TYPE_UINT64
+            if edge or field.name.startswith(("message_id", "offset")):
+                found.add(f"{rpc}: {name}")
+            elif field.message_type is not None:
+                walk(rpc, field.message_type, f"{name}.")
+
+    for service in (*pb.DESCRIPTOR.services_by_name.values(), *segments_pb2.DESCRIPTOR.services_by_name.values()):
+        for method in service.methods:
+            walk(method.name, method.input_type, "")
+    return found
+
+
+class EveryLeader:
+    """A topic whose three partitions are led by the three nodes, with deferred messages; asked at any node."""
+
+    def __init__(self, cluster: Cluster, admins: list[Admin]) -> None:
+        self.topic = f"spread-{next(names)}"
+        admins[0]("CreateTopic", topic=self.topic, settings=pb.TopicSettings(partitions=3), channels=["steady"])
+        assert len(wait_led(cluster, self.topic, 3)) == 3, "placement puts two on one node"
+        for n in range(3):
+            url = f"/pub?topic={self.topic}&partition={n}&defer=3600000"
+            for i in range(12):
+                cluster.nodes[0].request(url, b"%d.%d" % (n, i))
+        held = wait_until(lambda: self.held(admins[0], 36), "all are deferred")
+        self.ids = [[one.message_id for one in part.messages] for part in held]  # by partition
+
+    def held(self, admin: Admin, count: int, **fields: Any) -> Any:
+        answer = admin("ListMessages", topic=self.topic, channel="steady", state=pb.MESSAGE_STATE_DEFERRED, **fields)
+        return answer.partitions if sum(len(one.messages) for one in answer.partitions) == count else None
+
+    def list_messages(self, admin: Admin, n: int) -> None:
+        for number in range(3):
+            id_ = self.ids[number][11]
+            (found,) = admin("ListMessages", topic=self.topic, channel="steady", message_id=id_).partitions
+            assert ([one.message_id for one in found.messages], found.error) == ([id_], "")
+        first = self.held(admin, 6, limit=2)
+        second = self.held(admin, 6, limit=2, after=[part.next for part in first])
+        assert len({one.message_id for part in (*first, *second) for one in part.messages}) == 12
+
+    def change_messages(self, admin: Admin, n: int) -> None:
+        actions = (pb.MESSAGE_ACTION_DEFER, pb.MESSAGE_ACTION_KILL, pb.MESSAGE_ACTION_FINISH)
+        for action in actions:
+            ids = [self.ids[number][n] for number in (1, 2, 0)]
+            fields = {"message_ids": ids, "action": action, "due_ns": 2**61}
+            answers = admin("ChangeMessages", topic=self.topic, channel="steady", **fields).partitions
+            assert [(one.error, list(one.failed), list(one.done)) for one in answers] == [
+                ("", [], [self.ids[number][n]]) for number in range(3)
+            ]
+        fields = {"action": pb.MESSAGE_ACTION_DEFER, "due_ns": 2**61, "state": pb.MESSAGE_STATE_DEFERRED, "limit": 1}
+        places = [pb.MessagePlace(partition=number, offset=10) for number in (2, 0)]
+        answers = admin("ChangeMessages", topic=self.topic, channel="steady", after=places, **fields).partitions
+        assert [(one.partition, one.changed, one.error) for one in answers] == [(0, 1, ""), (2, 1, "")]
+
+    def seek(self, admin: Admin, n: int) -> None:
+        done = admin.seek(self.topic, offset=n).partitions
+        assert [(one.partition, one.to_offset, one.error) for one in done] == [(number, n, "") for number in range(3)]
+        for number in range(3):
+            (one,) = admin.seek(self.topic, message_id=self.ids[number][n + 1]).partitions
+            assert (one.partition, one.to_offset, one.error) == (number, n + 1, "")
+
+    def peek_messages(self, admin: Admin, n: int) -> None:
+        for number in range(3):
+            found = admin.peek(self.topic, message_id=self.ids[number][10])
+            assert [one.message_id for one in found] == self.ids[number][10:]
+        assert {one.message_id for one in admin.peek(self.topic, offset=10)} == {
+            id_ for ids in self.ids for id_ in ids[10:]
+        }
+
+    def snapshot(self, admin: Admin, n: int) -> None:
+        ranges = [segments_pb2.OffsetRange(topic=self.topic, partition=number, first=2, end=5) for number in (2, 1)]
+        found = admin.segments("Snapshot", topics=[self.topic], ranges=ranges, cut_points=True).partitions
+        assert [(one.partition, one.error) for one in found] == [(1, ""), (2, "")]
+        assert all(one.cuts[0].offset <= 2 and one.cuts[-1].offset >= 5 for one in found)
+
+    def commit_reader(self, admin: Admin, n: int) -> None:
+        offsets = {2: 3 + n, 0: 1 + n}
+        floors = admin.segments("CommitReader", topic=self.topic, channel="reader", offsets=offsets, back=True).floors
+        assert [(one.partition, one.offset, one.error) for one in floors] == [(0, 1 + n, ""), (2, 3 + n, "")]
+
+
+def test_every_request_with_ids_or_offsets_reaches_the_leader_of_each(cluster: Cluster, admins: list[Admin]) -> None:
+    """At every node, with leaders on all of them."""
+    requests = {
+        "ListMessages: message_id": EveryLeader.list_messages,
+        "ListMessages: after.offset": EveryLeader.list_messages,
+        "ChangeMessages: message_ids": EveryLeader.change_messages,
+        "ChangeMessages: after.offset": EveryLeader.change_messages,
+        "Seek: target.message_id": EveryLeader.seek,
+        "Seek: target.offset": EveryLeader.seek,
+        "PeekMessages: message_id": EveryLeader.peek_messages,
+        "PeekMessages: offset": EveryLeader.peek_messages,
+        "Snapshot: ranges.first": EveryLeader.snapshot,
+        "Snapshot: ranges.end": EveryLeader.snapshot,
+        "CommitReader: offsets": EveryLeader.commit_reader,
+    }
+    assert ids_and_offsets() == set(requests)
+    topic = EveryLeader(cluster, admins)
+    for check in dict.fromkeys(requests.values()):
+        for n, admin in enumerate(admins):
+            check(topic, admin, n)

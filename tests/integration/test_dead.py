@@ -215,6 +215,8 @@ def test_the_dead_are_moved_to_a_topic_that_stock_tools_read(node: DevNode) -> N
         (["dead", "purge", "poison", "c", *(f"{n:016x}" for n in range(1001))], 2, "1001 ids; 1000 at most"),
         (["dead", "list", "poison", "c", "--partition", "7"], 3, "no partition 7, only 1"),
         (["message", "defer", "poison", "c", "--state", "dead", "--by", "1000000h"], 2, "--by ends after"),
+        (["message", "finish", "poison", "c", "0000000000000001", "--older", "1h"], 2, "they need --state, not ids"),
+        (["dead", "purge", "poison", "c", "0000000000000001", "--reason", "expired"], 2, "they need --all, not ids"),
         (["message", "finish", "poison", "c", "0000000000000001", "--state", "dead"], 2, "give ids, or --state"),
         (["message", "list", "poison", "c", "--state", "unread"], 2, "one of in-flight, waiting, deferred, dead"),
         (["channel", "set", "poison", "c", "--dead-letter", "topic:"], 2, "is not the name of a topic"),

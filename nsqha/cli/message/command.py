@@ -15,7 +15,9 @@ from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_
 from nsqha.cli.terminal.screen import confirm, print_json, say, show_count
 from nsqha.cli.verbs import VERBS
 
-CHANGED = '{"topic", "channel", "action", "messages", "done"}'
+CHANGED = (
+    '{"topic", "channel", "action", "messages", "done", "ids": [{"id", "error"}]}  "ids": of those that were named'
+)
 DUE_NS_END = 1 << 62
 _STATUSES = (*USUAL, exits.CONFLICT, exits.PARTLY, exits.NOT_CONFIRMED)
 _SORTED: dict[str | None, Callable[[Any], int]] = {
@@ -140,6 +142,10 @@ def run_change(args: argparse.Namespace) -> int:
     """Change messages by id, or a selection after showing how many it is."""
     if bool(args.ids) == bool(args.state):
         args.parser.error(f"give ids, or {args.selection} for a selection")
+    if args.ids and (args.older or args.reason):
+        args.parser.error(f"--older and --reason narrow a selection: they need {args.selection}, not ids")
+    if len(args.ids) > paging.PAGE:
+        args.parser.error(f"{len(args.ids)} ids; {paging.PAGE} at most at a time")
     with Admin.of(args) as admin:
         action = admin.messages.MessageAction.Value(f"MESSAGE_ACTION_{args.action.upper()}")
         fields: dict[str, Any] = {"action": action}
@@ -147,9 +153,7 @@ def run_change(args: argparse.Namespace) -> int:
             fields["due_ns"] = time.time_ns() + args.by
             if fields["due_ns"] >= DUE_NS_END:
                 args.parser.error("--by ends after the year 2115; to have nobody get it: nsqha message finish, or kill")
-        if args.ids:
-            fields["message_ids"] = args.ids
-        else:
+        if not args.ids:
             fields |= {
                 "state": paging.state(admin, args.state),
                 "reason": paging.reason(admin, args.reason),
@@ -159,20 +163,24 @@ def run_change(args: argparse.Namespace) -> int:
 
 
 def _change(admin: Admin, args: argparse.Namespace, fields: dict[str, Any]) -> int:
-    planned = None
-    if args.plan or not args.ids:
-        planned = paging.change(admin, args, plan=True, **fields)
-        if args.plan or not planned:
-            return _said(args, planned, done=not args.plan)
-        confirm(f"{args.action} {show_count(planned)} of {args.topic} {args.channel}?", yes=args.yes)
-    return _said(args, paging.change(admin, args, plan=False, most=planned, **fields), done=True)
+    if args.ids:
+        return _said(args, paging.change_ids(admin, args, args.ids, plan=args.plan, **fields), done=not args.plan)
+    planned = paging.change(admin, args, plan=True, **fields)
+    if args.plan or not planned.messages:
+        return _said(args, planned, done=not args.plan)
+    confirm(f"{args.action} {show_count(planned.messages)} of {args.topic} {args.channel}?", yes=args.yes)
+    return _said(args, paging.change(admin, args, plan=False, planned=planned, **fields), done=True)
 
 
-def _said(args: argparse.Namespace, messages: int, *, done: bool) -> int:
-    shown = show_count(messages)
+def _said(args: argparse.Namespace, changed: paging.Changed, *, done: bool) -> int:
+    shown = show_count(changed.messages)
     if args.json:
-        named = {"topic": args.topic, "channel": args.channel}
-        print_json({**named, "action": args.action, "messages": messages, "done": done})
-    else:
-        say(f"{_DONE[args.action]} {shown}" if done else f"it would {args.action} {shown}")
+        said = {"topic": args.topic, "channel": args.channel, "action": args.action, "messages": changed.messages}
+        ids = [{"id": id_, "error": error} for id_, error in changed.ids.items()] if args.ids else []
+        print_json({**said, "done": done, "ids": ids})
+        return paging.status(args)
+    if getattr(args, "partly", False):  # else all of them
+        for id_ in (id_ for id_, error in changed.ids.items() if args.ids and not error):
+            say(f"{id_}: {_DONE[args.action] if done else f'it would {args.action} it'}")
+    say(f"{_DONE[args.action]} {shown}" if done else f"it would {args.action} {shown}")
     return paging.status(args)

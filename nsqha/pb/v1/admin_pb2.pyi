@@ -1718,7 +1718,9 @@ class ChangeMessagesRequest(_message.Message):
     """only say how many it would be"""
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """at most 1,000"""
+        """At most 1,000, of any partitions; the answer says of each what became of it. If one cannot be an id of the topic,
+        nothing is done: NOT_FOUND or INVALID_ARGUMENT.
+        """
 
     @_builtins.property
     def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessagePlace]:
@@ -1783,6 +1785,7 @@ class ChangedMessages(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     NOT_LED_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     changed: _builtins.int
     """or would be"""
@@ -1794,6 +1797,10 @@ class ChangedMessages(_message.Message):
     def next(self) -> Global___MessagePlace:
         """where there may be more"""
 
+    @_builtins.property
+    def done(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of a request with ids: those that were changed, or would be; all others are in `failed`"""
+
     def __init__(
         self,
         *,
@@ -1803,10 +1810,11 @@ class ChangedMessages(_message.Message):
         next: Global___MessagePlace | None = ...,
         error: _builtins.str = ...,
         not_led: _builtins.bool = ...,
+        done: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "error", b"error", "failed", b"failed", "next", b"next", "not_led", b"not_led", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "error", b"error", "failed", b"failed", "next", b"next", "not_led", b"not_led", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
