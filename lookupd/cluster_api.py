@@ -26,7 +26,7 @@ from lookupd.directory import LookupDirectory
 from nsqha.election import health
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.moves import HIDDEN_SECONDS, Intents, read_intents
-from nsqha.election.placement import PartitionName, able, balance, host_of, refuse_too_many_replicas, spread
+from nsqha.election.placement import PartitionName, able, balance, host_of, refuse_too_many_replicas, spread, staying
 from nsqha.election.session import View
 from nsqha.errors import Conflict, LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.pb.v1.routing_pb2 import KnownChannelsRequest
@@ -206,11 +206,12 @@ class ClusterApi:
     async def preview(self, _: HttpRequest) -> object:
         view, intents = self._cluster.view, await self._intents()
         metas, nodes = _metas(view), able(view.nodes, intents.decommissions)
+        leading = staying(view.nodes, intents.decommissions)
         return {
             "paused": intents.balance_paused,
             "transfers": [
                 {**_named(t.name), "from": f"{t.source:016x}", "to": f"{t.target:016x}"}
-                for t in balance(metas, nodes, len(metas))
+                for t in balance(metas, leading, len(metas))
             ],
             "moves": [
                 _move(move.name, move.replicas, metas[move.name]) for move in spread(metas, nodes, SPREAD_LIMIT_MAX)
@@ -232,9 +233,10 @@ class ClusterApi:
 
     async def move(self, request: HttpRequest) -> None:
         view = self._cluster.view
-        name, _ = partition_named(view, request)
+        name, meta = partition_named(view, request)
         replicas = tuple(node_uid(view, part) for part in request.query.require("replicas").split(","))
         different_hosts(view, replicas)
+        joined(view, set(replicas).difference(meta.replicas))
         await self._cluster.run(lambda: self._cluster.changes.move({name: replicas}))
 
     async def decommission(self, request: HttpRequest) -> None:
@@ -297,6 +299,13 @@ def different_hosts(view: View, replicas: Collection[int]) -> None:
         raise ApiError(400, "INVALID_ARG_REPLICAS", why="two replicas would be on one host, or one is not alive")
 
 
+def joined(view: View, added: Collection[int]) -> None:
+    """Answer 400 if one of the nodes that get a replica has not joined."""
+    for uid in added:
+        if uid in view.nodes and (why := view.nodes[uid].joining):
+            raise ApiError(400, "INVALID_ARG_REPLICAS", why=f"node {view.nodes[uid].name} has not joined: {why}")
+
+
 def number(request: HttpRequest, name: str, default: int | None, low: int, high: int, *, code: str = "") -> int:
     """A whole number within limits; 400 otherwise. Without a default it must be there.
 
@@ -346,6 +355,7 @@ def _node(node: NodeInfo, metas: Mapping[PartitionName, PartitionMeta], intents:
         "poisoned": node.poisoned,
         "leaving": node.leaving,
         "declines": node.declines,
+        "joining": node.joining,
         "decommissioned": uid in intents.decommissions,
         "replicas": held["replicas"],
         "leaderships": held["leaderships"],

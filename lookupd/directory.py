@@ -72,6 +72,11 @@ def writable(meta: PartitionMeta) -> bool:
     return len(meta.isr) >= meta.min_isr and not meta.successor
 
 
+def never_reached(meta: PartitionMeta, leader: NodeInfo) -> bool:
+    """True for a leader that no other broker can connect to, of a partition that has never acknowledged anything."""
+    return bool(leader.joining) and meta.nothing_acked
+
+
 class LookupDirectory:
     """Answers from one view at a time; its only state are tombstones."""
 
@@ -91,7 +96,9 @@ class LookupDirectory:
         shown = {}
         for number, meta in sorted(found.record.partitions.items()):
             node = view.nodes.get(meta.leader)
-            if node is None or not found_by_clients(node) or (access == "w" and not writable(meta)):
+            if node is None or not found_by_clients(node) or never_reached(meta, node):
+                continue
+            if access == "w" and not writable(meta):
                 continue
             if hidden_too or access == "r" or not self.hidden(topic, node, now):
                 shown[number] = node

@@ -87,7 +87,8 @@ def _state(view: View) -> Iterable[Metric]:
     yield gauge("cluster_nodes_away", "Nodes without a lease that have replicas.", len(away))
     yield gauges(
         "cluster_node_refuses_to_lead",
-        "1 for a node that is not to lead: its disk or clock (declines), its stop (leaving), a failed disk (poisoned).",
+        "1 for a node that is not to lead: its disk or clock (declines), its stop (leaving), a failed disk (poisoned); "
+        "or that gets nothing new, as connections are missing (joining).",
         ("node", "why"),
         [((node.name, why), 1.0) for node in view.nodes.values() for why in _refusals(node)],
     )
@@ -108,7 +109,7 @@ def _state(view: View) -> Iterable[Metric]:
 
 
 def _refusals(node: NodeInfo) -> list[str]:
-    signs = {"declines": node.declines, "poisoned": node.poisoned, "leaving": node.leaving}
+    signs = {"declines": node.declines, "poisoned": node.poisoned, "leaving": node.leaving, "joining": node.joining}
     return [why for why, there in signs.items() if there]
 
 

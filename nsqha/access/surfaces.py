@@ -129,6 +129,7 @@ GRPC: Mapping[str, Need] = {
     "nsqha.v1.Replication/Fetch": NODES,
     "nsqha.v1.Replication/Evidence": NODES,
     "nsqha.v1.Replication/Live": NODES,
+    "nsqha.v1.Replication/Reach": NODES,
     "nsqha.v1.Routing/Forward": NODES,
     "nsqha.v1.Routing/Relay": NODES,
     "nsqha.v1.Routing/Reconcile": NODES,

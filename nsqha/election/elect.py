@@ -15,7 +15,8 @@ When no member has its log_uid any more, the members' logs are all that is left.
 after every member answered, the highest (last epoch, end) is elected and the ISR becomes {it}: `loss` says so. With
 sync=always an operator must decide, unless there is only one replica.
 
-A partition that never had a leader (empty ISR) has nothing to lose: the first replica that answers begins it.
+A partition that never had a leader (empty ISR), or none that ever acknowledged anything (`nothing_acked`), has nothing
+to lose: the first replica that answers begins it.
 
 Where a loss is possible, `Evidence` says what the logs prove. A log is trusted if it is the one that the record names
 and its end was not cut: all that was acknowledged is in the log of every member of the ISR. Without one it is not known
@@ -125,7 +126,7 @@ class Ballot:
 
 def choose(ballot: Ballot) -> Elected | Wait:
     """Elect a leader, or say what is missing."""
-    if not ballot.meta.isr:
+    if ballot.meta.electable is ballot.meta.replicas:
         return _first(ballot)
     heard = ballot.answered(ballot.meta.isr)
     named = {uid for uid, report in heard.items() if report.log_uid and report.log_uid == ballot.meta.isr[uid]}
@@ -165,7 +166,8 @@ def _first(ballot: Ballot) -> Elected | Wait:
     if first in ballot.nodes and first not in heard and first not in ballot.failed and ballot.now < until:
         return Wait(f"waiting for {_names([first])} to begin its log", until)
     uid = _highest(ballot, heard, fit)
-    return Elected(_led(ballot, uid, {uid: heard[uid].log_uid}))
+    led = _led(ballot, uid, {uid: heard[uid].log_uid})
+    return Elected(replace(led, nothing_acked=True))  # unless this replica alone is enough to acknowledge
 
 
 def _best(ballot: Ballot, heard: Mapping[int, ReplicaReport], able: set[int]) -> Elected | Wait:

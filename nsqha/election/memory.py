@@ -23,6 +23,7 @@ from nsqha.election.model import (
     TopicRecord,
     TopicSettings,
     Versioned,
+    name_taken,
 )
 from nsqha.election.moves import read_intents
 from nsqha.election.rules import (
@@ -392,6 +393,8 @@ class MemorySession:
             raise Conflict("this session has registered its node already")
         if node.node_uid in self._tables.nodes:
             raise ConfigError(f"another process is node {node.node_uid:016x}; a data directory must not be copied")
+        if why := name_taken(node, self._tables.nodes.values()):
+            raise ConfigError(why)
         self._node = replace(node, registration=self._tables.next_revision())
         self._put_node(self._node)
         return self._node

@@ -16,7 +16,7 @@ Units are in the names. Node ids, topic, channel and log uids are 64-bit integer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
@@ -38,6 +38,8 @@ PEER_LEVEL_OLDEST = 1  # that this build still speaks: a cluster is upgraded nod
 Sync = Literal["always", "interval", "none"]
 UNLIMITED = -1
 REPLICAS_MAX = 15
+JUST_REGISTERED = "it has just registered, and its connections are being tried"
+TRIED_SECONDS = 1.0  # that a node says so at most; new partitions wait so long for the nodes that do
 MOVED_FROM_MAX = 32  # nodes that a record remembers as former replicas
 
 _SINCE = "since"  # where a list of channels has what changed since another one, beside its fields
@@ -235,7 +237,7 @@ class ChannelList(StoredRecord):
 class PartitionMeta(StoredRecord):
     """The leader of a partition and the replicas that must have a message before it is acknowledged.
 
-    `nothing_acked` is set when a record is created whose ISR is below `min_isr`, and cleared for ever in the first
+    `nothing_acked` is set with the first leader if the ISR is below `min_isr` then, and cleared for ever in the first
     write after which it is not below: no leader acknowledges anything before it has read such a record. So while it is
     set, no log of the partition ever had a message that was acknowledged."""
 
@@ -255,6 +257,11 @@ class PartitionMeta(StoredRecord):
     def __post_init__(self) -> None:
         if self.nothing_acked and len(self.isr) >= self.min_isr:
             object.__setattr__(self, "nothing_acked", False)  # here, so that no change can forget it
+
+    @property
+    def electable(self) -> Collection[int]:
+        """The nodes that may be elected: any replica while nothing can be lost, members of the ISR from then on."""
+        return self.isr if self.isr and not self.nothing_acked else self.replicas
 
     def led_by(self, node: int, log_uid: int = 0) -> PartitionMeta:
         """The same epoch with this node alone: how a single node creates its partitions."""
@@ -334,6 +341,24 @@ class NodeInfo(StoredRecord):
     leaving_why: str = ""  # of a node that does not shut down
     declines: str = ""  # why it should lead only where no other can: its disk or its clock; empty: it need not
     folder: str = ""  # names the lock file that it holds, among those of one host since its boot; empty: not known
+    joining: str = ""  # which connections it lacks until it gets replicas that it never held; empty: none
+
+    @property
+    def just_registered(self) -> bool:
+        """True while its connections are tried for the first time."""
+        return self.joining == JUST_REGISTERED
+
+
+def name_taken(node: NodeInfo, others: Iterable[NodeInfo]) -> str:
+    """Why a node cannot register beside these, as one of them has its name; empty: it can. A node that replaces a lost
+    one takes its name, so two live ones of one name would be taken for each other."""
+    for other in others:
+        if node.name and other.name == node.name and other.node_uid != node.node_uid:
+            return (
+                f"node name {node.name} is taken by node {other.node_uid:016x} at {other.tcp_address}, which is alive: "
+                "give this one another --node-name (or --broadcast-address), or stop that one"
+            )
+    return ""
 
 
 def unlike_levels(oldest: int, newest: int, build: str) -> str:

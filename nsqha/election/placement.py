@@ -106,7 +106,12 @@ def host_of(node: NodeInfo) -> str:
 
 
 def able(nodes: Mapping[int, NodeInfo], emptied: Iterable[int] = ()) -> dict[int, NodeInfo]:
-    """The nodes that may get replicas: not those with a closed disk, shutting down, or being emptied."""
+    """The nodes that may get replicas: those that stay, and have joined."""
+    return {u: node for u, node in staying(nodes, emptied).items() if not node.joining}
+
+
+def staying(nodes: Mapping[int, NodeInfo], emptied: Iterable[int] = ()) -> dict[int, NodeInfo]:
+    """The nodes that may lead what they hold: not those with a closed disk, shutting down, or being emptied."""
     out = set(emptied)
     return {u: node for u, node in nodes.items() if not node.poisoned and not node.leaving and u not in out}
 

@@ -10,6 +10,7 @@ Downwards:
     clocks      which time it is, when clocks of nodes disagree or one is set
     pace        how fast replicas that are far behind are filled
     silence     whether another node is heard, by a witness that runs itself
+    contacts    which connections a node lacks that has registered, until it has joined
     pauses      whether this process stood still, and may not have heard yet that another node leads
     divergence  where a follower's log diverges from the leader's, found by epochs
 """

@@ -11,8 +11,8 @@ from nsqha.election import moves
 from nsqha.election.model import Controller, NodeInfo, TopicSettings
 from nsqha.election.session import ClusterSession
 from nsqha.election.store import MetadataStore, PartitionChange
-from nsqha.errors import Conflict, NotFound
-from tests.contract.metadata_stores import CLUSTER, Opener, changed, open_session
+from nsqha.errors import ConfigError, Conflict, NotFound
+from tests.contract.metadata_stores import CLUSTER, EtcdOpener, Opener, changed, open_session
 from tests.etcd_server import eventually
 
 
@@ -48,6 +48,23 @@ def test_a_node_changes_its_record_and_keeps_its_registration(store: MetadataSto
         session.update(NodeInfo(8))
     with pytest.raises(Conflict):
         session.register(NodeInfo(7))
+
+
+def test_two_live_nodes_have_not_one_name(store: MetadataStore, opener: Opener) -> None:
+    if isinstance(opener, EtcdOpener):
+        pytest.skip("the integration tests of etcd's sessions have it: it takes as long as leases last")
+    session = open_session(store)
+    session.register(NodeInfo(7, name="a", tcp_address="h:1"))
+    other = opener()
+    if 7 not in other.records.nodes():
+        other = store  # an embedded store is of one process
+    with pytest.raises(ConfigError, match="node name a is taken by node 0000000000000007 at h:1, which is alive: give"):
+        open_session(other).register(NodeInfo(8, name="a"))
+    assert set(store.records.nodes()) == {7}, "no other node sees one that is refused"
+    session.close()
+    third = opener()
+    open_session(third).register(NodeInfo(9, name="a"))
+    assert set(third.records.nodes()) == {9}, "one that is gone has its name no more"
 
 
 def test_a_session_that_is_over_changes_nothing(store: MetadataStore, session: ClusterSession) -> None:

@@ -15,7 +15,7 @@ from nsqha import __version__
 from nsqha.election.model import PEER_LEVEL
 from tests.integration.build_of_level import program
 from tests.integration.cluster import Cluster, Member
-from tests.integration.servers import CannotStart
+from tests.integration.servers import CannotStart, Lookupd
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -98,7 +98,11 @@ def test_a_build_that_skips_a_version_is_refused_and_publishing_goes_on(cluster:
 def test_an_older_build_cannot_come_in_when_the_others_have_left_its_level(tmp_path: Path) -> None:
     newer = program(tmp_path, build="9.1.0", oldest=PEER_LEVEL + 1, newest=PEER_LEVEL + 2)
     older = program(tmp_path, build="9.0.0", oldest=PEER_LEVEL, newest=PEER_LEVEL)
+    controller = program(
+        tmp_path, build="9.1.0", oldest=PEER_LEVEL + 1, newest=PEER_LEVEL + 2, daemon="nsqlookupd"
+    )
     Member.command, this_one = newer, Member.command
+    Lookupd.command, this_lookupd = controller, Lookupd.command
     try:
         with Cluster.running(tmp_path / "cluster", nodes=2, sync="none") as cluster:
             cluster.create(TOPIC, "steady")
@@ -109,4 +113,4 @@ def test_an_older_build_cannot_come_in_when_the_others_have_left_its_level(tmp_p
             published(cluster, at=cluster.nodes[0])
             assert versions(cluster) == ["9.1.0", "9.1.0"]
     finally:
-        Member.command = this_one
+        Member.command, Lookupd.command = this_one, this_lookupd

@@ -89,3 +89,16 @@ def test_a_claim_waits_until_the_lease_of_a_predecessor_ends(shared_etcd: EtcdSe
     earlier._lease.stop(revoke=False)  # kill -9
     restarted.sessions.claim(NodeInfo(7), ttl_s=6).release()
     assert not restarted.records.nodes()
+
+
+def test_a_name_belongs_to_one_live_node(shared_etcd: EtcdServer, open_store: Open) -> None:
+    first, second = open_store(shared_etcd.endpoint), open_store(shared_etcd.endpoint)
+    session = first.sessions.open(ttl_s=4, lost=lambda: None)
+    other = second.sessions.open(ttl_s=4, lost=lambda: None)
+    with Ticking(session.ticked, other.ticked):
+        session.register(NodeInfo(7, name="a", tcp_address="h1:1"))
+        with pytest.raises(ConfigError, match="node name a is taken by node 0000000000000007 at h1:1, which is alive"):
+            other.register(NodeInfo(8, name="a"))
+        assert set(first.records.nodes()) == {7}, "no other node sees one that is refused"
+        threading.Timer(1.0, session.close).start()
+        assert other.register(NodeInfo(8, name="a")).registration, "a node that is gone has its name no more"

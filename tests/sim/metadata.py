@@ -32,6 +32,7 @@ from nsqha.election.model import (
     TopicRecord,
     TopicSettings,
     Versioned,
+    name_taken,
 )
 from nsqha.election.session import ClusterSession, Lost, StoreIdentity, View
 from nsqha.election.store import Hint, Intent, PartitionChange, Refusal
@@ -566,9 +567,10 @@ class SimSession:
         handle, inner = self._handle, self._inner
         if inner._node is not None:
             return inner._node  # done, and the reply was lost
-        if node.node_uid in handle.store.watch.nodes and handle.reachable:
+        there = handle.store.watch.nodes
+        if (node.node_uid in there or name_taken(node, there.values())) and handle.reachable:
             if self._waited > 2 * self._ttl_s + 1.0:
-                raise ConfigError(f"another process is node {node.node_uid:016x}; a data directory must not be copied")
+                raise ConfigError(f"another process is node {node.node_uid:016x}, or has its name")
             self._waited += 0.2
             raise Again(0.2)
         try:

@@ -246,6 +246,8 @@ def node_state(uid: int, picture: Picture) -> str:
         return f"poisoned: {node.poisoned}"
     if node.leaving:
         return f"leaving: {node.leaving_why}" if node.leaving_why else "leaving"
+    if node.joining:
+        return f"joining: {node.joining}"
     if node.declines:
         return f"declines to lead: {node.declines}"
     return "decommissioned" if uid in picture.intents.decommissions else OK

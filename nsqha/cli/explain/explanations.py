@@ -244,6 +244,11 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
     },
     "Leaders and replicas": {
         "registered": Explanation("The node is a member of the cluster."),
+        "joined": Explanation("A majority of the brokers, and the controller, have been connected with this node."),
+        "join_incomplete": Explanation(
+            "This node gets no new replicas and is not ready: the line says which connections it lacks.",
+            "Look at the side that is named: its address, port, certificate and secret. It is tried again by itself.",
+        ),
         "join_delayed": Explanation("The node cannot register yet; tried again.", "Is etcd there? Is a clone running?"),
         "lease_lost": Explanation(
             "The node's lease in etcd ended; it joins again. Its leaderships may be elsewhere.",

@@ -290,7 +290,7 @@ class ControllerMachine:
 
     def _place(self, names: list[PartitionName], now: float) -> None:
         state = self.state
-        if names:
+        if names and not state.planner.nodes_are_tried(state.nodes, now):
             for put in state.planner.place(sorted(names), state.world()):
                 state.put(put.name, put.meta, put.why, now)
 

@@ -45,6 +45,13 @@ class Heard(NamedTuple):
     at: float  # when it said so
 
 
+def _may_lead(meta: PartitionMeta, node: int, report: ReplicaReport) -> bool:
+    """Whether the report of a node is about a log that may be elected."""
+    if node in meta.isr:
+        return report.log_uid == meta.isr[node]
+    return node in meta.electable and report.log_uid != 0
+
+
 class LeaderCheck:
     """Counts answers of leaders that do not lead, and keeps what followers say of them."""
 
@@ -78,7 +85,7 @@ class LeaderCheck:
         """A node reports what it has of a partition; None: nothing."""
         meta = part.meta
         if node != meta.leader:
-            if report is None or report.log_uid != meta.isr.get(node):
+            if report is None or not _may_lead(meta, node, report):
                 self._heard.get(part.name, {}).pop(node, None)
             else:
                 self._heard.setdefault(part.name, {})[node] = Heard(report.led_by, now)
@@ -122,18 +129,18 @@ class LeaderCheck:
         return stuck.since if stuck is not None and stuck.epoch == meta.epoch else None
 
     def hearing(self, name: PartitionName, meta: PartitionMeta, since: float) -> set[int]:
-        """Members of the ISR that have said since then that the leader's stream is open."""
+        """Nodes that may lead and have said since then that the leader's stream is open."""
         return {uid for uid, heard in self._said(name, meta, since) if heard.leader == meta.leader}
 
     def deaf(self, name: PartitionName, meta: PartitionMeta, since: float) -> set[int]:
-        """Members of the ISR that have said since then that it is not."""
+        """Nodes that may lead and have said since then that it is not."""
         return {uid for uid, heard in self._said(name, meta, since) if heard.leader != meta.leader}
 
     def _said(self, name: PartitionName, meta: PartitionMeta, since: float) -> list[tuple[int, Heard]]:
         heard = self._heard.get(name)
         if not heard:
             return []
-        return [(uid, found) for uid, found in heard.items() if uid in meta.isr and found.at >= since]
+        return [(uid, found) for uid, found in heard.items() if uid in meta.electable and found.at >= since]
 
     def forget(self, name: PartitionName) -> None:
         """Drop what was counted: another leader, or none, or no partition."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from nsqha.election import moves
 from nsqha.election.controller.events import PutIntent, RemoveIntent, Say
-from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.model import TRIED_SECONDS, NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import (
     Load,
     Move,
@@ -43,6 +43,7 @@ from nsqha.election.placement import (
     place,
     replicas_due,
     replicas_wanted,
+    staying,
 )
 
 
@@ -150,6 +151,10 @@ class Planner:
         """Nodes that should become leaders only if no other can."""
         unfit = {uid for uid, node in nodes.items() if node.leaving or node.declines or node.poisoned}
         return self.decommissions | unfit
+
+    def nodes_are_tried(self, nodes: Mapping[int, NodeInfo], now: float) -> bool:
+        """True while nodes that have just registered may join in a moment: what is placed now would go without them."""
+        return now - self._changed < TRIED_SECONDS and any(node.just_registered for node in nodes.values())
 
     def place(self, names: Iterable[PartitionName], world: World) -> list[NamedPut]:
         """Choose replicas for partitions that have none; those that no node can take now are left out."""
@@ -311,7 +316,7 @@ class Planner:
             return
         self._next_transfers = now + self.limits.transfers_every_s
         under_way = sum(1 for meta in world.metas.values() if meta.successor)
-        nodes = able(world.nodes, self.avoided(world.nodes) | world.unreachable)
+        nodes = staying(world.nodes, self.avoided(world.nodes) | world.unreachable)
         still = {name: meta for name, meta in world.metas.items() if name not in self.moves}
         steps.transfers += balance(still, nodes, self.limits.transfers_max - under_way)
 

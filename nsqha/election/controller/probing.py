@@ -187,7 +187,7 @@ class Probing:
     def _members(meta: PartitionMeta, round_: Round) -> Iterable[int]:
         if round_.kind == "transfer":
             return (meta.leader, meta.successor)
-        return meta.isr or meta.replicas
+        return meta.electable
 
     def _probe(
         self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False, suspected: bool = True

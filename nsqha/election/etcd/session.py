@@ -14,20 +14,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from nsqha.clock import Clock
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.bridge import rpc
-from nsqha.election.etcd.calls import read_key
+from nsqha.election.etcd.calls import list_keys, read_key
 from nsqha.election.etcd.client import EtcdClient, Full
 from nsqha.election.etcd.keys import created, delete, get, put, txn, unchanged
 from nsqha.election.etcd.lease import EtcdLease
 from nsqha.election.etcd.view import Trouble
-from nsqha.election.model import Controller, NodeInfo
+from nsqha.election.model import Controller, NodeInfo, name_taken
 from nsqha.election.session import Lost
-from nsqha.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, Unavailable
+from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral
 
 WAIT_S = 0.25  # between two reads of a key that must go
@@ -102,11 +103,14 @@ class EtcdClaim:
         patience = _CloneWait(self._client, self._clock, self._lease.ttl_s)
         while not self._released.is_set():
             found = {key: read_key(self._client, key) for key in (registered, starting)}
-            others = [kv for kv in found.values() if kv is not None and not self._of_this_folder(kv, node)]
+            others = [(kv, "") for kv in found.values() if kv is not None and not self._of_this_folder(kv, node)]
+            namesake, why = _namesake(self._client, self._keys, node)
+            if namesake is not None:
+                others.append((namesake, why))
             if not others and self._put(starting, found, node):
                 return
-            for kv in others:
-                patience.check(kv)
+            for kv, why in others:
+                patience.check(kv, why)
             self._released.wait(WAIT_S)
         raise Unavailable("the claim was released")
 
@@ -143,8 +147,8 @@ class _CloneWait:
         self._ttl_s = ttl_s
         self._deadline = 0.0
 
-    def check(self, kv: Any) -> None:
-        """ConfigError if the key has been there for too long since the first call."""
+    def check(self, kv: Any, why: str = "") -> None:
+        """ConfigError if the key has been there for too long since the first call. `why`: what it is, if not a copy."""
         now = self._clock.monotonic()
         if not self._deadline:
             request = rpc.LeaseTimeToLiveRequest(ID=kv.lease)
@@ -153,10 +157,21 @@ class _CloneWait:
         if now > self._deadline:
             other = etcd_keys.node_info(kv)
             raise ConfigError(
-                f"another process is node {other.node_uid:016x} ({other.name or 'no name'} on "
+                why or f"another process is node {other.node_uid:016x} ({other.name or 'no name'} on "
                 f"{other.host or 'no host'}, {other.tcp_address}) and still alive: this data directory is a copy; stop "
                 "that node, or start this one with an empty data directory"
             )
+
+
+def _namesake(client: EtcdClient, keys: etcd_keys.Keys, node: NodeInfo) -> tuple[Any, str]:
+    """The key of another node that has this one's name, and registered earlier, and what is wrong with that."""
+    kvs, _ = list_keys(client, keys.nodes)
+    for kv in kvs:
+        if not node.registration or kv.create_revision < node.registration:
+            with suppress(LogCorrupt, ConfigError):  # one that this version cannot read has no name
+                if why := name_taken(node, [etcd_keys.node_info(kv)]):
+                    return kv, why
+    return None, ""
 
 
 class EtcdSession:
@@ -203,13 +218,22 @@ class EtcdSession:
         patience = _CloneWait(self._client, self._clock, self._lease.ttl_s)
         while True:
             self._check_open()
-            kv = self._create(key, etcd_keys.node_value(node))
-            if kv is not None and kv.lease == self._lease.id:
-                self._node = etcd_keys.node_info(kv)
-                return self._node
+            kv, why = _namesake(self._client, self._keys, node)
+            if kv is None:  # first: no other node is to see one that is refused
+                kv = self._create(key, etcd_keys.node_value(node))
+                if kv is not None and kv.lease == self._lease.id:
+                    registered = etcd_keys.node_info(kv)
+                    kv, why = _namesake(self._client, self._keys, registered)
+                    if kv is None:
+                        self._node = registered
+                        return self._node
+                    self._withdraw(key, registered.registration)  # of two that came together the later one
             if kv is not None:
-                patience.check(kv)
+                patience.check(kv, why)
             self._closed.wait(WAIT_S)
+
+    def _withdraw(self, key: bytes, registration: int) -> None:
+        self._client.change(lambda stubs: stubs.kv.Txn, txn([created(key, registration)], [delete(key)]))
 
     def update(self, node: NodeInfo) -> NodeInfo:
         if self._node is None or self._node.node_uid != node.node_uid:

@@ -763,6 +763,7 @@ class LiveMessage(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
     node_uid: _builtins.int
+    """who sends it; 0: a controller"""
     registration: _builtins.int
     takes_questions: _builtins.bool
     """of a node that answers these:"""
@@ -805,6 +806,53 @@ class LiveMessage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LiveMessage: _TypeAlias = LiveMessage  # noqa: Y015
+
+@_typing.final
+class ReachRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    NODE_UID_FIELD_NUMBER: _builtins.int
+    REGISTRATION_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.int
+    node_uid: _builtins.int
+    """who asks, and is to be reached"""
+    registration: _builtins.int
+    """its process life"""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.int = ...,
+        node_uid: _builtins.int = ...,
+        registration: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node_uid", b"node_uid", "registration", b"registration"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReachRequest: _TypeAlias = ReachRequest  # noqa: Y015
+
+@_typing.final
+class ReachReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_NOT_FIELD_NUMBER: _builtins.int
+    why_not: _builtins.str
+    """the port that could not be reached, and why; empty: both were"""
+    def __init__(
+        self,
+        *,
+        why_not: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why_not", b"why_not"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReachReply: _TypeAlias = ReachReply  # noqa: Y015
 
 @_typing.final
 class EvidenceRequest(_message.Message):

@@ -64,6 +64,11 @@ class ReplicationStub:
                 request_serializer=nsqha_dot_v1_dot_replication__pb2.LiveMessage.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_replication__pb2.LiveMessage.FromString,
                 _registered_method=True)
+        self.Reach = channel.unary_unary(
+                '/nsqha.v1.Replication/Reach',
+                request_serializer=nsqha_dot_v1_dot_replication__pb2.ReachRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_replication__pb2.ReachReply.FromString,
+                _registered_method=True)
 
 
 class ReplicationServicer:
@@ -112,6 +117,13 @@ class ReplicationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reach(self, request, context):
+        """Asked by a node that joins: connect to it as it registered, and say how that went.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +156,11 @@ def add_ReplicationServicer_to_server(servicer, server):
                     servicer.Live,
                     request_deserializer=nsqha_dot_v1_dot_replication__pb2.LiveMessage.FromString,
                     response_serializer=nsqha_dot_v1_dot_replication__pb2.LiveMessage.SerializeToString,
+            ),
+            'Reach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reach,
+                    request_deserializer=nsqha_dot_v1_dot_replication__pb2.ReachRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_replication__pb2.ReachReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -308,6 +325,33 @@ class Replication:
             '/nsqha.v1.Replication/Live',
             nsqha_dot_v1_dot_replication__pb2.LiveMessage.SerializeToString,
             nsqha_dot_v1_dot_replication__pb2.LiveMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Replication/Reach',
+            nsqha_dot_v1_dot_replication__pb2.ReachRequest.SerializeToString,
+            nsqha_dot_v1_dot_replication__pb2.ReachReply.FromString,
             options,
             channel_credentials,
             insecure,

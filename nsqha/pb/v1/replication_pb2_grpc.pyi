@@ -50,6 +50,8 @@ class ReplicationStub:
     """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.metadata_restore."""
     Live: _grpc.StreamStreamMultiCallable[_replication_pb2.LiveMessage, _replication_pb2.LiveMessage]
     """Stays open as long as both processes live: its end is news."""
+    Reach: _grpc.UnaryUnaryMultiCallable[_replication_pb2.ReachRequest, _replication_pb2.ReachReply]
+    """Asked by a node that joins: connect to it as it registered, and say how that went."""
 
 @_typing.type_check_only
 class ReplicationAsyncStub(ReplicationStub):
@@ -68,6 +70,8 @@ class ReplicationAsyncStub(ReplicationStub):
     """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.metadata_restore."""
     Live: _aio.StreamStreamMultiCallable[_replication_pb2.LiveMessage, _replication_pb2.LiveMessage]  # type: ignore[assignment]
     """Stays open as long as both processes live: its end is news."""
+    Reach: _aio.UnaryUnaryMultiCallable[_replication_pb2.ReachRequest, _replication_pb2.ReachReply]  # type: ignore[assignment]
+    """Asked by a node that joins: connect to it as it registered, and say how that went."""
 
 class ReplicationServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -119,5 +123,13 @@ class ReplicationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_replication_pb2.LiveMessage], _abc.AsyncIterator[_replication_pb2.LiveMessage]]:
         """Stays open as long as both processes live: its end is news."""
+
+    @_abc_1.abstractmethod
+    def Reach(
+        self,
+        request: _replication_pb2.ReachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replication_pb2.ReachReply, _abc.Awaitable[_replication_pb2.ReachReply]]:
+        """Asked by a node that joins: connect to it as it registered, and say how that went."""
 
 def add_ReplicationServicer_to_server(servicer: ReplicationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -294,7 +294,7 @@ def error_of_rpc(error: aio.AioRpcError, what: str) -> Exception:
         if key == ERROR_TRAILER:
             return error_of(value if isinstance(value, str) else value.decode("ascii", "replace"), text)
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return Unavailable(f"{what}: it does not serve this method")
+        return CallRefused(f"{what}: it does not serve this method", UNIMPLEMENTED)
     return OutcomeUnknown(text)
 
 

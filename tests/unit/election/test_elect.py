@@ -170,12 +170,24 @@ def test_a_new_partition_is_begun_by_the_preferred_replica() -> None:
     new = PartitionMeta(replicas=(B, A, C), min_isr=2, version=3)
     assert isinstance(choose(ballot(meta=new, failed=())), Wait)
     found = elected(ballot((A, said(A, 0)), (B, said(B, 0)), (C, said(C, 0)), meta=new, failed=()))
-    assert found.meta == replace(new, leader=B, epoch=2, registration=21, isr={B: 0xB})
+    led = replace(new, leader=B, epoch=2, registration=21, isr={B: 0xB}, nothing_acked=True)
+    assert found.meta == led, "below min_isr it acknowledges nothing, and the record says so"
+    alone = replace(new, min_isr=1)
+    assert not elected(ballot((B, said(B, 0)), meta=alone, failed=(A, C))).meta.nothing_acked
     assert isinstance(choose(ballot((A, said(A, 0, log_uid=0)), meta=new, failed=(), waited=1e6)), Wait)
     others = ((A, said(A, 0)), (C, said(C, 0)))
     assert waiting(ballot(*others, meta=new, failed=(), waited=GATHER_S)).until == 100.0 + FIRST_WAIT_S
     assert elected(ballot(*others, meta=new, failed=(), waited=FIRST_WAIT_S)).leader == A
     assert elected(ballot(*others, meta=new, failed=(B,))).leader == A
+
+
+def test_a_partition_that_never_acknowledged_anything_is_begun_by_another_replica() -> None:
+    began = replace(META, isr={A: 0xA}, nothing_acked=True)
+    found = elected(ballot((B, said(B, 0)), (C, said(C, 0)), meta=began, nodes={B: NODES[B], C: NODES[C]}))
+    assert (found.leader, found.meta.isr, found.meta.nothing_acked) == (B, {B: 0xB}, True)
+    assert not found.loss
+    used = replace(began, nothing_acked=False)
+    assert isinstance(choose(ballot((B, said(B, 0)), (C, said(C, 0)), meta=used, waited=1e6)), Wait)
 
 
 def test_a_transfer_that_was_asked_for_is_over_with_the_election() -> None:

@@ -22,6 +22,7 @@ from nsqha.election.placement import (
     place,
     replicas_wanted,
     spread,
+    staying,
 )
 
 
@@ -44,6 +45,12 @@ def metas(*lists: tuple[int, ...], leaders: tuple[int, ...] = ()) -> dict[Partit
         )
         for n, replicas in enumerate(lists)
     }
+
+
+def test_a_node_that_has_not_joined_gets_no_replica_and_keeps_what_it_leads() -> None:
+    nodes = {1: NodeInfo(1), 2: NodeInfo(2, joining="no connection"), 3: NodeInfo(3, leaving=True)}
+    assert set(able(nodes)) == {1}
+    assert set(staying(nodes)) == {1, 2}
 
 
 def test_replicas_are_spread_over_zones_before_anything_else() -> None:

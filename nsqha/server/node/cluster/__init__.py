@@ -13,6 +13,7 @@ Downwards:
     folder_life   whether the data directory is an older copy that was put back
     live          a controller's stream to this node: suspects one way, its questions and their answers both ways
     suspects      leaders whose streams ended; controllers hear of them
+    reach         the connections that this node needs before it gets new replicas
     leaders       who leads what
     routing       what a member does for clients of partitions led elsewhere, put together
     clock_watch   clocks are compared; a node whose clock is wrong lets others lead

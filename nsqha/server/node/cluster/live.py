@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.errors import LimitReached, NsqhaError
@@ -52,10 +52,19 @@ class AskedReplicas(Protocol):
 class LiveStream:
     """A controller's stream to this node."""
 
-    def __init__(self, suspects: Suspects, stream: PeerStream, replicas: AskedReplicas) -> None:
+    def __init__(
+        self,
+        suspects: Suspects,
+        stream: PeerStream,
+        replicas: AskedReplicas,
+        *,
+        controller_came: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`controller_came`: it is a controller that opened the stream, and has accepted this side."""
         self._suspects = suspects
         self._stream = stream
         self._replicas = replicas
+        self._controller_came = controller_came
         self._questions: deque[pb.LiveMessage] = deque()
         self._held: deque[pb.LiveMessage] = deque()
         self._unled: list[PartitionKey] = []  # of those that were asked for, many at a time, the last ones
@@ -65,8 +74,11 @@ class LiveStream:
         suspects.informs(stream)
 
     def on_message(self, message: pb.LiveMessage) -> None:
-        """A question, or the controller's greeting. LimitReached: too much is asked, which ends the stream."""
+        """A question, or a greeting: the controller's, or that of a node that only tries whether it gets through.
+        LimitReached: too much is asked, which ends the stream."""
         if not message.question:
+            if not message.node_uid:
+                self._controller_came()
             return
         waiting = max(len(self._questions) + len(self._held), self._stream.pending)
         partitions = len(message.status_request.keys)

@@ -233,7 +233,8 @@ def _replicas(
 
 def cluster_checks(cluster: Membership) -> list[Check]:
     """`registered`: the others count on this node, or it serves without the metadata store, which may be away for all:
-    to send clients elsewhere would turn that into an outage. `replicas`: each one here is led, or followed and not
+    to send clients elsewhere would turn that into an outage. `joined`: a majority of the brokers, and the controller,
+    have been connected with it. `replicas`: each one here is led, or followed and not
     behind."""
     registered, detail = True, ""
     if not cluster.registration.has_lease:
@@ -251,6 +252,7 @@ def cluster_checks(cluster: Membership) -> list[Check]:
     shown = "; ".join(late[:SHOWN_MAX]) + (f"; and {len(late) - SHOWN_MAX} more" if len(late) > SHOWN_MAX else "")
     return [
         Check("registered", registered, detail),
+        Check("joined", not cluster.reach.missing, cluster.reach.missing),
         Check("replicas", not late, shown),
     ]
 

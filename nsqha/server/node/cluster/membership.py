@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nsqha.election.model import JUST_REGISTERED, TRIED_SECONDS
 from nsqha.errors import NsqhaError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.silence import LOOK_SECONDS
 from nsqha.server.node.cluster.leaders import ClusterLeaders
 from nsqha.server.node.cluster.live import LiveStream
+from nsqha.server.node.cluster.reach.dialler import Dialler, ReachAnswers
+from nsqha.server.node.cluster.reach.reach import Reach
 from nsqha.server.node.cluster.records import EVERYTHING, RecordNews
 from nsqha.server.node.cluster.registration import NodeRegistration
 from nsqha.server.node.cluster.suspects import Suspects
@@ -71,6 +76,8 @@ class Membership:
         self.spawn = TaskGroup(loop, log_failure).spawn  # what is begun here is never cancelled
         self.registration = NodeRegistration(self, store, folder, loop=loop, clock=clock, ttl_s=ttl_s)
         self.suspects = Suspects(store.watch, node=node, cluster_id=cluster_id)
+        dialler = Dialler(peers, node=node, cluster_id=cluster_id)
+        self.reach = Reach(self.registration, self.view, dialler, self.spawn)
         self.leaders = ClusterLeaders(
             store.watch,
             node=node,
@@ -80,7 +87,6 @@ class Membership:
             spawn=self.spawn,
         )
         self.news = RecordNews(self, store.watch, loop)
-        self._loop = loop
         self._unwatch: Callable[[], None] = lambda: None
         self._leaving: set[str] = set()  # why others are to lead
         self._declining: dict[str, str] = {}  # part -> why this node leads only where no other can
@@ -101,7 +107,9 @@ class Membership:
         """What other nodes may ask of this one."""
         server.on_stream("Push", self.replicas.service.receive)
         answers = self.replicas.answers
-        server.on_stream("Live", lambda stream: LiveStream(self.suspects, stream, answers))
+        came = self.reach.controller_came
+        server.on_stream("Live", lambda stream: LiveStream(self.suspects, stream, answers, controller_came=came))
+        ReachAnswers(self.reach.dialler, self.view).register(server)
         self.leaders.hints.register(server)
         self.replicas.answers.register(server)
         self.routing.serve(server)
@@ -116,12 +124,18 @@ class Membership:
         await some_at_once(map(self.replicas.recover, view.topics.values()), RECOVERED_AT_ONCE)
 
     async def join(self, info: NodeInfo) -> None:
-        """Announce this node and take the roles that the records give it. ConfigError: another process is this node."""
-        self.registration.info = info
+        """Announce this node and take the roles that the records give it. ConfigError: another process is this node.
+
+        Returns when it has joined, or TRIED_SECONDS after its registration: it goes on to try its connections."""
+        self.registration.info = replace(info, joining=JUST_REGISTERED)
         self._tick()
         self._unwatch = self.store.watch.on_change(lambda name: self.registration.call_soon(self.news.named, name))
         await self.registration.register()
         self.news.start()
+        self.reach.look()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TRIED_SECONDS):
+                await self.reach.joined.wait()
 
     def registered(self, registration: int) -> None:
         """This node is registered, in this life."""
@@ -137,9 +151,10 @@ class Membership:
         self.news.named(EVERYTHING)
 
     def _tick(self) -> None:
-        self._tick_at = self._loop.call_later(TICK_SECONDS, self._tick)
-        self.suspects.look(self.replicas.service.streams, self._loop.time())
+        self._tick_at = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        self.suspects.look(self.replicas.service.streams, asyncio.get_running_loop().time())
         self.registration.tick()
+        self.reach.look()
         self.replicas.tick()
 
     # ---- leaving
@@ -158,8 +173,8 @@ class Membership:
             logger.warning("not_announced", "other nodes could not be informed that this node leaves: %s", error)
             return
         replicas.retire()
-        deadline = self._loop.time() + seconds
-        while self._loop.time() < deadline and self._needed():
+        deadline = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < deadline and self._needed():
             await asyncio.sleep(0.01)
 
     async def unfit(self, why: str, unfit: bool) -> bool:
@@ -168,7 +183,7 @@ class Membership:
         if not self.registration.is_open:
             raise Unavailable("this node is not registered")
         others = [info for uid, info in self.nodes().items() if uid != self.node]
-        possible = not unfit or any(not (info.leaving or info.poisoned) for info in others)
+        possible = not unfit or any(not (info.leaving or info.poisoned or info.joining) for info in others)
         reasons = self._leaving = self._leaving | {why} if unfit and possible else self._leaving - {why}
         if SHUTS_DOWN not in reasons:
             await self.registration.update(leaving=bool(reasons), leaving_why="; ".join(sorted(reasons)))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.model import TRIED_SECONDS, ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import is_hidden
 from nsqha.election.placement import (
     CountedLoad,
@@ -19,6 +19,7 @@ from nsqha.election.placement import (
     place,
     refuse_too_many_replicas,
     replicas_wanted,
+    staying,
 )
 from nsqha.election.rules import with_settings
 from nsqha.errors import Conflict, LimitReached, OutcomeUnknown, Unavailable, too_many_changes
@@ -64,6 +65,7 @@ class ClusterPlacement:
         refuse_too_many_replicas(settings, self._cluster.view().topics, [self._node, *self._cluster.nodes()])
         settings = self.settings_for(name, settings)
         async with self._context.changes.of(name):
+            await self._connections_tried()
             # In its first record: a leader of a partition may take messages as soon as that is stored.
             channels = ChannelList()
             for channel in await self._topics.announcer.known_channels(name):
@@ -71,6 +73,18 @@ class ClusterPlacement:
             topic = await self._created(name, settings, channels, alone=alone)
         await _begun(topic, self._context.options.publish_wait_ns / 1e9)
         return topic
+
+    async def _connections_tried(self) -> None:
+        """Wait for nodes that have just registered, this one included: in a cluster that starts, all of them will have
+        joined in a moment, and a topic would get fewer replicas than there are nodes."""
+        cluster, loop = self._cluster, asyncio.get_running_loop()
+        deadline = loop.time() + TRIED_SECONDS
+        while loop.time() < deadline:
+            me = cluster.registration.info
+            others = [info for uid, info in cluster.nodes().items() if uid != self._node]
+            if not any(info.just_registered for info in (*others, me) if info is not None):
+                return
+            await asyncio.sleep(BEGUN_POLL_SECONDS)
 
     async def _created(self, name: str, settings: TopicSettings, channels: ChannelList, *, alone: bool) -> Topic:
         """Write the topic's first record, or find the one that another node was faster with."""
@@ -91,6 +105,8 @@ class ClusterPlacement:
         except (Unavailable, LimitReached):  # certainly not made: clients may ask for it again and again
             cluster.replicas.logs.forget_log_uid(log_uid)
             raise
+        if not metas[0].leader:
+            cluster.replicas.logs.forget_log_uid(log_uid)
         topic = self._topics.take(versioned)
         await cluster.replicas.settle(versioned, written=True)
         logger.info("topic_created", "TOPIC(%s): created", name)
@@ -135,14 +151,20 @@ class ClusterPlacement:
         self, settings: TopicSettings, log_uids: Mapping[int, int], *, alone: bool = False, first: int = 0
     ) -> dict[int, PartitionMeta]:
         """New partitions from `first` on: those in `log_uids` led by this node, others by the one that the controller
-        elects. `alone`: an #ephemeral topic, which no other node has a copy of."""
+        elects. A node that has not joined leads none of them, and gets no replica. `alone`: an #ephemeral topic, which
+        no other node has a copy of. Unavailable: no node has joined."""
         cluster, me = self._cluster, self._cluster.registration.info
         registration = cluster.replicas.registration
         nodes = {} if alone else able(cluster.nodes())
-        if me is None or not registration:
+        if me is None or not registration or (alone and me.joining):
             raise Unavailable("this node is only just joining the cluster")
-        if log_uids:
+        if me.joining:
+            nodes.pop(self._node, None)
+            log_uids = {}
+        elif log_uids:
             nodes.setdefault(self._node, me)
+        if not nodes:
+            raise Unavailable(f"no node can take replicas now; this one is joining: {me.joining}")
         load = self._load.of(cluster.view().topics)
         wanted, before = replicas_wanted(settings, nodes), load.replicas.copy()
         mine = place(sorted(log_uids), wanted, nodes, load, prefer=self._node)
@@ -180,7 +202,7 @@ class ClusterPlacement:
             meta = found.record.partitions[number]
             if meta.leader != self._node or meta.successor:
                 return
-            nodes = able(self._cluster.nodes())
+            nodes = staying(self._cluster.nodes())
             heirs = [node for node in meta.replicas if node != self._node and node in meta.isr and node in nodes]
             if not heirs:
                 raise Conflict(

@@ -73,6 +73,7 @@ class NodeRegistration:
         self._ttl_s = ttl_s
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="metadata")
         self._session: ClusterSession | None = None
+        self._updating = asyncio.Lock()  # what one change says, the next one keeps
         self._life: object = None  # which session counts
         self._registering = False
         self._closed = False
@@ -162,9 +163,10 @@ class NodeRegistration:
 
     async def update(self, **changes: Any) -> None:
         """Change what this node says of itself."""
-        if self._session is not None and self.info is not None:
-            session, info = self._session, replace(self.info, **changes)
-            self.info = await self.run(lambda: session.update(info))
+        async with self._updating:
+            if self._session is not None and self.info is not None:
+                session, info = self._session, replace(self.info, **changes)
+                self.info = await self.run(lambda: session.update(info))
 
     async def announce_failure(self, why: str) -> None:
         """The data directory is closed: say so to the others, and to the next start. Unavailable, OutcomeUnknown."""

@@ -28,7 +28,7 @@ from nsqha.election.controller.events import (
 from nsqha.election.controller.planner import PlanLimits
 from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.elect import Ballot, Elected, ReplicaReport, Wait
-from nsqha.election.model import PartitionMeta
+from nsqha.election.model import JUST_REGISTERED, TRIED_SECONDS, NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.moves import BALANCE, decommission_name, move_intent, move_name, read_intents
 from nsqha.election.placement import Move, PartitionName
 from tests.unit.election.cluster_rig import Cluster
@@ -769,3 +769,46 @@ def test_slow_work_waits_for_elections_but_not_for_those_that_take_long() -> Non
     assert name in m.state.rounds and planned
     assert began + QUICK.plan_wait_s - 0.2 < planned[0] < began + QUICK.plan_wait_s + 2 * QUICK.scan_s
     assert len(planned) > 3, "an election that nobody can win holds up the rest for good"
+
+
+def test_a_leader_that_never_committed_and_that_no_other_replica_hears_is_replaced() -> None:
+    machine = ControllerMachine(0.0, QUICK)
+    nodes = {uid: NodeInfo(uid, registration=uid * 10) for uid in (1, 2, 3)}
+    created = PartitionMeta(
+        leader=1, registration=10, isr={1: 7}, replicas=(1, 2, 3), min_isr=2, nothing_acked=True, version=4
+    )
+    record = TopicRecord("t", 5, 1, partitions={0: created})
+    machine.step(Metadata({"t": Versioned(record, 4)}, nodes, {}), 0.0)
+
+    def report(uid: int, led_by: int) -> ReplicaReport:
+        leads = uid == 1
+        return ReplicaReport(uid * 10, 6 + uid, 1, 1 if leads else 0, promise=1, leading=leads, led_by=led_by)
+
+    elected, now = list[PutPartition](), 0.0
+    for led_by in (1, 0):  # while another replica hears it, it may only be slow
+        for _ in range(40):
+            now += 0.25
+            found = machine.step(Tick(), now)
+            for probe in probes(found).values():
+                if probe.keys:
+                    said = {(5, 0): report(probe.node, 1 if probe.node == 1 else led_by)}
+                    found += machine.step(Answered(probe.number, probe.node, probe.node * 10, said), now)
+            elected += puts(found)
+        assert bool(elected) is (led_by == 0)
+    assert elected[0].meta.leader in (2, 3) and elected[0].meta.nothing_acked
+    assert elected[0].why == "leader commits nothing"
+
+
+def test_a_new_partition_waits_a_moment_for_nodes_that_have_just_registered() -> None:
+    machine = ControllerMachine(0.0, QUICK)
+    nodes = {uid: NodeInfo(uid, registration=uid * 10) for uid in (1, 2, 3)}
+    new = {"t": Versioned(TopicRecord("t", 5, 1, partitions={0: PartitionMeta(version=4)}), 4)}
+    joining = {**nodes, 3: replace(nodes[3], joining=JUST_REGISTERED)}
+    assert not puts(machine.step(Metadata(new, joining, {}), 0.0))
+    refused = {**nodes, 3: replace(nodes[3], joining="node-1 does not reach this node")}
+    (put,) = puts(machine.step(Metadata(new, refused, {}), 0.1))
+    assert sorted(put.meta.replicas) == [1, 2], "one that has not joined gets none"
+    late = ControllerMachine(0.0, QUICK)
+    late.step(Metadata(new, joining, {}), 0.0)
+    (put,) = puts(late.step(Tick(), TRIED_SECONDS + 0.1))
+    assert sorted(put.meta.replicas) == [1, 2], "one that says nothing more is not waited for"

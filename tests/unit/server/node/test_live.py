@@ -57,6 +57,18 @@ def story(told: Any) -> None:
         runner.run(run())
 
 
+def test_only_a_greeting_of_a_controller_is_one():
+    async def told(node: Node) -> None:
+        came: list[int] = []
+        live = LiveStream(node.suspects, node, node, controller_came=lambda: came.append(1))  # type: ignore[arg-type]
+        live.on_message(pb.LiveMessage(cluster_id=9, node_uid=4))
+        assert not came, "a node that tries whether it gets through"
+        live.on_message(pb.LiveMessage(cluster_id=9))
+        assert came == [1]
+
+    story(told)
+
+
 def test_an_answer_says_who_gives_it_and_nothing_about_suspects():
     async def told(node: Node) -> None:
         node.suspects.lost(2)

@@ -19,6 +19,7 @@ def cluster(meta: PartitionMeta, *, leading: Any = (), followers: Any = None, al
     return SimpleNamespace(
         node=ME,
         registration=SimpleNamespace(has_lease=True),
+        reach=SimpleNamespace(missing=""),
         nodes=lambda: {n: NodeInfo(n) for n in alive},
         view=lambda: SimpleNamespace(topics={"t": Versioned(record, 1)}),
         replicas=SimpleNamespace(
@@ -32,7 +33,8 @@ def follower(*, behind: bool = False, port: Any = "port", stopped: str | None = 
 
 
 def late(found: Any) -> str:
-    registered, replicas = cluster_checks(found)
+    registered, joined, replicas = cluster_checks(found)
+    assert joined.ok
     assert registered.ok
     assert replicas.ok == (replicas.detail == "")
     assert not registered.live
@@ -48,6 +50,13 @@ def test_led_or_followed() -> None:
     assert late(cluster(MINE, leading=[KEY])) == ""
     assert late(cluster(THEIRS, followers=follower())) == ""
     assert late(cluster(PartitionMeta(leader=OTHER, replicas=(OTHER,)))) == "", "it has no replica here"
+
+
+def test_a_node_that_has_not_joined_is_not_ready() -> None:
+    found = cluster(MINE, leading=[KEY])
+    found.reach.missing = "node-2 does not reach this node"
+    _, joined, _ = cluster_checks(found)
+    assert (joined.name, joined.ok, joined.detail, joined.live) == ("joined", False, found.reach.missing, False)
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,29 @@ def test_only_a_partition_made_below_its_floor_has_acknowledged_nothing() -> Non
     run(scenario)
 
 
+def test_a_node_that_has_not_joined_leads_nothing_new() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        nodes = {n: NodeInfo(n, host=f"h{n}", joining="" if n != 1 else "no connection") for n in (1, 2, 3)}
+        view = SimpleNamespace(nodes=nodes, topics={})
+        cast(Any, made.store).watch.view = lambda: view
+        made.replicas = cast(Any, SimpleNamespace(registration=4))
+        made.registration.info = nodes[1]
+        (meta,) = placement(made).placed(TopicSettings(), {0: 77}).values()
+        assert meta.leader == 0 and set(meta.replicas) == {2, 3} and not meta.isr
+        with pytest.raises(Unavailable, match="joining"):
+            placement(made).placed(TopicSettings(), {0: 77}, alone=True)
+        view.nodes = {1: nodes[1]}
+        with pytest.raises(Unavailable, match="no node can take replicas now; this one is joining: no connection"):
+            placement(made).placed(TopicSettings(), {0: 77})
+        view.nodes = nodes
+        made.registration.info = NodeInfo(1, host="h1")
+        (meta,) = placement(made).placed(TopicSettings(), {0: 77}).values()
+        assert meta.leader == 1, "its own record counts before the watch has brought it"
+
+    run(scenario)
+
+
 def test_no_node_of_a_cluster_gets_more_partitions_than_it_may_have() -> None:
     async def scenario() -> None:
         made = cluster()
