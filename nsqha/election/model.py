@@ -370,6 +370,18 @@ def unlike_levels(oldest: int, newest: int, build: str) -> str:
     return f"nsqha {build} with levels {oldest} to {newest} does not work together with {mine}: {advice}"
 
 
+def foreign_folder(cluster_id: int, *, has_joined: bool) -> str:
+    """What is wrong with the data directory of a node that belongs to this other cluster, and the remedy. Without
+    `has_joined` it is the cluster of a node that ran alone."""
+    if has_joined:
+        whose = f"this data directory belongs to {cluster_id:016x}"
+        return f"{whose}; check the cluster's name and etcd's endpoints, or use another data directory"
+    return (
+        "this data directory is of a node that ran alone: `nsqha cluster import` moves its topics into the cluster; or "
+        "use another data directory"
+    )
+
+
 @dataclass(frozen=True)
 class FolderUse(StoredRecord):
     """What is remembered of a node's data directory while the node is not there."""

@@ -125,6 +125,8 @@ def test_a_cluster_that_vanished_is_not_begun_again(shared_etcd: EtcdServer, ope
     with pytest.raises(ConfigError, match="no cluster under /nsqha/other/"):
         open_store(shared_etcd.endpoint, name="other", cluster_id=cluster_id, seen=store.identity())
     with pytest.raises(ConfigError, match="this data directory belongs to"):
+        open_store(shared_etcd.endpoint, cluster_id=cluster_id ^ 1, seen=store.identity())
+    with pytest.raises(ConfigError, match="of a node that ran alone: `nsqha cluster import`"):
         open_store(shared_etcd.endpoint, cluster_id=cluster_id ^ 1)
 
 

@@ -77,13 +77,13 @@ def open_store(
     """Open the metadata of the cluster; blocks up to a few seconds. Errors are `EtcdStore`'s, and name the flags.
 
     Without `begin` a cluster that does not exist is not created: NotFound. Without `new_cluster` it is not created
-    either, ConfigError, if etcd has other clusters: the name may be misspelled. A process that knows its `cluster_id`
-    has been in one of this name."""
+    either, ConfigError, if etcd has other clusters: the name may be misspelled. That is not asked of a process that has
+    been in a cluster (`seen`); an id alone is that of a folder that ran without one."""
     options = etcd_options(flags)
     try:
         if not begin:
             _check_exists(options, flags.cluster_name)
-        elif not new_cluster and not cluster_id:
+        elif not new_cluster and not seen.etcd_cluster_id:
             _check_alone(options, flags.cluster_name)
         return EtcdStore(options, flags.cluster_name, clock, rng, cluster_id=cluster_id, seen=seen, trouble=trouble)
     except (Unavailable, OutcomeUnknown) as error:

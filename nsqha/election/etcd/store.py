@@ -27,7 +27,7 @@ from nsqha.election.etcd.records import EtcdIntents, EtcdRecords
 from nsqha.election.etcd.session import EtcdSessions
 from nsqha.election.etcd.view import Trouble, WatchedView
 from nsqha.election.etcd.watch import EtcdWatch
-from nsqha.election.model import FEATURE_LEVEL, ClusterRecord
+from nsqha.election.model import FEATURE_LEVEL, ClusterRecord, foreign_folder
 from nsqha.election.session import StoreIdentity
 from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata
 from nsqha.ids import new_uid
@@ -140,8 +140,8 @@ class EtcdStore:
         cluster = self.records.cluster().record
         if cluster_id not in (0, cluster.cluster_id):
             raise ConfigError(
-                f"{self._keys.prefix} in etcd is cluster {cluster.cluster_id:016x}, this data directory belongs to "
-                f"{cluster_id:016x}; check the cluster's name and etcd's endpoints, or use another data directory"
+                f"{self._keys.prefix} in etcd is cluster {cluster.cluster_id:016x}, "
+                + foreign_folder(cluster_id, has_joined=known)
             )
         if cluster.feature_level > FEATURE_LEVEL:
             raise ConfigError(

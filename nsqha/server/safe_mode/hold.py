@@ -21,7 +21,7 @@ from nsqha.cluster_secret import read_secret
 from nsqha.election.etcd.access import etcd_options, stored_topics
 from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.metadata_restore import WaitingNode
-from nsqha.election.model import NodeInfo
+from nsqha.election.model import NodeInfo, foreign_folder
 from nsqha.election.session import View
 from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Logger
@@ -108,10 +108,8 @@ def may_start(look: EtcdSnapshot, journal: NodeJournal) -> bool:
     """Whether this node may trust the metadata in etcd. ConfigError: they are another cluster's."""
     mine = journal.identity
     if look.cluster_id not in (0, mine.cluster_id) and mine.cluster_id:
-        raise ConfigError(
-            f"etcd has cluster {look.cluster_id:016x} under this name, this data directory belongs to "
-            f"{mine.cluster_id:016x}; check the cluster's name and etcd's endpoints, or use another data directory"
-        )
+        theirs = f"etcd has cluster {look.cluster_id:016x} under this name, "
+        raise ConfigError(theirs + foreign_folder(mine.cluster_id, has_joined=bool(mine.etcd_cluster_id)))
     if look.hold is not None or not look.cluster_id:
         return False
     if accepts(look, journal):
