@@ -16,7 +16,18 @@ from typing import Any
 from nsqha.cli.check import judging
 from nsqha.cli.check.verdict import MEANING, CheckResult, Observation, Severity
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.parser import LOOKUPD_ADDRESS, Parser, add_etcd, add_grpc, add_timeout, add_verb, duration, name
+from nsqha.cli.terminal.parser import (
+    LOOKUPD_ADDRESS,
+    Parser,
+    add_certificate,
+    add_etcd,
+    add_grpc,
+    add_timeout,
+    add_token,
+    add_verb,
+    duration,
+    name,
+)
 from nsqha.cli.terminal.screen import print_json
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import NsqhaError
@@ -80,6 +91,9 @@ def _add_cluster(verbs: Any) -> None:
     help = f"lookup daemon's HTTP port, asked when etcd is away (default {LOOKUPD_ADDRESS}, $NSQHA_ADDRESS)"
     address = os.environ.get("NSQHA_ADDRESS", LOOKUPD_ADDRESS)
     verb.add_argument("--address", metavar="HOST:PORT", default=address, help=help)
+    add_token(verb)
+    add_certificate(verb)
+    add_timeout(verb, "3s")
     add_etcd(verb)
 
 

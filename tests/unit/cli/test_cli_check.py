@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,10 @@ from nsqha.cli import build_parser
 from nsqha.cli.check import command
 from nsqha.cli.check.judging import of_channel, of_cluster, of_node
 from nsqha.cli.check.verdict import CheckResult, Observation, Severity
+from nsqha.cli.cluster import looking, rebuilding
+from nsqha.cli.cluster.access import Picture
+from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
+from nsqha.election.moves import Intents
 
 OK, WARNING, CRITICAL, UNKNOWN = Severity
 
@@ -145,3 +150,17 @@ def test_an_error_of_ours_is_unknown_and_not_a_warning(capsys: pytest.CaptureFix
     args.judge = broken
     assert command._run(args) == UNKNOWN
     assert "ZeroDivisionError: oops" in capsys.readouterr().out
+
+
+def test_a_cluster_is_checked_while_a_live_replica_is_not_in_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes are then asked how far it is, with what the flags say of certificate, secret and time."""
+    nodes = {uid: NodeInfo(uid, f"node-{uid}", grpc_address="127.0.0.1:1") for uid in (1, 2, 3)}
+    meta = PartitionMeta(1, 4, {1: 11, 2: 12}, (1, 2, 3), 2)
+    topics = {"orders": TopicRecord("orders", 7, 0, TopicSettings(), partitions={0: meta})}
+    found = Picture("nsqha", 1, "e:1", 5, topics, nodes, Intents({}, frozenset()), Controller("l", epoch=3))
+    monkeypatch.setattr(looking, "opened", lambda _: nullcontext(SimpleNamespace(why_not=lambda: "")))
+    monkeypatch.setattr(looking, "look", lambda *_, **__: found)
+    monkeypatch.setattr(rebuilding, "LOOK_SECONDS", 0.001)
+    verdict = command._cluster(build_parser("check").parse_args(["check", "cluster", "--timeout", "1s"]))
+    assert verdict.severity == WARNING
+    assert "1 partitions under-replicated: orders/0" in verdict.text()
