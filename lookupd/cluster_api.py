@@ -2,6 +2,8 @@
 
     GET  /controller                                     who it is, rounds, nodes, moves (JSON); what is known when the
                                                          store does not answer, with the reason in `store_doubt`
+    GET  /cluster                                        all records, and what the nodes say that they lead
+                                                         (`nsqha.server.http.cluster_page`)
     GET  /cluster/balance                                a preview: transfers that are due, moves that would even out
     POST /cluster/balance?paused=true|false              whether leaderships go back automatically
     POST /cluster/spread?limit=N                         begin the moves of the preview, at most N (4)
@@ -26,10 +28,12 @@ from lookupd.directory import LookupDirectory
 from nsqha.election import health
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.moves import HIDDEN_SECONDS, Intents, read_intents
+from nsqha.election.observed.answers import LeaderState
 from nsqha.election.placement import PartitionName, able, balance, host_of, refuse_too_many_replicas, spread, staying
 from nsqha.election.session import View
 from nsqha.errors import Conflict, LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.pb.v1.routing_pb2 import KnownChannelsRequest
+from nsqha.server.http.cluster_page import ClusterPages
 from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 from nsqha.server.runtime.tasks import TaskGroup
 
@@ -47,10 +51,17 @@ T = TypeVar("T")
 class LookupCluster:
     """The parts of a lookup daemon that belong to its cluster."""
 
-    def __init__(self, shell: ControllerShell, directory: LookupDirectory, changes: MetadataChanges) -> None:
+    def __init__(
+        self, shell: ControllerShell, directory: LookupDirectory, changes: MetadataChanges, *, name: str
+    ) -> None:
+        """`name`: the cluster's."""
         self.shell = shell
+        self.pages = ClusterPages(
+            name, shell.store, shell.peers, shell.run, cluster_id=self._cluster_id, why_not=shell.why_not
+        )
         self.directory = directory
         self.changes = changes
+        self._known_id = 0
         self._tasks = TaskGroup()
 
     @property
@@ -73,6 +84,19 @@ class LookupCluster:
             raise ApiError(503, "OUTCOME_UNKNOWN", why=str(error)) from error
         except (Unavailable, NsqhaError) as error:
             raise ApiError(503, "METADATA_UNAVAILABLE", why=str(error)) from error
+
+    def start(self) -> None:
+        """Learn the cluster's id while the store answers: nodes are asked with it also when it is away."""
+        self._tasks.spawn(self._learn_id())
+
+    async def _learn_id(self) -> None:
+        with suppress(ApiError):
+            await self._cluster_id()
+
+    async def _cluster_id(self) -> int:
+        if not self._known_id:
+            self._known_id = (await self.run(self.shell.store.records.cluster)).record.cluster_id
+        return self._known_id
 
     async def create_topic(self, name: str, settings: TopicSettings, channels: Iterable[str]) -> None:
         """As `MetadataChanges.create_topic`; refused with more replicas than there are nodes, unless it is there."""
@@ -119,8 +143,11 @@ class LookupCluster:
         from lookupd.metrics import ClusterFigures
 
         shell, term = self.shell, self.shell.term
-        rounds = len(term.machine.state.rounds) if term is not None else 0
-        return ClusterFigures(self.view, shell.counts, is_controller=term is not None, rounds=rounds)
+        if term is None:
+            return ClusterFigures(self.view, shell.counts)
+        state = term.machine.state
+        unled = frozenset(state.leader_check.not_leading())
+        return ClusterFigures(self.view, shell.counts, is_controller=True, rounds=len(state.rounds), unled=unled)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -132,8 +159,7 @@ class LookupCluster:
         nodes = [node for node in self.view.nodes.values() if node.grpc_address]
         if topic in self.view.topics or not nodes:
             return set()
-        cluster_id = (await self.run(self.shell.store.records.cluster)).record.cluster_id
-        request = KnownChannelsRequest(cluster_id=cluster_id, topic=topic)
+        request = KnownChannelsRequest(cluster_id=await self._cluster_id(), topic=topic)
         return {c for known in await asyncio.gather(*[self._known(n, request) for n in nodes]) for c in known}
 
     async def _known(self, node: NodeInfo, request: KnownChannelsRequest) -> Collection[str]:
@@ -154,6 +180,7 @@ class ClusterApi:
 
     def add_to(self, api: HttpApi) -> None:
         api.add("GET", "/controller", self.controller)
+        api.add("GET", "/cluster", self._cluster.pages.page)
         api.add("GET", "/cluster/balance", self.preview)
         api.add("POST", "/cluster/balance", self.pause)
         api.add("POST", "/cluster/spread", self.spread)
@@ -168,9 +195,13 @@ class ClusterApi:
         except ApiError as error:  # the rest is known without the store
             intents, doubt = read_intents({}), str(error.extra.get("why", error))
         metas = _metas(view)
-        states = {name: health.state_of(meta, view.nodes) for name, meta in sorted(metas.items())}
         who = view.controller
         term = shell.term
+        unled = term.machine.state.leader_check.not_leading() if term is not None else set()
+        states = {
+            name: health.state_of(meta, view.nodes, LeaderState(False) if name in unled else None)
+            for name, meta in sorted(metas.items())
+        }
         moves = [_move(name, wanted, metas.get(name)) for name, wanted in sorted(intents.moves.items())]
         found: dict[str, object] = {
             "controller": {"name": who.name, "epoch": who.epoch} if who else None,

@@ -93,7 +93,8 @@ class Lookupd:
             changes = MetadataChanges(
                 store.records, store.intents, random.SystemRandom(), channels_max=options.max_topic_channels
             )
-            self._cluster = LookupCluster(self.controller, LookupDirectory(lifetime_s), changes)
+            directory = LookupDirectory(lifetime_s)
+            self._cluster = LookupCluster(self.controller, directory, changes, name=options.cluster_name)
         self._tcp = TcpServer(
             self.registry, clock, self._logger, silence_s=inactive_s, admissions=_admissions(options, guard)
         )
@@ -118,6 +119,8 @@ class Lookupd:
         self._logger.info("tcp_listening", "TCP: listening on %s", self.tcp_address, address=self.tcp_address)
         if self.controller is not None:
             await self.controller.start()
+        if self._cluster is not None:
+            self._cluster.start()
         http.log_addresses()
 
     async def stop(self) -> None:

@@ -6,7 +6,7 @@ the maximum over them. Elections and probes are those of this process, made whil
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from lookupd.controller import ControllerCounts
 from nsqha import NSQ_VERSION, __version__
 from nsqha.election import health
 from nsqha.election.model import NodeInfo
-from nsqha.election.placement import able
+from nsqha.election.placement import PartitionName, able, metas_of
 from nsqha.election.session import View
 from nsqha.ids import is_ephemeral
 from nsqha.server.http.metrics.families import Requests, certificates, counters, gauge, gauges, histogram, http_requests
@@ -36,6 +36,7 @@ class ClusterFigures:
     counts: ControllerCounts = field(default_factory=ControllerCounts)
     is_controller: bool = False
     rounds: int = 0  # partitions that wait for a leader
+    unled: frozenset[PartitionName] = frozenset()  # their leaders run, and say that they do not lead
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,14 @@ class LookupMetrics(Collector):
         yield http_requests(figures.requests)
         yield certificates(sorted(certificates_end.items()))
         if figures.cluster is not None:
-            yield from _state(figures.cluster.view)
+            yield from _state(figures.cluster.view, figures.cluster.unled)
             yield from _controller(figures.cluster)
 
 
-def _state(view: View) -> Iterable[Metric]:
-    metas = [meta for topic in view.topics.values() for meta in topic.record.partitions.values()]
-    states = health.counts(metas, view.nodes)
-    away = {node for meta in metas for node in meta.replicas if node not in view.nodes}
+def _state(view: View, unled: Collection[PartitionName]) -> Iterable[Metric]:
+    metas = metas_of({name: topic.record for name, topic in view.topics.items()})
+    states = health.counts(metas, view.nodes, unled)
+    away = {node for meta in metas.values() for node in meta.replicas if node not in view.nodes}
     yield gauge("cluster_nodes", "Nodes that hold a lease.", len(view.nodes))
     yield gauge("cluster_nodes_away", "Nodes without a lease that have replicas.", len(away))
     yield gauges(
@@ -94,7 +95,7 @@ def _state(view: View) -> Iterable[Metric]:
     )
     yield gauge("cluster_topics", "Topics.", len(view.topics))
     yield gauge("cluster_partitions", "Partitions of all topics.", len(metas))
-    yield gauge("cluster_partitions_leaderless", "Partitions without a leader.", states[health.LEADERLESS])
+    yield gauge("cluster_partitions_leaderless", "Partitions that no node leads.", states[health.LEADERLESS])
     yield gauge(
         "cluster_partitions_under_replicated",
         "Partitions that serve with fewer in-sync replicas than they have replicas.",

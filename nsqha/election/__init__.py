@@ -15,6 +15,7 @@ Downwards:
     moves       changes of replicas that take several steps
     session     a process's membership in its cluster
     health      the state of a partition, in words
+    observed    what is seen of a cluster: records, and what nodes say of their replicas
     placement   which nodes hold a partition
     model       the records, frozen
     policy      what an operator asks of a channel

@@ -1,9 +1,11 @@
-"""The state of a partition, by its record and the live nodes: the same words in the command line, pages and metrics.
+"""The state of a partition, by its record, the live nodes and what the leader says of itself: the same words in the
+command line, pages and metrics.
 
-    ok                every replica is in sync
-    under-replicated  serves with fewer in sync than it has replicas: further losses may stop it
-    below min_isr     delivers what it has, acknowledges nothing
-    no leader         does not serve
+    ok                     every replica is in sync
+    under-replicated       serves with fewer in sync than it has replicas: further losses may stop it
+    acknowledges nothing   its leader leads, and has committed nothing of what waits for STALLED_SECONDS
+    below min_isr          delivers what it has, acknowledges nothing
+    no leader              does not serve: there is none, its node is away, or runs and does not lead this epoch
 
 An ISR that has reached min_isr never gets smaller than that, so that no leader acknowledges with fewer: the last
 members stay in it when they die. So the number of members that are alive decides.
@@ -14,20 +16,25 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.observed.answers import LeaderState
 from nsqha.election.placement import Load, PartitionName, fill, host_of, replicas_due
 
 OK = "ok"
 UNDER = "under-replicated"
+STALLED = "acknowledges nothing"
 BELOW = "below min_isr"
 LEADERLESS = "no leader"
+STALLED_SECONDS = 5.0
 
 
-def state_of(meta: PartitionMeta, alive: Container[int]) -> str:
-    """One of the words above; `alive`: the nodes with a lease."""
-    if meta.leader not in alive:
+def state_of(meta: PartitionMeta, alive: Container[int], said: LeaderState | None = None) -> str:
+    """One of the words above; `alive`: the nodes with a lease. `said`: by its leader; None: it is not known."""
+    if meta.leader not in alive or (said is not None and not said.leads):
         return LEADERLESS
     if below_min_isr(meta, alive):
         return BELOW
+    if said is not None and said.waits_s >= STALLED_SECONDS:
+        return STALLED
     return UNDER if in_sync(meta, alive) < len(meta.replicas) else OK
 
 
@@ -73,11 +80,13 @@ def _hosts(count: int) -> str:
     return f"{count} other host{'s' if count != 1 else ''}"
 
 
-def counts(metas: Iterable[PartitionMeta], alive: Container[int]) -> dict[str, int]:
-    """How many partitions are in each state."""
+def counts(
+    metas: Mapping[PartitionName, PartitionMeta], alive: Container[int], unled: Container[PartitionName] = ()
+) -> dict[str, int]:
+    """How many partitions are in each state; `unled`: those whose leader runs, and says that it does not lead."""
     found = dict.fromkeys((OK, UNDER, BELOW, LEADERLESS), 0)
-    for meta in metas:
-        found[state_of(meta, alive)] += 1
+    for name, meta in metas.items():
+        found[state_of(meta, alive, LeaderState(False) if name in unled else None)] += 1
     return found
 
 

@@ -31,6 +31,15 @@ class PartitionName(NamedTuple):
     number: int
 
 
+def metas_of(topics: Mapping[str, TopicRecord]) -> dict[PartitionName, PartitionMeta]:
+    """All partitions of these topics, in order."""
+    return {
+        PartitionName(name, topic.uid, number): meta
+        for name, topic in sorted(topics.items())
+        for number, meta in sorted(topic.partitions.items())
+    }
+
+
 class Transfer(NamedTuple):
     """A change of leadership from one replica to another."""
 

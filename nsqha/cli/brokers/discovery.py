@@ -35,6 +35,7 @@ ENVIRONMENT = {
 PROBE_SECONDS = 5.0
 GREETING_SECONDS = 0.1  # for a port that is not HTTP to answer or to greet; a slower one is recognized as well
 BODY_BYTES_MAX = 16 << 20
+PAGE_BYTES_MAX = 256 << 20  # of a page about the cluster: some 500 bytes a partition
 NODES_TRIED_MAX = 20  # of those that a lookup daemon names
 _IDENTIFY = json.dumps({"feature_negotiation": True, "heartbeat_interval": -1, "nsqha_ports": True}).encode()
 _SIZE = struct.Struct(">I")
@@ -67,12 +68,10 @@ class LookupDaemon:
             raise exits.Exit(exits.UNREACHABLE, f"the lookup daemon at {self.http} knows no broker now")
         return found
 
-    def cluster(self, timeout_s: float) -> dict[str, Any]:
-        """What it knows of the cluster. Raises Exit if it has none."""
-        found = _get(self.http, "/controller", timeout_s)
-        if not found:
-            raise exits.Exit(exits.NOT_FOUND, f"the lookup daemon at {self.http} is not one of a cluster")
-        return found
+
+def cluster_of(http_address: str, timeout_s: float) -> dict[str, Any]:
+    """The cluster as the daemon with this HTTP port sees it; empty: it is of none, or of an older build."""
+    return _get(http_address, "/cluster", timeout_s, bytes_max=PAGE_BYTES_MAX)
 
 
 def given(args: argparse.Namespace, flag: str, default: str) -> tuple[str, bool]:
@@ -192,14 +191,14 @@ def _first_bytes(address: str, timeout_s: float) -> bytes:
         return found
 
 
-def _get(address: str, path: str, timeout_s: float) -> dict[str, Any]:
+def _get(address: str, path: str, timeout_s: float, *, bytes_max: int = BODY_BYTES_MAX) -> dict[str, Any]:
     """The JSON object that HTTP gives there; empty for 404."""
     host, port = host_and_port(address, "--address")
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", path, headers=headers())
         answer = connection.getresponse()
-        found = json.loads(answer.read(BODY_BYTES_MAX))
+        found = json.loads(answer.read(bytes_max))
     except (OSError, http.client.HTTPException) as error:
         raise exits.Exit(exits.UNREACHABLE, f"{address}{path.partition('?')[0]}: {error}") from None
     except (ValueError, RecursionError):

@@ -17,13 +17,10 @@ from nsqha.cli.check import judging
 from nsqha.cli.check.verdict import MEANING, CheckResult, Observation, Severity
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import (
-    LOOKUPD_ADDRESS,
     Parser,
-    add_certificate,
-    add_etcd,
     add_grpc,
+    add_look,
     add_timeout,
-    add_token,
     add_verb,
     duration,
     name,
@@ -83,18 +80,12 @@ def _add_cluster(verbs: Any) -> None:
         "cluster",
         _cluster,
         help="whether everything is acknowledged, and in sync",
-        description="Check the cluster. Critical: a partition has no leader or acknowledges nothing, there is no "
-        "controller, or its metadata are not trusted. Warning: replicas are missing, a node is away, or etcd does not "
-        "answer and a lookup daemon was asked.",
+        description="Check the cluster. Any broker or lookup daemon is asked, and that one asks the leaders. Critical: "
+        "a partition has no leader, or one that acknowledges nothing; there is no controller; or the metadata are not "
+        "trusted. Warning: replicas are missing, a node is away, unfit or silent, publishes wait, or etcd is away.",
         examples=("nsqha check cluster", "nsqha check cluster --format nagios"),
     )
-    help = f"lookup daemon's HTTP port, asked when etcd is away (default {LOOKUPD_ADDRESS}, $NSQHA_ADDRESS)"
-    address = os.environ.get("NSQHA_ADDRESS", LOOKUPD_ADDRESS)
-    verb.add_argument("--address", metavar="HOST:PORT", default=address, help=help)
-    add_token(verb)
-    add_certificate(verb)
-    add_timeout(verb, "3s")
-    add_etcd(verb)
+    add_look(verb)
 
 
 def _add_channel(verbs: Any) -> None:
@@ -192,8 +183,10 @@ def _cluster(args: argparse.Namespace) -> CheckResult:
 
 
 def _channel(args: argparse.Namespace) -> CheckResult:
-    from nsqha.cli.brokers.admin import Admin
+    from nsqha.cli.brokers.admin import Admin, unserved
 
     with Admin.of(args) as admin:
         channel = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
-    return judging.of_channel(channel, oldest_ns=args.oldest, oldest_warning_ns=args.oldest_warning)
+        topic = admin.call("DescribeTopic", topic=args.topic).topic
+    stopped = {p.partition: why for p in topic.partitions if (why := unserved(p))}
+    return judging.of_channel(channel, stopped, oldest_ns=args.oldest, oldest_warning_ns=args.oldest_warning)

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsqha.cli.check.verdict import CheckResult, Observation, Severity
-from nsqha.cli.terminal.screen import some
+from nsqha.cli.cluster.show import slow_ones, stuck_lines
+from nsqha.cli.terminal.screen import show_count, some
 from nsqha.cli.terminal.times import show_duration
 
+NOTHING: Mapping[int, str] = {}
 OK, WARNING, CRITICAL = Severity.OK, Severity.WARNING, Severity.CRITICAL
 HEALS = ("not_exiting", "replicas")
 """Checks of /readyz that end without an operator."""
@@ -54,34 +56,52 @@ def _reasons(answer: str) -> list[Observation]:
 def of_cluster(shown: Mapping[str, Any]) -> CheckResult:
     """From the page of `nsqha cluster status`."""
     reasons = [
-        Observation(severity, f"{len(shown[key]):,} partitions {what}: {some(shown[key])}")
+        Observation(severity, f"{show_count(len(shown[key]), 'partition')} {what}: {some(shown[key])}")
         for key, what, severity in (
             ("leaderless", "without a leader", CRITICAL),
-            ("below_min_isr", "below min_isr, which acknowledge nothing", CRITICAL),
+            ("below_min_isr", "below min_isr, so that nothing is acknowledged", CRITICAL),
+            ("stalled", "whose leader acknowledges nothing", CRITICAL),
+            ("unasked", "whose leader does not answer, so that it is not known whether it serves", WARNING),
             ("under_replicated", "under-replicated", WARNING),
         )
         if shown[key]
     ]
+    reasons += [Observation(CRITICAL, line) for line in stuck_lines(shown["not_led"])]
+    slow = {where: seconds for where, seconds in shown["slow"].items() if where not in shown["stalled"]}
+    if slow:
+        reasons.append(Observation(WARNING, f"publishes wait: {some(slow_ones(slow))}"))
     if shown["doubt"]:
-        reasons.append(Observation(WARNING if shown["away"] is None else CRITICAL, f"metadata: {shown['doubt']}"))
+        reasons.append(Observation(WARNING if shown["stale"] else CRITICAL, f"metadata: {shown['doubt']}"))
     if shown["controller"] is None:
         reasons.append(Observation(CRITICAL, "there is no controller: start nsqha lookupd"))
     if shown["unreadable"]:
         reasons.append(Observation(CRITICAL, f"records that cannot be read: {some(shown['unreadable'])}"))
     if shown["away"]:
         reasons.append(Observation(WARNING, f"away: {', '.join(shown['away'])}"))
+    reasons += [Observation(WARNING, f"{node}: {why}") for node, why in shown["unfit"].items()]
+    reasons += [Observation(WARNING, f"{node} does not answer: {why}") for node, why in shown["silent"].items()]
     if shown["owed"]:
         reasons.append(Observation(WARNING, f"replicas that have no node, of {some(list(shown['owed']))}"))
     if not reasons:
         reasons.append(Observation(OK, f"{len(shown['nodes'])} nodes, {shown['partitions']:,} partitions, all in sync"))
-    figures = {key: float(len(shown[key])) for key in ("nodes", "leaderless", "below_min_isr", "under_replicated")}
+    counted = ("nodes", "leaderless", "below_min_isr", "stalled", "under_replicated")
+    figures = {key: float(len(shown[key])) for key in counted}
     return CheckResult("CLUSTER", reasons, {"partitions": float(shown["partitions"]), **figures})
 
 
-def of_channel(channel: Any, *, oldest_ns: int | None, oldest_warning_ns: int | None) -> CheckResult:
-    """`channel`: as DescribeChannel answers; the limits are of the age of its oldest unfinished message."""
+def of_channel(
+    channel: Any,
+    stopped: Mapping[int, str] = NOTHING,
+    *,
+    oldest_ns: int | None,
+    oldest_warning_ns: int | None,
+) -> CheckResult:
+    """`channel`: as DescribeChannel answers. `stopped`: partitions that acknowledge nothing, a consumer's FIN as little
+    as a publish, and why. The limits are of the age of its oldest unfinished message."""
     age = channel.oldest_unfinished_seconds
-    reasons = [Observation(CRITICAL, f"partition {p.partition}: {p.error}") for p in channel.partitions if p.error]
+    silent = {p.partition: p.error for p in channel.partitions if p.error}
+    found = sorted({**stopped, **silent}.items())
+    reasons = [Observation(CRITICAL, f"partition {number}: {why}") for number, why in found]
     stuck = [str(p.partition) for p in channel.partitions if p.stuck]
     if stuck:
         reasons.append(Observation(CRITICAL, f"stopped by damage in partition {', '.join(stuck)}: nsqha log skip"))

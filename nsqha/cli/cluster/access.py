@@ -10,7 +10,7 @@ import argparse
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,10 +21,12 @@ from nsqha.clock import SystemClock
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import Intents, read_intents, successors
-from nsqha.election.placement import PartitionName, able
+from nsqha.election.observed.answers import Observed, ReplicaAnswer, answers_in, questions
+from nsqha.election.placement import PartitionName, able, metas_of
 from nsqha.election.session import called
 from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, LogCorrupt, Unavailable
+from nsqha.ids import PartitionKey
 
 if TYPE_CHECKING:
     from nsqha.election.etcd.store import EtcdStore
@@ -56,21 +58,20 @@ class Picture:
 
     cluster_name: str
     cluster_id: int
-    etcd: str
+    source: str  # where it is from
     revision: int
     topics: Mapping[str, TopicRecord]
     nodes: Mapping[int, NodeInfo]
     intents: Intents
     controller: Controller | None
     unreadable: tuple[str, ...] = ()  # records that cannot be read, and why; the other fields do not have them
+    doubt: str = ""  # why these metadata are not trusted now; empty: they are
+    stale: bool = False  # they are what a daemon knew last, as etcd does not answer; intents are not known
+    observed: Observed = field(default_factory=Observed)  # what nodes say of themselves
 
     @cached_property
     def metas(self) -> dict[PartitionName, PartitionMeta]:
-        return {
-            PartitionName(name, topic.uid, number): meta
-            for name, topic in sorted(self.topics.items())
-            for number, meta in sorted(topic.partitions.items())
-        }
+        return metas_of(self.topics)
 
     @cached_property
     def away(self) -> list[int]:
@@ -170,7 +171,7 @@ def look(store: MetadataStore, args: argparse.Namespace, *, forgiving: bool = Fa
     return Picture(
         flags.cluster_name,
         store.records.cluster().record.cluster_id,
-        ", ".join(flags.etcd_endpoints),
+        f"etcd {', '.join(flags.etcd_endpoints)}",
         store.records.revision,
         {name: topic.record for name, topic in topics.items()},
         nodes,
@@ -192,17 +193,41 @@ def ask_nodes(picture: Picture, name: PartitionName, args: argparse.Namespace) -
     return {uid: answers.get(uid, "away") for uid in replicas}
 
 
+def observe(picture: Picture, args: argparse.Namespace) -> Observed:
+    """Ask the nodes what they lead, and how far replicas are that are not in sync."""
+    from nsqha.pb.v1 import replication_pb2 as pb
+
+    answers: dict[int, dict[PartitionKey, ReplicaAnswer]] = {}
+    silent: dict[int, str] = {}
+    left = questions(picture.metas, picture.nodes)
+    while left:
+        requests = {}
+        for node, parts in left.items():
+            keys = [pb.PartitionKey(topic_uid=uid, partition=number) for uid, number in parts.pop(0)]
+            requests[node] = pb.StatusRequest(cluster_id=picture.cluster_id, keys=keys)
+        addresses = {node: picture.nodes[node].grpc_address for node in requests}
+        for node, said in ask_each(addresses, "Status", requests, answers_in, args).items():
+            if isinstance(said, str):
+                silent[node] = said
+                answers.pop(node, None)
+            else:
+                answers.setdefault(node, {}).update(said)
+        left = {node: parts for node, parts in left.items() if parts and node not in silent}
+    return Observed(answers, silent)
+
+
 Said = TypeVar("Said")
 
 
 def ask_each(
     addresses: Mapping[int, str],
     method: str,
-    request: Any,
+    request: Any | Mapping[int, Any],
     read: Callable[[Any, int], Said | str],
     args: argparse.Namespace,
 ) -> dict[int, Said | str]:
-    """Call these nodes all at once; return what `read` makes of each reply, or why there is none."""
+    """Call these nodes all at once, with one request or one for each; return what `read` makes of each reply, or why
+    there is none."""
     import grpc
 
     from nsqha import grpc_channels
@@ -217,7 +242,8 @@ def ask_each(
         for uid, address in addresses.items():
             channel = grpc_channels.channel(address, client_options(), certified, shared)
             channels.append(channel)
-            calls[uid] = getattr(ReplicationStub(channel), method).future(request, timeout=args.timeout / 1e9)
+            asked = request[uid] if isinstance(request, Mapping) else request
+            calls[uid] = getattr(ReplicationStub(channel), method).future(asked, timeout=args.timeout / 1e9)
         for uid, call in calls.items():
             try:
                 found[uid] = read(call.result(), uid)

@@ -3,25 +3,24 @@
 Work that takes long is an intent in etcd, carried out by the controller: it continues when the verb or its terminal
 ends. --wait shows the progress.
 
-Who may use these verbs is etcd's to say (--etcd-user, --etcd-cert), and the cluster's where they ask nodes
-(--cluster-tls-cert, --cluster-secret-file). A token is for the lookup daemon that `status` asks when etcd is away.
+Verbs that change something need rights in etcd (--etcd-user, --etcd-cert), and in the cluster where they ask nodes
+(--cluster-tls-cert, --cluster-secret-file). Verbs that only look ask any broker or lookup daemon, which wants a token
+with the role viewer if it has an access file.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import (
-    LOOKUPD_ADDRESS,
     Parser,
     add_certificate,
     add_etcd,
     add_json,
+    add_look,
     add_timeout,
-    add_token,
     add_verb,
     add_yes,
     count,
@@ -52,25 +51,18 @@ def _add_looks(verbs: Any) -> None:
         lambda args: _shown(args, "status"),
         help="show whether the cluster is healthy, and what is in progress",
         description="Show whether the cluster is healthy. Exit status 1, for monitoring: something cannot be "
-        "acknowledged, there is no controller, or records cannot be read. When etcd does not answer, a lookup daemon "
-        "is asked: what it knows is shown with a line that says so, null where only etcd knows, and the exit "
-        "status is 1.",
+        "acknowledged, there is no controller, or records cannot be read. When etcd is away, what a daemon knew last "
+        "is shown with a line that says so, null where only etcd knows, and the exit status is 1.",
         examples=("nsqha cluster status", "nsqha cluster status --json"),
         shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
-        '"partitions", "leaderless", "below_min_isr", "under_replicated", "owed": {"topic/partition": replicas}, '
+        '"unfit": {node: why}, "silent": {node: why}, "partitions", "leaderless", "below_min_isr", "stalled", '
+        '"under_replicated", "not_led": {"topic/partition": why}, "slow": {"topic/partition": seconds}, "unasked", '
+        '"owed": {"topic/partition": replicas}, '
         '"replacements", "rebuilding": [{"topic", "partition", "node", "bytes_left", "bytes_per_second", '
-        '"seconds_left"}], "moves", "decommissions", "balance_paused", "doubt", "unreadable", "healthy"}',
-        statuses=USUAL,
+        '"seconds_left"}], "moves", "decommissions", "balance_paused", "doubt", "stale", "unreadable", "healthy"}',
+        statuses=(*USUAL, exits.NOT_ALLOWED),
     )
-    verb.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        default=os.environ.get("NSQHA_ADDRESS", LOOKUPD_ADDRESS),
-        help=f"lookup daemon's HTTP port, asked when etcd is away (default {LOOKUPD_ADDRESS}, $NSQHA_ADDRESS)",
-    )
-    add_token(verb)
-    _add_nodes(verb)
-    _finish(verb)
+    _finish_look(verb)
     verb = add_verb(
         verbs,
         "nodes",
@@ -81,22 +73,21 @@ def _add_looks(verbs: Any) -> None:
         shape='{"name", "uid", "state", "tcp", "http", "grpc", "peer", "segments", "host", "zone", "version", '
         '"nsqd_version", "peer_levels", "replicas", "leaderships", "rebuilding": {"replicas", "bytes_left", '
         '"bytes_per_second", "seconds_left"} or null} per line',
-        statuses=USUAL,
+        statuses=(*USUAL, exits.NOT_ALLOWED),
     )
-    _add_nodes(verb)
-    _finish(verb)
+    _finish_look(verb)
     verb = add_verb(
         verbs,
         "topics",
         lambda args: _shown(args, "topics"),
         help="list partitions: leader, in-sync replicas, state",
         examples=("nsqha cluster topics", "nsqha cluster topics orders --json"),
-        shape='{"topic", "partition", "uid", "state", "leader", "successor", "epoch", "isr", "replicas", "owed", '
-        '"min_isr", "sync"} per line',
-        statuses=USUAL,
+        shape='{"topic", "partition", "uid", "state", "why", "leader", "successor", "epoch", "isr", "replicas", '
+        '"owed", "min_isr", "sync"} per line',
+        statuses=(*USUAL, exits.NOT_ALLOWED),
     )
     verb.add_argument("topic", metavar="TOPIC", type=topic_name, nargs="?", help="only this one")
-    _finish(verb)
+    _finish_look(verb)
 
 
 def _add_moves(verbs: Any) -> None:
@@ -270,6 +261,12 @@ def _add_nodes(verb: Parser) -> None:
     add_timeout(verb, "3s")
 
 
+def _finish_look(verb: Parser) -> None:
+    """Add flags for verbs that only look."""
+    add_json(verb)
+    add_look(verb)
+
+
 def _finish(verb: Parser, *, wait: bool = False) -> None:
     if wait:
         verb.add_argument("--wait", action="store_true", help="wait until it is done, and show the progress")
@@ -278,23 +275,25 @@ def _finish(verb: Parser, *, wait: bool = False) -> None:
 
 
 def _shown(args: argparse.Namespace, what: str) -> int:
-    from nsqha.cli.cluster import looking, rebuilding, show
-    from nsqha.cli.terminal.screen import print_json
+    from nsqha.cli.cluster import looking, show
+    from nsqha.cli.terminal.screen import print_json, say
 
     if what == "status":
-        shown, etcd = looking.status_page(args)
+        shown, source = looking.status_page(args)
         if args.json:
             print_json(shown)
         else:
-            show.print_status(shown, etcd)
+            show.print_status(shown, source)
         return exits.OK if shown["healthy"] else exits.FAILED
-    picture = looking.picture(args)
+    found = looking.seen(args)
+    if found.picture.doubt:
+        say(f"{args.parser.prog}: not trusted: {found.picture.doubt}")
     if what == "nodes":
-        rows = show.nodes(picture, rebuilding.progress(picture, args))
+        rows = show.nodes(found.picture, found.rebuilding)
     else:
         if args.topic is not None:
-            picture.topic(args.topic)
-        rows = show.partitions(picture, args.topic)
+            found.picture.topic(args.topic)
+        rows = show.partitions(found.picture, args.topic)
     if args.json:
         for row in rows:
             print_json(row)

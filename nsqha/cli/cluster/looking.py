@@ -1,49 +1,120 @@
-"""The cluster as etcd has it, or, when etcd does not answer, as a lookup daemon last knew it."""
+"""The cluster for verbs that only look: as a broker or a lookup daemon sees it, or as etcd and the nodes say it.
+
+Any daemon of the cluster is asked first: it needs an address, and a token with the role viewer where there is an access
+file. Without one, and where --etcd-endpoint is given, etcd is read and the nodes are asked, which takes rights there.
+
+What is not in order at the first look is looked at again a second later: an election, or a leadership that is handed
+over, is no trouble that is worth an alarm.
+"""
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nsqha.cli.brokers.discovery import LookupDaemon, discover
+from nsqha.cli.brokers.discovery import LookupDaemon, cluster_of, discover
 from nsqha.cli.cluster import show
-from nsqha.cli.cluster.access import Picture, look, opened
-from nsqha.cli.cluster.rebuilding import progress
+from nsqha.cli.cluster.access import Picture, look, observe, opened
+from nsqha.cli.cluster.rebuilding import look_of, measured, rebuilds
 from nsqha.cli.terminal import exits
-from nsqha.errors import Unavailable
+from nsqha.election.health import OK, UNDER
+from nsqha.election.moves import read_intents
+from nsqha.election.observed.page import decode
+from nsqha.errors import LogCorrupt, NsqhaError
 
-LOOKUPD_SECONDS = 20.0  # for a lookup daemon to answer that waits for etcd itself
+DAEMON_SECONDS = 10.0  # for a daemon to answer that waits for etcd and the nodes itself
+LOOK_SECONDS = 1.0  # between two looks
+USUAL_NAME = "nsqha"
+MOST_REBUILDS = 1000  # that are measured
 
 
-def picture(args: argparse.Namespace) -> Picture:
-    with opened(args) as store:
-        return look(store, args, forgiving=True)
+@dataclass(frozen=True)
+class Seen:
+    """The cluster, and how far its replicas are that are made again."""
+
+    picture: Picture
+    rebuilding: list[dict[str, Any]]
+
+
+def seen(args: argparse.Namespace) -> Seen:
+    """Look once, or twice if that shows more. Exit or NsqhaError: nobody answers."""
+    first, at = _look(args), time.monotonic()
+    if not _worth_another(first):
+        return Seen(first, [])
+    time.sleep(LOOK_SECONDS)
+    second = _look(args)
+    before, after = look_of(first.observed, at), look_of(second.observed, time.monotonic())
+    return Seen(second, measured(rebuilds(second)[:MOST_REBUILDS], before, after, second))
 
 
 def status_page(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """The page of `cluster status`, and which etcd it is from. Unavailable: nobody answers."""
-    try:
-        with opened(args) as store:
-            found = look(store, args, forgiving=True)
-            doubt = store.why_not()
-            rebuilding = progress(found, args)
-    except Unavailable as error:
+    """The page of `cluster status`, and where it is from."""
+    found = seen(args)
+    return show.status(found.picture, found.rebuilding), found.picture.source
+
+
+def _worth_another(picture: Picture) -> bool:
+    if rebuilds(picture):
+        return True
+    for name, meta in picture.metas.items():
+        said = picture.observed.of(name, meta)
+        if show.state(name, meta, picture) not in (OK, UNDER) or (said and said.waits_s >= show.WAITS_SECONDS):
+            return True
+    return False
+
+
+def _look(args: argparse.Namespace) -> Picture:
+    ways: list[Callable[[argparse.Namespace], Picture]] = [_by_daemon, _by_etcd]
+    if args.etcd_endpoint:
+        ways.reverse()
+    errors: list[exits.Exit | NsqhaError] = []
+    for way in ways:
         try:
-            known = _known_by_lookupd(args.address)
-        except exits.Exit as refused:
-            raise exits.Exit(exits.NOT_ALLOWED, f"{error}; and the lookup daemon refuses: {refused}") from None
-        if known is None:
-            raise
-        return show.remembered(args.cluster_name, known, f"{error}; this is what the lookup daemon last knew"), "away"
-    return show.status(found, doubt, rebuilding), found.etcd
+            return way(args)
+        except (exits.Exit, NsqhaError) as error:
+            errors.append(error)
+    text = "; and ".join(map(str, errors))
+    refused = any(isinstance(error, exits.Exit) and error.status == exits.NOT_ALLOWED for error in errors)
+    raise exits.Exit(exits.NOT_ALLOWED if refused else exits.UNREACHABLE, text)
 
 
-def _known_by_lookupd(address: str) -> dict[str, Any] | None:
-    """What a lookup daemon knows of the cluster; None: there is none at that address. Raises Exit: it wants a token."""
+def _by_etcd(args: argparse.Namespace) -> Picture:
+    with opened(args) as store:
+        found = replace(look(store, args, forgiving=True), doubt=store.why_not())
+    return replace(found, observed=observe(found, args))
+
+
+def _by_daemon(args: argparse.Namespace) -> Picture:
+    """Raises Exit: there is no daemon, it refuses, or is not one of the cluster."""
+    seconds = args.timeout / 1e9
+    where = discover(args.address, seconds)
+    what = "lookup daemon" if isinstance(where, LookupDaemon) else "broker"
+    if not where.http:
+        raise exits.Exit(exits.FAILED, f"{args.address} does not say where its HTTP port is: give that")
+    found = cluster_of(where.http, seconds + DAEMON_SECONDS)
+    if not found:
+        raise exits.Exit(exits.NOT_FOUND, f"the {what} at {where.http} is not one of a cluster, or of an older build")
     try:
-        found = discover(address, LOOKUPD_SECONDS)
-        return found.cluster(LOOKUPD_SECONDS) if isinstance(found, LookupDaemon) else None
-    except exits.Exit as error:
-        if error.status == exits.NOT_ALLOWED:
-            raise
-        return None
+        page = decode(found)
+    except LogCorrupt as error:
+        raise exits.Exit(exits.FAILED, f"{where.http}: {error}") from None
+    if args.cluster_name not in (USUAL_NAME, page.cluster):
+        text = f"the {what} at {where.http} is of the cluster {page.cluster}, and not of {args.cluster_name}"
+        raise exits.Exit(exits.NOT_FOUND, text)
+    return Picture(
+        page.cluster,
+        page.cluster_id,
+        f"seen by {where.http}",
+        page.revision,
+        page.topics,
+        page.nodes,
+        read_intents(page.intents or {}),
+        page.controller,
+        page.unreadable,
+        f"{page.stale}; this is what the {what} last knew" if page.stale else page.doubt,
+        bool(page.stale),
+        page.observed,
+    )

@@ -1,23 +1,19 @@
 """How far replicas are that are made again, or come back: what each lacks of its leader's log, and for how long yet.
 
 The metadata say only who is in sync. The nodes are asked where their logs end, twice, a moment apart: what is left is
-divided by how fast it shrinks. Nothing is asked while every replica that is alive is in sync.
+divided by how fast it shrinks.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from nsqha.cli.cluster.access import Picture, ask_each
+from nsqha.cli.cluster.access import Picture
 from nsqha.cli.terminal.screen import show_bytes, show_count
+from nsqha.election.observed.answers import Observed
 from nsqha.election.placement import PartitionName
 from nsqha.ids import PartitionKey
-
-LOOK_SECONDS = 1.0  # between the two looks
-PARTITIONS_MAX = 1000  # that are asked for at once
 
 Positions = Mapping[int, Mapping[PartitionKey, int]]
 """Where the logs of each node end, in bytes."""
@@ -79,37 +75,15 @@ def _seconds(left: int | None, rate: float | None) -> float | None:
     return None if left is None or rate is None or rate <= 0 else round(left / rate, 1)
 
 
-def progress(picture: Picture, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Ask the nodes; takes a second if anything is rebuilt."""
-    found = rebuilds(picture)[:PARTITIONS_MAX]
-    if not found:
-        return []
-    before = _look(found, picture, args)
-    time.sleep(LOOK_SECONDS)
-    return measured(found, before, _look(found, picture, args), picture)
-
-
-def _look(found: Iterable[ReplicaRebuild], picture: Picture, args: argparse.Namespace) -> Look:
-    from nsqha.pb.v1 import replication_pb2 as pb
-
-    nodes = {node for rebuild in found for node in (rebuild.node, rebuild.leader)}
-    addresses = {node: picture.nodes[node].grpc_address for node in nodes}
-    names = dict.fromkeys(rebuild.name for rebuild in found)
-    keys = [pb.PartitionKey(topic_uid=name.uid, partition=name.number) for name in names]
-    request = pb.StatusRequest(cluster_id=picture.cluster_id, keys=keys)
-    answers = ask_each(addresses, "Status", request, _positions, args)
-    return Look(time.monotonic(), {node: said for node, said in answers.items() if not isinstance(said, str)})
-
-
-def _positions(reply: Any, uid: int) -> dict[PartitionKey, int] | str:
-    if reply.node_uid != uid:
-        return f"node {reply.node_uid:016x} answers at its address"
-    # A node of an older build does not say where a log ends.
-    return {
-        (replica.key.topic_uid, replica.key.partition): replica.position
-        for replica in reply.replicas
-        if replica.HasField("position")
-    }
+def look_of(observed: Observed, at: float) -> Look:
+    """What the nodes said of their logs."""
+    return Look(
+        at,
+        {
+            node: {key: answer.position for key, answer in said.items() if answer.position is not None}
+            for node, said in observed.answers.items()
+        },
+    )
 
 
 def by_node(shown: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

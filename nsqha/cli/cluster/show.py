@@ -8,23 +8,42 @@ from typing import Any
 from nsqha.cli.cluster.access import Picture
 from nsqha.cli.cluster.rebuilding import by_node, line_of, line_of_node
 from nsqha.cli.terminal.screen import show_count, some, table
-from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, progress, state_of, stays
-from nsqha.election.model import NodeInfo
+from nsqha.election.health import BELOW, LEADERLESS, OK, STALLED, UNDER, owed, progress, state_of, stays
+from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.election.moves import without
 from nsqha.election.placement import Load, PartitionName, fill, replicas_due
 from nsqha.ids import is_ephemeral
 
+WAITS_SECONDS = 0.2  # a leader whose oldest batch waits for longer is looked at again
+SLOW_SECONDS = 1.0  # ... and is named if it still waits for longer than this
 
-def status(picture: Picture, doubt: str = "", rebuilding: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """One page about the cluster. `doubt`: why these metadata are not trusted now; empty: they are. `rebuilding`: as
-    `rebuilding.progress` found it."""
-    metas = picture.metas
-    states: dict[str, list[str]] = {UNDER: [], BELOW: [], LEADERLESS: []}
+PROBLEMS = (
+    ("leaderless", "without a leader"),
+    ("below_min_isr", "below min_isr"),
+    ("stalled", "acknowledging nothing"),
+    ("under_replicated", "under-replicated"),
+)
+"""Lists of partitions in `status`, and what they are called; the worst first."""
+
+
+def status(picture: Picture, rebuilding: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """One page about the cluster; None is what only etcd knows while it is away. `rebuilding`: as
+    `rebuilding.measured` found it."""
+    metas, known = picture.metas, not picture.stale
+    states: dict[str, list[str]] = {UNDER: [], BELOW: [], LEADERLESS: [], STALLED: []}
     without_node: dict[str, int] = {}
+    slow, unasked, reasons = dict[str, float](), list[str](), dict[str, str]()
     for name, meta in metas.items():
-        states.setdefault(state_of(meta, picture.nodes), []).append(place(name))
+        states.setdefault(state(name, meta, picture), []).append(place(name))
         if missing := unplaced(name, picture):
             without_node[place(name)] = missing
+        if why := not_led(name, meta, picture):
+            reasons[place(name)] = why
+        said = picture.observed.of(name, meta)
+        if said is None and meta.leader in picture.nodes:
+            unasked.append(place(name))
+        elif said is not None and said.leads and said.waits_s >= SLOW_SECONDS:
+            slow[place(name)] = round(said.waits_s, 1)
     controller, intents = picture.controller, picture.intents
     return {
         "cluster": picture.cluster_name,
@@ -33,49 +52,50 @@ def status(picture: Picture, doubt: str = "", rebuilding: Sequence[dict[str, Any
         "controller": {"name": controller.name, "epoch": controller.epoch} if controller else None,
         "nodes": sorted(picture.names(picture.nodes)),
         "away": sorted(picture.names(picture.missed)),
+        "unfit": {picture.name(uid): why for uid in picture.nodes if (why := unfit(uid, picture))},
+        "silent": {picture.name(uid): why for uid, why in sorted(picture.observed.silent.items())},
         "partitions": len(metas),
         "leaderless": states[LEADERLESS],
         "below_min_isr": states[BELOW],
+        "stalled": states[STALLED],
         "under_replicated": states[UNDER],
-        "owed": without_node,
-        "replacements": [replacement(uid, by, picture) for uid, by in sorted(picture.replaced.items())],
+        "not_led": reasons,
+        "slow": slow,
+        "unasked": unasked,
+        "owed": without_node if known else None,
+        "replacements": (
+            [replacement(uid, by, picture) for uid, by in sorted(picture.replaced.items())] if known else None
+        ),
         "rebuilding": list(rebuilding),
-        "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())],
-        "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)],
-        "balance_paused": intents.balance_paused,
-        "doubt": doubt,
+        "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())] if known else None,
+        "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)] if known else None,
+        "balance_paused": intents.balance_paused if known else None,
+        "doubt": picture.doubt,
+        "stale": picture.stale,
         "unreadable": list(picture.unreadable),
-        "healthy": not (controller is None or doubt or picture.unreadable or states[LEADERLESS] or states[BELOW]),
+        "healthy": not (
+            controller is None
+            or picture.doubt
+            or picture.unreadable
+            or states[LEADERLESS]
+            or states[BELOW]
+            or states[STALLED]
+        ),
     }
 
 
-def remembered(cluster_name: str, known: Mapping[str, Any], doubt: str) -> dict[str, Any]:
-    """The same page from the answer of a lookup daemon to /controller; None is what only etcd knows."""
+def state(name: PartitionName, meta: PartitionMeta, picture: Picture) -> str:
+    """The state of a partition, by its record and by what its leader says."""
+    return state_of(meta, picture.nodes, picture.observed.of(name, meta))
 
-    def places(key: str) -> list[str]:
-        return [f"{found['topic']}/{found['partition']}" for found in known.get(key, ())]
 
-    return {
-        "cluster": cluster_name,
-        "cluster_id": None,
-        "revision": known.get("revision", 0),
-        "controller": known.get("controller"),
-        "nodes": sorted(node.get("name") or node["uid"] for node in known.get("nodes", ())),
-        "away": None,
-        "partitions": known.get("partitions", 0),
-        "leaderless": places("leaderless"),
-        "below_min_isr": places("below_min_isr"),
-        "under_replicated": places("under_replicated"),
-        "owed": None,
-        "replacements": None,
-        "rebuilding": None,
-        "moves": None,
-        "decommissions": None,
-        "balance_paused": None,
-        "doubt": doubt,
-        "unreadable": list(known.get("unreadable", ())),
-        "healthy": False,
-    }
+def not_led(name: PartitionName, meta: PartitionMeta, picture: Picture) -> str:
+    """Why a node that runs does not lead a partition, though the record names it; empty: it does, or nothing is
+    known."""
+    said = picture.observed.of(name, meta)
+    if said is None or said.leads or meta.leader not in picture.nodes:
+        return ""
+    return f"{picture.name(meta.leader)} is the leader in the record and does not lead: {said.why}"
 
 
 def place(name: PartitionName) -> str:
@@ -150,14 +170,17 @@ def forgetting(uid: int, picture: Picture) -> dict[str, list[str]]:
     return found
 
 
-def print_status(shown: dict[str, Any], etcd: str) -> None:
+def print_status(shown: dict[str, Any], source: str) -> None:
     controller = shown["controller"]
-    cluster_id = shown["cluster_id"] or "id unknown"
-    print(f"cluster     {shown['cluster']} ({cluster_id}), etcd {etcd}, revision {shown['revision']:,}")
+    print(f"cluster     {shown['cluster']} ({shown['cluster_id']}), {source}, revision {shown['revision']:,}")
     who = f"{controller['name']}, epoch {controller['epoch']}" if controller else "none: start nsqha lookupd"
     print(f"controller  {who}")
     away = f"; away: {', '.join(shown['away'])}" if shown["away"] else ""
     print(f"nodes       {len(shown['nodes'])} alive: {', '.join(shown['nodes']) or 'none'}{away}")
+    for name, why in shown["unfit"].items():
+        print(f"            {name}: {why}")
+    for name, why in shown["silent"].items():
+        print(f"            {name} does not answer: {why}")
     if shown["doubt"]:
         print(f"metadata    not trusted: {shown['doubt']}")
     for why in shown["unreadable"]:
@@ -188,16 +211,23 @@ def stuck_lines(stuck: Mapping[str, str]) -> list[str]:
     return [f"{some(places)}: {why}" for why, places in by_reason.items()]
 
 
+def slow_ones(slow: Mapping[str, float]) -> list[str]:
+    """`orders/0 (for 2.5 s)`, those that wait longest first."""
+    return [f"{where} (for {seconds:g} s)" for where, seconds in sorted(slow.items(), key=lambda one: -one[1])]
+
+
 def _troubles(shown: dict[str, Any]) -> str:
     texts = []
-    for key, what in (
-        ("leaderless", "without a leader"),
-        ("below_min_isr", "below min_isr"),
-        ("under_replicated", "under-replicated"),
-    ):
+    for key, what in PROBLEMS:
         places = shown[key]
         if places:
             texts.append(f"\n            {len(places):,} {what}: {some(places)}")
+    texts += [f"\n            {line}" for line in stuck_lines(shown["not_led"])]
+    if shown["slow"]:
+        texts.append(f"\n            {len(shown['slow']):,} where publishes wait: {some(slow_ones(shown['slow']))}")
+    if shown["unasked"]:
+        what = "whose leader does not answer, so that it is not known whether it serves"
+        texts.append(f"\n            {len(shown['unasked']):,} {what}: {some(shown['unasked'])}")
     text = "".join(texts) or ", all in sync on every replica"
     if shown["owed"]:
         missing = [f"{where} ({count})" for where, count in shown["owed"].items()]
@@ -242,15 +272,21 @@ def node_state(uid: int, picture: Picture) -> str:
         if uid not in picture.missed:
             return "away, decommissioned"
         return "away, forgotten" if uid in picture.intents.forgotten else "away"
+    if why := unfit(uid, picture):
+        return why
+    return "decommissioned" if uid in picture.intents.decommissions else OK
+
+
+def unfit(uid: int, picture: Picture) -> str:
+    """What makes a node that is alive unfit, as it announced itself; empty: nothing."""
+    node = picture.nodes[uid]
     if node.poisoned:
         return f"poisoned: {node.poisoned}"
     if node.leaving:
         return f"leaving: {node.leaving_why}" if node.leaving_why else "leaving"
     if node.joining:
         return f"joining: {node.joining}"
-    if node.declines:
-        return f"declines to lead: {node.declines}"
-    return "decommissioned" if uid in picture.intents.decommissions else OK
+    return f"declines to lead: {node.declines}" if node.declines else ""
 
 
 def print_nodes(rows: Sequence[dict[str, Any]]) -> None:
@@ -269,7 +305,8 @@ def partitions(picture: Picture, topic: str | None = None) -> list[dict[str, Any
             "topic": name.topic,
             "partition": name.number,
             "uid": f"{name.uid:016x}",
-            "state": state_of(meta, picture.nodes),
+            "state": state(name, meta, picture),
+            "why": not_led(name, meta, picture),
             "leader": picture.name(meta.leader) if meta.leader else "",
             "successor": picture.name(meta.successor) if meta.successor else "",
             "epoch": meta.epoch,
@@ -300,3 +337,6 @@ def print_partitions(rows: Sequence[dict[str, Any]]) -> None:
             for row in rows
         ],
     )
+    for row in rows:
+        if row["why"]:
+            print(f"{row['topic']}/{row['partition']}: {row['why']}")

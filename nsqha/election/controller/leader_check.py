@@ -102,13 +102,19 @@ class LeaderCheck:
         idle = self._idle.get(part.name, Idle(meta.epoch, 0, now - self._limits.audit_s))
         if now - idle.counted >= self._limits.audit_s * 0.9:
             gave_up = report is not None and report.promise >= meta.epoch
-            weight = (self._limits.idle_audits + 1) // 2 if gave_up else 1
+            weight = _weight(self._limits) if gave_up else 1
             self._idle[part.name] = Idle(meta.epoch, idle.audits + weight, now)
 
     @property
     def doubted(self) -> set[PartitionName]:
         """Those with anything counted against the leader."""
         return self._idle.keys() | self._stuck.keys()
+
+    def not_leading(self) -> set[PartitionName]:
+        """Those whose leader says that it cannot lead, or has said more than once that it does not: after one answer,
+        whatever that counts, it may be about to begin."""
+        once = _weight(self._limits)
+        return {name for name, idle in self._idle.items() if idle.audits > once}
 
     def does_not_lead(self, name: PartitionName, meta: PartitionMeta) -> bool:
         """Whether the leader has reported often enough that it does not lead."""
@@ -146,3 +152,8 @@ class LeaderCheck:
         """Drop what was counted: another leader, or none, or no partition."""
         for held in (self._leads, self._idle, self._stuck, self._heard):
             held.pop(name, None)
+
+
+def _weight(limits: ControllerLimits) -> int:
+    """What an answer counts of a leader that gave its epoch up: two of them are enough."""
+    return (limits.idle_audits + 1) // 2

@@ -515,6 +515,8 @@ class ReplicaStatus(_message.Message):
     DECLINED_EPOCH_FIELD_NUMBER: _builtins.int
     DECLINES_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    LEADS_EPOCH_FIELD_NUMBER: _builtins.int
+    WAITS_MS_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     promise: _builtins.int
     log_uid: _builtins.int
@@ -540,6 +542,10 @@ class ReplicaStatus(_message.Message):
     """why it could not"""
     position: _builtins.int
     """end of its log, in bytes since the partition began"""
+    leads_epoch: _builtins.int
+    """the epoch in which it leads; 0: none, or an older build that does not say"""
+    waits_ms: _builtins.int
+    """a leader: since when it has acknowledged nothing of what waits; 0: it does"""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
@@ -567,10 +573,12 @@ class ReplicaStatus(_message.Message):
         declined_epoch: _builtins.int = ...,
         declines: _builtins.str = ...,
         position: _builtins.int | None = ...,
+        leads_epoch: _builtins.int = ...,
+        waits_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "key", b"key", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "chain", b"chain", "committed", b"committed", "corrupt", b"corrupt", "cut", b"cut", "damage", b"damage", "damaged_ranges", b"damaged_ranges", "declined_epoch", b"declined_epoch", "declines", b"declines", "durable", b"durable", "end", b"end", "key", b"key", "last_epoch", b"last_epoch", "led_by", b"led_by", "log_uid", b"log_uid", "position", b"position", "promise", b"promise", "role", b"role", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "chain", b"chain", "committed", b"committed", "corrupt", b"corrupt", "cut", b"cut", "damage", b"damage", "damaged_ranges", b"damaged_ranges", "declined_epoch", b"declined_epoch", "declines", b"declines", "durable", b"durable", "end", b"end", "key", b"key", "last_epoch", b"last_epoch", "leads_epoch", b"leads_epoch", "led_by", b"led_by", "log_uid", b"log_uid", "position", b"position", "promise", b"promise", "role", b"role", "start", b"start", "waits_ms", b"waits_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
     _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015

@@ -6,6 +6,7 @@ Downwards:
     debug       /debug/pprof
     publishing  /pub and /mpub
     administration  /topic/... and /channel/...
+    cluster_page  /cluster: the cluster as one daemon sees it
     failures    what a change that failed is answered
     server      NSQ's HTTP conventions; aiohttp's server
     reading     what a connection has sent and is not parsed yet: parts, and turns

@@ -4,7 +4,7 @@
     POST /topic/{create,delete,empty,pause,unpause}?topic=T
     POST /channel/{create,delete,empty,pause,unpause}?topic=T&channel=C
     GET /ping   /info[?include_nsqha=true]   /stats   /config/:opt    PUT /config/{nsqlookupd_tcp_addresses,log_level}
-    GET /healthz   /readyz[?verbose]   /startupz   /metrics[?topic=]   /debug/pprof/...
+    GET /cluster   /healthz   /readyz[?verbose]   /startupz   /metrics[?topic=]   /debug/pprof/...
 
 `server` has the conventions (headers, error bodies, redirects), `publishing` and `administration` the handlers of what
 changes something; the others are here.
@@ -82,6 +82,7 @@ class NodeRoutes:
     def add_to(self, api: HttpApi) -> None:
         api.add("GET", "/info", self.info)
         api.add("GET", "/stats", self.stats)
+        api.add("GET", "/cluster", self.cluster)
         api.add("GET", "/config/:opt", self.read_option)
         api.add("PUT", "/config/:opt", self.write_option)
 
@@ -133,6 +134,12 @@ class NodeRoutes:
             make = partial(stats_text, stats, wanted, memory, self._broker.clock.wall_ns(), extra=extra)
         # Encoding all of them may take longer than a client should wait for its message.
         return await asyncio.to_thread(make) if len(stats.topics) > TOPICS_AT_ONCE else make()
+
+    async def cluster(self, _request: HttpRequest) -> object:
+        page = await self._broker.cluster_page()
+        if page is None:
+            raise ApiError(404, "NOT_FOUND", detail="this node is not one of a cluster")
+        return HttpReply(page, http_envelope.JSON)
 
     async def healthz(self, _request: HttpRequest) -> object:
         """Liveness: an answer shows that the loop runs; a check marked `live` finds what only a restart can repair."""

@@ -173,6 +173,10 @@ class BrokerApi(Protocol):
 
     # ---- queries
 
+    async def cluster_page(self) -> bytes | None:
+        """The cluster as this node sees it, as JSON (`nsqha.election.observed.page`); None: it is not one of a
+        cluster."""
+
     def health(self) -> str:
         """`OK`, or `NOK - ` and the reason why the last write to disk failed."""
 

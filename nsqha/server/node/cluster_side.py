@@ -92,6 +92,9 @@ class ClusterSide(Protocol):
     def checks(self) -> Sequence[Check]:
         """What /readyz asks of a member beyond what it asks of every node."""
 
+    async def page(self) -> bytes | None:
+        """The cluster as this node sees it, for whoever only looks; None: there is no cluster."""
+
 
 class NoCluster:
     """The `ClusterSide` of a single node: it leads every partition, and has the only replica."""
@@ -178,3 +181,6 @@ class NoCluster:
 
     def checks(self) -> tuple[()]:
         return ()
+
+    async def page(self) -> None:
+        return None

@@ -65,10 +65,13 @@ class ReplicaAnswers:
             return reply
         keys = [(key.topic_uid, key.partition) for key in request.keys] or [*table.leading, *table.followers]
         for key in keys:
+            leads_epoch, waits_ms = 0, 0
             if (leadership := table.leading.get(key)) is not None:
                 log, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
                 role, stopped, known = pb.ROLE_LEADER, leadership.partition.life.stopped, True
                 led_by = self._node
+                if stopped is None:
+                    leads_epoch, waits_ms = leadership.epoch, round(leadership.waits_seconds() * 1000)
             elif (follower := table.followers.get(key)) is not None:
                 log, log_uid, committed = follower.log, follower.log_uid, follower.applier.committed
                 role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
@@ -97,6 +100,8 @@ class ReplicaAnswers:
                 declined_epoch=declined_epoch,
                 declines=declines,
                 position=log.end.position,
+                leads_epoch=leads_epoch,
+                waits_ms=waits_ms,
             )
             ranges = self._integrity.corrupt.shown(key)
             shown.damaged_ranges = len(ranges)

@@ -12,7 +12,7 @@ from nsqha.cli import build_parser
 from nsqha.cli.check import command
 from nsqha.cli.check.judging import of_channel, of_cluster, of_node
 from nsqha.cli.check.verdict import CheckResult, Observation, Severity
-from nsqha.cli.cluster import looking, rebuilding
+from nsqha.cli.cluster import looking
 from nsqha.cli.cluster.access import Picture
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.election.moves import Intents
@@ -59,7 +59,8 @@ def test_only_alive_asks_for_nothing_else() -> None:
 
 WELL: dict[str, Any] = {
     "leaderless": [], "below_min_isr": [], "under_replicated": [], "doubt": "", "controller": {"name": "a", "epoch": 1},
-    "unreadable": [], "away": [], "owed": {}, "nodes": ["a", "b", "c"], "partitions": 12,
+    "unreadable": [], "away": [], "owed": {}, "nodes": ["a", "b", "c"], "partitions": 12, "stalled": [], "slow": {},
+    "not_led": {}, "unasked": [], "unfit": {}, "silent": {}, "stale": False,
 }  # fmt: skip
 
 
@@ -75,8 +76,8 @@ WELL: dict[str, Any] = {
         ({"away": ["n3"]}, WARNING),
         ({"owed": {"orders/0": 1}}, WARNING),
         ({"doubt": "etcd was restored"}, CRITICAL),
-        ({"doubt": "etcd is away", "away": None, "owed": None}, WARNING),
-        ({"doubt": "etcd is away", "away": None, "owed": None, "leaderless": ["orders/0"]}, CRITICAL),
+        ({"doubt": "etcd is away", "stale": True, "owed": None}, WARNING),
+        ({"doubt": "etcd is away", "stale": True, "owed": None, "leaderless": ["orders/0"]}, CRITICAL),
     ],
 )
 def test_a_cluster_by_the_page_of_its_status(change: dict[str, Any], severity: Severity) -> None:
@@ -114,6 +115,12 @@ def partition(**changes: Any) -> Any:
 def test_a_channel_by_its_age_and_its_consumers(changes: dict[str, Any], severity: Severity) -> None:
     verdict = of_channel(channel(**changes), oldest_ns=300 * 10**9, oldest_warning_ns=120 * 10**9)
     assert verdict.severity == severity
+
+
+def test_a_channel_of_a_partition_that_acknowledges_nothing_is_critical() -> None:
+    """It hands out what it has, and no FIN counts."""
+    verdict = of_channel(channel(), {1: "below min_isr"}, oldest_ns=None, oldest_warning_ns=None)
+    assert verdict.severity == CRITICAL and "partition 1: below min_isr" in verdict.text()
 
 
 def test_without_a_limit_no_age_is_too_old() -> None:
@@ -160,7 +167,8 @@ def test_a_cluster_is_checked_while_a_live_replica_is_not_in_sync(monkeypatch: p
     found = Picture("nsqha", 1, "e:1", 5, topics, nodes, Intents({}, frozenset()), Controller("l", epoch=3))
     monkeypatch.setattr(looking, "opened", lambda _: nullcontext(SimpleNamespace(why_not=lambda: "")))
     monkeypatch.setattr(looking, "look", lambda *_, **__: found)
-    monkeypatch.setattr(rebuilding, "LOOK_SECONDS", 0.001)
-    verdict = command._cluster(build_parser("check").parse_args(["check", "cluster", "--timeout", "1s"]))
+    monkeypatch.setattr(looking, "LOOK_SECONDS", 0.001)
+    verdict = command._cluster(build_parser("check").parse_args(["check", "cluster", "--etcd-endpoint", "127.0.0.1:1"]))
     assert verdict.severity == WARNING
-    assert "1 partitions under-replicated: orders/0" in verdict.text()
+    assert "1 partition under-replicated: orders/0" in verdict.text()
+    assert "1 partition whose leader does not answer" in verdict.text()

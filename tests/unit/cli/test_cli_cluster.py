@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli import broker, build_parser, lookupd
-from nsqha.cli.cluster import change, rebuilding, show
+from nsqha.cli.cluster import change, looking, rebuilding, show
 from nsqha.cli.cluster.access import Picture, look
 from nsqha.cli.cluster.change import cost
 from nsqha.cli.cluster.import_topics import partition as imported_partition
@@ -23,6 +23,7 @@ from nsqha.election.elect import ReplicaReport
 from nsqha.election.memory import MemoryStore
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import Intents
+from nsqha.election.observed.answers import Observed, ReplicaAnswer
 from nsqha.election.placement import PartitionName
 from nsqha.election.unclean import Unclean, elect_unclean
 from nsqha.errors import LogCorrupt
@@ -62,7 +63,8 @@ def test_a_cluster_is_well_when_everything_can_be_acknowledged() -> None:
     assert show.status(picture(meta(), meta((A, B))))["healthy"]
     assert not show.status(picture(meta(), meta((A,))))["healthy"]
     assert not show.status(replace(picture(meta()), controller=None))["healthy"]
-    assert not show.status(picture(meta()), "nodes wait for nsqha cluster accept-metadata: node-a")["healthy"]
+    doubted = replace(picture(meta()), doubt="nodes wait for nsqha cluster accept-metadata: node-a")
+    assert not show.status(doubted)["healthy"]
 
 
 def test_what_is_rebuilt_has_its_time_left() -> None:
@@ -96,9 +98,29 @@ def test_a_node_that_does_not_say_where_its_log_ends_has_no_time_left() -> None:
     assert (summed["replicas"], summed["bytes_left"], summed["seconds_left"]) == (2, None, None)
 
 
-def test_while_everything_is_in_sync_no_node_is_asked() -> None:
+def observed(*answers: ReplicaAnswer, node: int = A) -> Observed:
+    """What the leader of the partitions 0, 1, .. says of them."""
+    return Observed({node: {(ORDERS.uid, number): answer for number, answer in enumerate(answers)}})
+
+
+def test_the_cluster_is_looked_at_again_only_where_that_shows_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An election that ends within the second is no news."""
+    leads, waits = ReplicaAnswer(4), ReplicaAnswer(4, waits_ms=2500)
+    elected = replace(picture(meta()), observed=observed(leads))
     args = build_parser().parse_args(["cluster", "nodes"])
-    assert rebuilding.progress(picture(meta(), meta((A, B), replicas=(A, B, GONE))), args) == []
+    monkeypatch.setattr(looking, "LOOK_SECONDS", 0.001)
+    for first, looks in (
+        (elected, 1),
+        (replace(elected, observed=observed(ReplicaAnswer(3))), 2),
+        (replace(elected, observed=observed(waits)), 2),
+        (replace(elected, topics=picture(meta(leader=0)).topics), 2),
+        (replace(elected, topics=picture(meta((A, B))).topics), 2),  # its third replica is rebuilt, and has a rate
+        (replace(elected, topics=picture(meta((A, B), replicas=(A, B, GONE))).topics), 1),
+    ):
+        shown = iter([first, elected])
+        monkeypatch.setattr(looking, "_look", lambda _, shown=shown: next(shown))
+        assert looking.seen(args).picture is (first if looks == 1 else elected)
+        assert len(list(shown)) == 2 - looks
 
 
 def test_records_that_can_not_be_read_are_shown_and_refuse_a_change(

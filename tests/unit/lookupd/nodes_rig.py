@@ -24,7 +24,6 @@ from nsqha.pb.v1.replication_pb2 import (
     ROLE_LEADER,
     LiveMessage,
     PartitionKey,
-    ReplicaStatus,
     StatusReply,
     StatusRequest,
 )
@@ -41,6 +40,7 @@ class FakeNode:
         self.store = store
         self.uid = uid
         self.up = True
+        self.idle = False  # it leads nothing, whatever the records say
         self.frozen = False  # its streams stay, and it answers nothing
         self.streams: list[NodeStream] = []
         self.statuses = 0
@@ -69,9 +69,11 @@ class FakeNode:
                 key = PartitionKey(topic_uid=topic.record.uid, partition=number)
                 if self.uid in meta.replicas and key in request.keys:
                     mine = meta.leader == self.uid and meta.registration == self.info.registration
-                    role = ROLE_LEADER if mine else ROLE_FOLLOWER
+                    role = ROLE_LEADER if mine and not self.idle else ROLE_FOLLOWER
                     uid = 100 + self.uid
-                    reply.replicas.append(ReplicaStatus(key=key, role=role, log_uid=uid, end=1, last_epoch=1))
+                    shown = reply.replicas.add(key=key, role=role, log_uid=uid, end=1, last_epoch=1)
+                    if mine and not self.idle:
+                        shown.led_by, shown.leads_epoch = self.uid, meta.epoch
         return reply
 
     def kill(self) -> None:

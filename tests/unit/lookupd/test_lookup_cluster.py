@@ -25,11 +25,16 @@ from nsqha.access.roles import GRANTED, granted
 from nsqha.access.surfaces import LOOKUPD_HTTP
 from nsqha.access.tokens import entry
 from nsqha.clock import ManualClock, SystemClock, read
+from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta, TopicSettings
 from nsqha.election.moves import hidden_name, is_hidden
+from nsqha.election.observed.answers import LeaderState
+from nsqha.election.observed.page import decode
+from nsqha.election.placement import PartitionName
 from nsqha.errors import Unavailable
 from nsqha.options import LookupdOptions
 from nsqha.server.authorization.guard import Guard
+from nsqha.server.http import cluster_page
 from nsqha.server.http.server import ApiError
 from tests.unit.lookupd.nodes_rig import World
 
@@ -467,6 +472,66 @@ def test_the_controller_shows_itself_and_takes_intents() -> None:
         assert (await s.get("/cluster/balance"))["paused"] is True
         assert await s.post("/cluster/spread?limit=0") == 400
         assert (await s.ask("POST", "/cluster/spread"))[1] == {"moves": []}
+
+    run(story)
+
+
+def test_the_page_of_a_cluster_has_its_records_and_what_the_leaders_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whoever only looks. A leader that runs and does not lead is named, and counted by the metrics."""
+    monkeypatch.setattr(cluster_page, "FRESH_SECONDS", 0.0)
+
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        s.world.join_all()
+        view = s.world.store.watch.view()
+        name = PartitionName("t", view.topics["t"].record.uid, 0)
+        page = decode(await s.get("/cluster"))
+        assert (page.cluster, page.stale, page.doubt, page.unreadable) == ("nsqha", "", "", ())
+        assert page.metas[name] == s.world.meta() and page.nodes == view.nodes and page.controller == view.controller
+        assert page.observed.of(name, s.world.meta()) == LeaderState(True)
+        leader = s.world.nodes[s.world.meta().leader]
+        leader.idle = True
+        page = decode(await s.get("/cluster"))
+        said = page.observed.of(name, s.world.meta())
+        assert said is not None and not said.leads and page.observed.silent == {}
+        leader.up = False
+        page = decode(await s.get("/cluster"))
+        assert page.observed.of(name, s.world.meta()) is None and list(page.observed.silent) == [leader.uid]
+
+    run(story)
+
+
+def test_a_leader_that_runs_and_does_not_lead_is_counted_as_none() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        s.world.join_all()
+        term = s.daemon.controller.term  # type: ignore[union-attr]
+        assert term is not None
+        check, part = term.machine.state.leader_check, next(iter(term.machine.state.parts.values()))
+        assert "nsqha_cluster_partitions_leaderless 0.0" in (await s.get("/metrics")).decode()
+        declined = ReplicaReport(1, 1, declines="its clock is wrong", declined_epoch=part.meta.epoch)
+        check.answered(part, part.meta.leader, declined, 0.0)
+        assert "nsqha_cluster_partitions_leaderless 1.0" in (await s.get("/metrics")).decode()
+        assert (await s.get("/controller"))["leaderless"] == [{"topic": "t", "partition": 0}]
+
+    run(story)
+
+
+def test_a_page_is_given_while_the_store_is_away() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        s.world.join_all()
+
+        def refuse(*_: object, **__: object) -> None:
+            raise Unavailable("etcd is away")
+
+        s.world.store.intents.all = s.world.store.records.cluster = refuse
+        page = decode(await s.get("/cluster"))
+        assert page.stale == "etcd is away" and page.intents is None and len(page.nodes) == 3
+        assert list(page.observed.answers) == [s.world.meta().leader], "the nodes are asked all the same"
 
     run(story)
 

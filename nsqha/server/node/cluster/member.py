@@ -8,13 +8,15 @@ Imported only by nodes that have an etcd endpoint.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Logger
 from nsqha.replication.followers import IsrLimits
 from nsqha.server.http.broker_api import Check
+from nsqha.server.http.cluster_page import ClusterPages
 from nsqha.server.node.cluster.clock_watch import ClockWatch
 from nsqha.server.node.cluster.disk_watch import DiskWatch
 from nsqha.server.node.cluster.figures import changes, cluster_stats, replication
@@ -27,6 +29,7 @@ from nsqha.server.replica.roles import ReplicaLimits, Replicas
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
+    from nsqha.election.etcd.store import EtcdStore
     from nsqha.election.model import PartitionMeta
     from nsqha.options import Options
     from nsqha.server.http.stats import ClusterStats
@@ -87,6 +90,14 @@ class ClusterMember:
         cluster.replicas = _replicas(cluster, parts, topics, topic_context, fail)
         topics.placement = ClusterPlacement(topics, topic_context, cluster, parts.clock)
         cluster.leaders.when_changed(topics.announce)
+        self._pages = ClusterPages(
+            topic_context.options.cluster_name,
+            cluster.store,
+            cluster.routing_peers,
+            asyncio.to_thread,
+            cluster_id=self._cluster_id,
+            why_not=lambda: cast("EtcdStore", cluster.store).why_not(),  # as `open_cluster` opened it
+        )
 
     def route(self, node: RoutedNode) -> ClientRoutes:
         routing = self._cluster.routing = Routing(node, self._cluster.leaders, self._cluster.routing_peers)
@@ -165,6 +176,12 @@ class ClusterMember:
 
     def checks(self) -> list[Check]:
         return cluster_checks(self._cluster)
+
+    async def _cluster_id(self) -> int:
+        return self._cluster.cluster_id
+
+    async def page(self) -> bytes:
+        return await self._pages.text()
 
 
 class DiskRefusals:

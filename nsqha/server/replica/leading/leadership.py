@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nsqha.server.runtime.measures import Measures
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
+MILLISECOND = 0.001
 
 logger = Logger("leadership", waits=True)
 
@@ -210,6 +211,17 @@ class Leadership:
         reports = self._keeper.followers
         found = [reports.get(node) for node in self.meta.isr if node != self._runtime.node]
         return all(report is not None and report.gone_at is None and not reports.late(report) for report in found)
+
+    def waits_seconds(self) -> float:
+        """Seconds since the oldest batch that is not committed was written, or an in-sync replica whose acks count was
+        lost; 0: neither is there."""
+        reports, batches = self._keeper.followers, self.partition.batches.outstanding.batches
+        waits = [self._runtime.clock.monotonic() - batches[0].written_at] if batches else []
+        for node in self.meta.isr:
+            report = reports.get(node) if node != self._runtime.node else None
+            if report is not None and report.gone_at is not None:
+                waits.append(max(reports.time - report.gone_at, MILLISECOND))
+        return max(waits, default=0.0)
 
     @property
     def meta(self) -> PartitionMeta:

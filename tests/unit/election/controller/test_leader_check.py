@@ -53,3 +53,17 @@ def test_who_said_once_that_it_leads_no_more_is_asked_each_time_from_then_on() -
 def test_a_request_has_a_bound_whatever_is_in_doubt() -> None:
     check, parts = LeaderCheck(LIMITS), led(500)
     assert len(check.turn(1, parts, [(9, 9)])) == 100
+
+
+def test_a_leader_that_answers_twice_that_it_does_not_lead_counts_as_none() -> None:
+    """After one answer it may be about to begin. One that declined its epoch never begins."""
+    check, parts = confirmed(3)
+    idle, declined, _ = parts.values()
+    none = replace(LEADS, leading=False, promise=idle.meta.epoch)
+    check.answered(idle, 1, none, 2.0)
+    check.answered(declined, 1, replace(none, declines="its clock is wrong", declined_epoch=declined.meta.epoch), 2.0)
+    assert check.not_leading() == {declined.name}
+    check.answered(idle, 1, none, 4.0)
+    assert check.not_leading() == {idle.name, declined.name}
+    check.answered(idle, 1, LEADS, 6.0)
+    assert check.not_leading() == {declined.name}

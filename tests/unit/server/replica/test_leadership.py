@@ -265,6 +265,25 @@ def test_a_join_that_was_refused_is_not(error: NsqhaError) -> None:
     assert outcome.answers == ["OK"]
 
 
+def test_a_leader_says_for_how_long_it_has_acknowledged_nothing() -> None:
+    """A publish that waits, or a member of the ISR that is lost also while nothing is published."""
+    run = Leading()
+    run.heard(A, 71, opened=True)
+    assert run.leadership.waits_seconds() == 0.0
+    run.rig.publish(b"waits")
+    run.rig.turn()
+    run.rig.pass_time(0.7)
+    assert run.leadership.waits_seconds() == pytest.approx(0.7)
+    run.heard(A, 71)
+    assert run.leadership.waits_seconds() == 0.0
+    run.leadership.lost(A)
+    assert run.leadership.waits_seconds() > 0.0, "at once"
+    run.passes(0.5)
+    assert run.leadership.waits_seconds() == pytest.approx(0.5)
+    run.heard(A, 71, opened=True)
+    assert run.leadership.waits_seconds() == 0.0
+
+
 def test_another_leader_in_the_record_ends_it() -> None:
     leading = Leading()
     leading.leadership.refreshed(replace(META, leader=A, epoch=2, version=6))
