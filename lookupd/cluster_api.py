@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lookupd.changes import MetadataChanges
-from lookupd.controller import ControllerShell
+from lookupd.controller import ControllerShell, MetadataGate
 from lookupd.directory import LookupDirectory
 from nsqha.election import health
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
@@ -52,12 +52,19 @@ class LookupCluster:
     """The parts of a lookup daemon that belong to its cluster."""
 
     def __init__(
-        self, shell: ControllerShell, directory: LookupDirectory, changes: MetadataChanges, *, name: str
+        self,
+        shell: ControllerShell,
+        directory: LookupDirectory,
+        changes: MetadataChanges,
+        *,
+        name: str,
+        gate: MetadataGate | None = None,
     ) -> None:
-        """`name`: the cluster's."""
+        """`name`: the cluster's; `gate`: as the controller's."""
         self.shell = shell
+        why_not = gate.why_not if gate is not None else str  # nothing is known against the metadata
         self.pages = ClusterPages(
-            name, shell.store, shell.peers, shell.run, cluster_id=self._cluster_id, why_not=shell.why_not
+            name, shell.store, shell.peers, shell.run, cluster_id=self._cluster_id, why_not=why_not
         )
         self.directory = directory
         self.changes = changes

@@ -219,7 +219,6 @@ class ControllerShell:
         self._workers = ThreadPoolExecutor(WORKERS, "metadata")
         self._tasks = TaskGroup()
         self.recorded = RecordedChanges(store.intents, self.run, audit or Audit())
-        self._gate = gate
         self._trust = MetadataTrust(gate, self.run) if gate is not None else TrustedMetadata()
         self._standby = Standby(gone, self._controller_gone) if gone is not None else None
         self._unwatch: Callable[[], None] | None = None
@@ -243,10 +242,6 @@ class ControllerShell:
     async def run(self, call: Callable[[], T]) -> T:
         """Call the store in a worker thread."""
         return await self.begin(call)
-
-    def why_not(self) -> str:
-        """Why the metadata are not trusted now; empty: they are. Blocks, and raises what a read of the store raises."""
-        return self._gate.why_not() if self._gate is not None else ""
 
     def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """The same; the call begins before anything else that the loop has to do."""

@@ -94,7 +94,7 @@ class Lookupd:
                 store.records, store.intents, random.SystemRandom(), channels_max=options.max_topic_channels
             )
             directory = LookupDirectory(lifetime_s)
-            self._cluster = LookupCluster(self.controller, directory, changes, name=options.cluster_name)
+            self._cluster = LookupCluster(self.controller, directory, changes, name=options.cluster_name, gate=gate)
         self._tcp = TcpServer(
             self.registry, clock, self._logger, silence_s=inactive_s, admissions=_admissions(options, guard)
         )

@@ -32,22 +32,22 @@ MOST_REBUILDS = 1000  # that are measured
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClusterLook:
     """The cluster, and how far its replicas are that are made again."""
 
     picture: Picture
     rebuilding: list[dict[str, Any]]
 
 
-def seen(args: argparse.Namespace) -> Seen:
+def seen(args: argparse.Namespace) -> ClusterLook:
     """Look once, or twice if that shows more. Exit or NsqhaError: nobody answers."""
     first, at = _look(args), time.monotonic()
     if not _worth_another(first):
-        return Seen(first, [])
+        return ClusterLook(first, [])
     time.sleep(LOOK_SECONDS)
     second = _look(args)
     before, after = look_of(first.observed, at), look_of(second.observed, time.monotonic())
-    return Seen(second, measured(rebuilds(second)[:MOST_REBUILDS], before, after, second))
+    return ClusterLook(second, measured(rebuilds(second)[:MOST_REBUILDS], before, after, second))
 
 
 def status_page(args: argparse.Namespace) -> tuple[dict[str, Any], str]:

@@ -136,7 +136,7 @@ class NodeRoutes:
         return await asyncio.to_thread(make) if len(stats.topics) > TOPICS_AT_ONCE else make()
 
     async def cluster(self, _request: HttpRequest) -> object:
-        page = await self._broker.cluster_page()
+        page = await self._broker.side.page()
         if page is None:
             raise ApiError(404, "NOT_FOUND", detail="this node is not one of a cluster")
         return HttpReply(page, http_envelope.JSON)

@@ -133,6 +133,13 @@ class MessagesApi(Protocol):
         it is not there."""
 
 
+class ClusterPageApi(Protocol):
+    """The cluster that this node is one of."""
+
+    async def page(self) -> bytes | None:
+        """The cluster as this node sees it, as JSON (`nsqha.election.observed.page`); None: there is no cluster."""
+
+
 class BrokerApi(Protocol):
     """The broker as its HTTP API sees it."""
 
@@ -154,6 +161,9 @@ class BrokerApi(Protocol):
         """Whether the stop has begun: publishes are refused."""
 
     @property
+    def side(self) -> ClusterPageApi: ...
+
+    @property
     def topics(self) -> TopicsApi: ...
 
     @property
@@ -172,10 +182,6 @@ class BrokerApi(Protocol):
         """Set one of debug, info, warn, error, fatal; `options` then shows it."""
 
     # ---- queries
-
-    async def cluster_page(self) -> bytes | None:
-        """The cluster as this node sees it, as JSON (`nsqha.election.observed.page`); None: it is not one of a
-        cluster."""
 
     def health(self) -> str:
         """`OK`, or `NOK - ` and the reason why the last write to disk failed."""

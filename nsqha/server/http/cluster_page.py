@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqha.election.observed.answers import Observed, ReplicaAnswer, answers_in, questions
 from nsqha.election.observed.page import ClusterPage, encode
@@ -24,19 +24,11 @@ if TYPE_CHECKING:
     from nsqha.election.store import MetadataStore
     from nsqha.ids import PartitionKey
     from nsqha.server.peers.api import Peers
+    from nsqha.server.runtime.metadata import RunBlocking
 
 STORE_SECONDS = 3.0  # for the metadata store to answer
 NODE_SECONDS = 2.0  # for a node
 FRESH_SECONDS = 0.5  # so long a page is given again: every one of them asks all nodes
-
-T = TypeVar("T")
-
-
-class RunBlocking(Protocol):
-    """Calls the store in a worker thread."""
-
-    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
-
 
 class StoreAnswer(NamedTuple):
     """What only a read of the store can say."""

@@ -303,9 +303,6 @@ class Broker:
         nsqlog.set_level(level)
         self.options = replace(self.options, log_level=level)
 
-    async def cluster_page(self) -> bytes | None:
-        return await self.side.page()
-
     def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
         from nsqha.server.node.snapshot import broker_stats  # a tenth of a start, and nothing asks before the end of it
 

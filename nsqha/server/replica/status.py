@@ -15,6 +15,7 @@ from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import NotFound, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.replica.leading.leadership import waits_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ class ReplicaAnswers:
                 role, stopped, known = pb.ROLE_LEADER, leadership.partition.life.stopped, True
                 led_by = self._node
                 if stopped is None:
-                    leads_epoch, waits_ms = leadership.epoch, round(leadership.waits_seconds() * 1000)
+                    leads_epoch, waits_ms = leadership.epoch, round(waits_seconds(leadership) * 1000)
             elif (follower := table.followers.get(key)) is not None:
                 log, log_uid, committed = follower.log, follower.log_uid, follower.applier.committed
                 role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER

@@ -139,6 +139,16 @@ class FakePublishing:
             raise Unavailable("too many publishes are waiting for the disk")
 
 
+class FakeSide:
+    """It is one of a cluster while there is a page."""
+
+    def __init__(self) -> None:
+        self.cluster: bytes | None = None
+
+    async def page(self) -> bytes | None:
+        return self.cluster
+
+
 class FakeBroker:
     def __init__(self, **options: Any) -> None:
         self.options = checked(Options(broadcast_address="node.example", **options))
@@ -146,6 +156,7 @@ class FakeBroker:
         self.clock = ManualClock()
         self.start_time_ns = self.clock.wall_ns()
         self.exiting = False
+        self.side = FakeSide()
         self.topics = FakeTopics()
         self.channels = FakeChannels(self.topics)
         self.publishing = FakePublishing(self.topics)

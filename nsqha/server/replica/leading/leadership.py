@@ -212,17 +212,6 @@ class Leadership:
         found = [reports.get(node) for node in self.meta.isr if node != self._runtime.node]
         return all(report is not None and report.gone_at is None and not reports.late(report) for report in found)
 
-    def waits_seconds(self) -> float:
-        """Seconds since the oldest batch that is not committed was written, or an in-sync replica whose acks count was
-        lost; 0: neither is there."""
-        reports, batches = self._keeper.followers, self.partition.batches.outstanding.batches
-        waits = [self._runtime.clock.monotonic() - batches[0].written_at] if batches else []
-        for node in self.meta.isr:
-            report = reports.get(node) if node != self._runtime.node else None
-            if report is not None and report.gone_at is not None:
-                waits.append(max(reports.time - report.gone_at, MILLISECOND))
-        return max(waits, default=0.0)
-
     @property
     def meta(self) -> PartitionMeta:
         """The newest record that is known."""
@@ -421,3 +410,16 @@ class Leadership:
 
     def __repr__(self) -> str:
         return f"Leadership({self.topic}/{self.key[1]}, epoch {self.epoch})"
+
+
+def waits_seconds(leadership: Leadership) -> float:
+    """Seconds since the oldest batch that is not committed was written, or an in-sync replica whose acks count was
+    lost; 0: neither is there."""
+    runtime, reports = leadership._runtime, leadership._keeper.followers
+    batches = leadership.partition.batches.outstanding.batches
+    waits = [runtime.clock.monotonic() - batches[0].written_at] if batches else []
+    for node in leadership.meta.isr:
+        report = reports.get(node) if node != runtime.node else None
+        if report is not None and report.gone_at is not None:
+            waits.append(max(reports.time - report.gone_at, MILLISECOND))
+    return max(waits, default=0.0)

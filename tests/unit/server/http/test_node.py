@@ -44,6 +44,14 @@ def test_info() -> None:
     )
 
 
+def test_the_cluster_is_shown_by_a_node_that_is_one_of_it() -> None:
+    broker = FakeBroker()
+    assert ask(broker, "GET", "/cluster").status == 404
+    broker.side.cluster = b'{"cluster":"nsqha"}'
+    answer = ask(broker, "GET", "/cluster")
+    assert (answer.status, answer.headers["content-type"], answer.json) == (200, JSON, {"cluster": "nsqha"})
+
+
 def test_info_names_the_grpc_port_if_it_is_asked_for() -> None:
     assert ask(FakeBroker(), "GET", "/info?include_nsqha=true").json["grpc_address"] == "127.0.0.1:4155"
 
