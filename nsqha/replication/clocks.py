@@ -27,6 +27,7 @@ EXACT = 0.05  # of the bound: an answer that took longer is worse than one of a 
 STEP_SECONDS = 600.0  # a step of the time that most agree on is believed when it has lasted for so long
 BEYOND_LOOKS = 5  # that find the own clock beyond the bound, about a second apart, until others are to lead
 CALM_LOOKS = 10  # that do not, until this node may lead again
+UNKNOWN_LOOKS = 60  # without the clocks of most nodes, until that is a reason to warn
 
 
 def agreed(aheads: Sequence[int], members: int, bound_ns: int) -> int | None:
@@ -92,6 +93,10 @@ class BoundedClock:
         """What the own wall clock, as it is, is ahead of the monotonic one."""
         return self.raw_wall_ns() - round(self.monotonic() * 1e9)
 
+    def compared_with(self, members: int) -> bool:
+        """Whether the clocks of most of so many nodes are known, this one's included."""
+        return 2 * (1 + len(self.peers.aheads(self.monotonic()))) > members
+
     def offsets(self) -> dict[int, int]:
         """What the clocks of peers are ahead of the own one, as it is."""
         own = self.own_ahead()
@@ -149,4 +154,29 @@ class SkewDecision:
         if self._looks < (CALM_LOOKS if self.declines else BEYOND_LOOKS):
             return False
         self.declines, self._looks = beyond, 0
+        return True
+
+
+class DistrustNews:
+    """When it is worth a line that time-based retention is paused, and that it goes on.
+
+    A node that starts has not compared clocks yet, and trusts none: that ends within seconds and is no news. So looks
+    are counted: those that had the clocks of most nodes, or many more without."""
+
+    def __init__(self) -> None:
+        self.said = False  # it was worth a line, and has not ended
+        self._compared = 0  # looks in a row that do not trust the clock, with what most nodes say
+        self._looks = 0  # ... all of them
+
+    def look(self, *, trusted: bool, compared: bool) -> bool:
+        """One look; whether there is news. `compared`: the clocks of most nodes are known."""
+        if trusted:
+            self._compared = self._looks = 0
+            news, self.said = self.said, False
+            return news
+        self._looks += 1
+        self._compared = self._compared + 1 if compared else 0
+        if self.said or (self._compared < BEYOND_LOOKS and self._looks < UNKNOWN_LOOKS):
+            return False
+        self.said = True
         return True

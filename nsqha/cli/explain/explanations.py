@@ -336,7 +336,11 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
             "This clock is further off than `--max-clock-skew` from most nodes': it does not lead.", "Set it (NTP)."
         ),
         "clock_agrees": Explanation("This clock is right again; the node may lead."),
-        "clocks_disagree": Explanation("No majority of clocks agrees: nothing is removed because it is old.", "NTP."),
+        "clocks_disagree": Explanation(
+            "No majority of clocks agrees, in five checks, or most are unknown for a minute: time-based retention is "
+            "paused.",
+            "Set the clocks (NTP).",
+        ),
         "clock_trusted": Explanation("The clock is believed again."),
     },
     "The controller, in a lookup daemon": {

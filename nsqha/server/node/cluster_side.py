@@ -139,10 +139,10 @@ class NoCluster:
         before = self._clock.trusted
         self._clock.look()
         if before and not self._clock.trusted:
-            text = "the wall clock was set: nothing goes because it is old until that has lasted %d s, or a restart"
+            text = "the wall clock was set: time-based retention is paused until that has lasted %d s, or a restart"
             logger.warning("clock_set", text, STEP_SECONDS)
         elif self._clock.trusted and not before:
-            logger.warning("clock_trusted", "the wall clock is believed: what is old is removed again")
+            logger.warning("clock_trusted", "clock trusted; time-based retention resumes")
 
     def look_around(self) -> None:
         """There are no others."""

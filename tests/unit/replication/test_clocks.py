@@ -11,7 +11,9 @@ from nsqha.replication.clocks import (
     EXACT,
     FRESH_SECONDS,
     STEP_SECONDS,
+    UNKNOWN_LOOKS,
     BoundedClock,
+    DistrustNews,
     PeerClocks,
     SkewDecision,
     agreed,
@@ -192,3 +194,29 @@ def test_no_majority_is_no_reason_to_decline() -> None:
     assert not any(looks(decision, None, 3 * BEYOND_LOOKS))
     assert not any(decision.look(YEARS, 0) for _ in range(3 * BEYOND_LOOKS)), "it is off"
     assert not decision.declines
+
+
+def test_a_start_is_no_reason_to_warn_of_clocks_and_a_disagreement_is() -> None:
+    """A node that starts trusts no clock until it has compared them: it says nothing of that, also not that it ends."""
+    news = DistrustNews()
+    for _ in range(UNKNOWN_LOOKS - 1):
+        assert not news.look(trusted=False, compared=False)
+    assert not news.look(trusted=True, compared=True)
+    for _ in range(BEYOND_LOOKS - 1):
+        assert not news.look(trusted=False, compared=True)
+    assert news.look(trusted=False, compared=True)
+    assert not news.look(trusted=False, compared=True), "once"
+    assert news.look(trusted=True, compared=True)
+    assert not news.look(trusted=True, compared=True), "once"
+
+
+def test_clocks_that_stay_unknown_are_a_reason_to_warn_at_last() -> None:
+    news = DistrustNews()
+    assert [news.look(trusted=False, compared=False) for _ in range(UNKNOWN_LOOKS)].count(True) == 1
+
+
+def test_most_clocks_are_known_with_the_own_one() -> None:
+    clock = BoundedClock(ManualClock(), BOUND)
+    assert clock.compared_with(1) and not clock.compared_with(2) and not clock.compared_with(3)
+    clock.peers.heard(2, clock.raw_wall_ns(), asked=clock.monotonic(), answered=clock.monotonic())
+    assert clock.compared_with(3) and not clock.compared_with(4)

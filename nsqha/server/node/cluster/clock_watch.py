@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.replication.clocks import SkewDecision
+from nsqha.replication.clocks import DistrustNews, SkewDecision
 
 if TYPE_CHECKING:
     from nsqha.election.model import NodeInfo
@@ -51,7 +51,7 @@ class ClockWatch:
         self._decision = SkewDecision()
         self._announced = False
         self._telling = False
-        self._trusted = True
+        self._distrust = DistrustNews()
         self._asking: set[int] = set()
         self._looks = 0
 
@@ -69,25 +69,28 @@ class ClockWatch:
                     self._asking.add(uid)
                     self._spawn(self._ask(uid, info.grpc_address))
         self._looks += 1
-        self._decide()
+        self._decide(1 + len(others))
         if self._decision.declines != self._announced and not self._telling:
             self._telling = True
             self._spawn(self._tell(self._decision.declines))
 
-    def _decide(self) -> None:
+    def _decide(self, members: int) -> None:
         clock = self._clock
         if self._decision.look(clock.off_ns, clock.bound_ns):
             if self._decision.declines:
-                text = "this clock is %.1f s ahead of most nodes': others are to lead until it is set right"
+                text = "this clock is %.1f s ahead of most nodes': other nodes lead until it is right; set it (NTP)"
                 logger.error("clock_skew", text, (clock.off_ns or 0) / 1e9)
             else:
-                logger.warning("clock_agrees", "this clock is not known to be wrong any more: this node may lead again")
-        if clock.trusted != self._trusted:
-            self._trusted = clock.trusted
+                logger.warning("clock_agrees", "clock skew is within its limit again: this node may lead")
+        compared = clock.compared_with(members)
+        if self._distrust.look(trusted=clock.trusted, compared=compared):
             if clock.trusted:
-                logger.warning("clock_trusted", "clocks agree: what is old is removed again")
+                logger.warning("clock_trusted", "clocks agree: time-based retention resumes")
+            elif compared:
+                text = "clocks disagree, or were set: time-based retention is paused; set them right (NTP)"
+                logger.warning("clocks_disagree", text)
             else:
-                text = "clocks disagree, or have just been set: nothing is removed because it is old; set them right"
+                text = "the clocks of too few nodes are known: time-based retention is paused until most nodes answer"
                 logger.warning("clocks_disagree", text)
 
     async def _ask(self, node: int, address: str) -> None:
