@@ -38,6 +38,7 @@ from nsqha.clock import Clock, read
 from nsqha.election.model import NodeInfo
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral
 from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest
+from nsqha.server.runtime.measures import expired_certificates
 
 
 class LookupdApi:
@@ -107,11 +108,16 @@ class LookupdApi:
 
     def readyz(self, request: HttpRequest) -> object:
         """OK: it answers from memory, whether etcd can be reached or not."""
-        if request.query.get("verbose") is None or self._cluster is None:
+        if request.query.get("verbose") is None:
             return "OK"
-        view = self._cluster.view
-        controller = view.controller.name if view.controller else "none"
-        return f"OK\n[+] metadata: revision {view.revision}, {len(view.nodes)} nodes, controller {controller}"
+        lines = ["OK"]
+        if self._cluster is not None:
+            view = self._cluster.view
+            controller = view.controller.name if view.controller else "none"
+            lines.append(f"[+] metadata: revision {view.revision}, {len(view.nodes)} nodes, controller {controller}")
+        if expired := expired_certificates(self._clock.wall_ns() / 1e9):
+            lines.append(f"[+] certificates: {expired}")
+        return "\n".join(lines)
 
     def topics(self, request: HttpRequest) -> object:
         topics = self._cluster.view.topics if self._cluster else {}

@@ -341,6 +341,7 @@ class NodeInfo(StoredRecord):
     leaving_why: str = ""  # of a node that does not shut down
     declines: str = ""  # why it should lead only where no other can: its disk or its clock; empty: it need not
     folder: str = ""  # names the lock file that it holds, among those of one host since its boot; empty: not known
+    trouble: str = ""  # what an operator has to mend there, though it leads as before: an expired certificate
     joining: str = ""  # which connections it lacks until it gets replicas that it never held; empty: none
 
     @property

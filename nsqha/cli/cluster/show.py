@@ -282,11 +282,12 @@ def unfit(uid: int, picture: Picture) -> str:
     node = picture.nodes[uid]
     if node.poisoned:
         return f"poisoned: {node.poisoned}"
+    reasons = [node.declines and f"declines to lead: {node.declines}", node.trouble]
     if node.leaving:
-        return f"leaving: {node.leaving_why}" if node.leaving_why else "leaving"
+        reasons.insert(0, f"leaving: {node.leaving_why}" if node.leaving_why else "leaving")
     if node.joining:
-        return f"joining: {node.joining}"
-    return f"declines to lead: {node.declines}" if node.declines else ""
+        reasons.insert(0, f"joining: {node.joining}")
+    return "; ".join(filter(None, reasons))
 
 
 def print_nodes(rows: Sequence[dict[str, Any]]) -> None:

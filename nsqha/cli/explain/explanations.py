@@ -43,6 +43,11 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         "stopping": Explanation("The broker was asked to stop, and hands over what it leads."),
         "stopped": Explanation("The daemon has ended, cleanly."),
         "certificates_renewed": Explanation("Certificate files changed, and the new ones are in use."),
+        "certificate_expired": Explanation(
+            "A certificate that is in use has expired: new connections with it are refused, so that a replica whose "
+            "connection ends cannot rejoin.",
+            "Replace the files; they are read again within seconds, without a restart.",
+        ),
         "certificates_unusable": Explanation(
             "Certificate files changed, and cannot be used. The previous ones stay in use.",
             "Compare key, certificate and authority; write the files again.",

@@ -40,6 +40,7 @@ from nsqha.server.partition.topic import Topic
 from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.cache import CacheWriter
 from nsqha.server.runtime.journal import JournalWriter
+from nsqha.server.runtime.measures import expired_certificates
 from nsqha.server.runtime.metadata import NodeMetadata
 from nsqha.server.runtime.tasks import Changes, TaskGroup, log_failure
 from nsqha.server.segments.log_source import reachable
@@ -319,4 +320,5 @@ class Broker:
     def checks(self) -> list[Check]:
         stopped = {f"{name}/{p.number}": p.life.stopped for name, topic in self.topics.items() for p in topic.led}
         shown = "; ".join(f"{partition} {why}" for partition, why in stopped.items() if why is not None)
-        return [*self.availability.checks(shown), *self.side.checks()]
+        expired = expired_certificates(self.parts.clock.raw_wall_ns() / 1e9)
+        return [*self.availability.checks(shown), Check("certificates", True, expired), *self.side.checks()]

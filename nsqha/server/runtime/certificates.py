@@ -5,7 +5,8 @@
 
 The files are checked every LOOK_SECONDS. A new set is used from the next connection on, in both directions;
 established connections keep theirs. A set that cannot be used (half replaced, expired, with another key) changes
-nothing, and is logged once two checks in a row have found it. `generation` rises with each set.
+nothing, and is logged once two checks in a row have found it. `generation` rises with each set. A certificate that
+expires while it is in use is logged, and shown by /readyz and `nsqha check` (`measures.expired_certificates`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from nsqha.errors import ConfigError
 from nsqha.nsqlog import Logger
-from nsqha.server.runtime.measures import certificates_end
+from nsqha.server.runtime.measures import certificates_end, utc
 from nsqha.server.runtime.tls import ClusterTls, ListenerTlsFlags, load_cluster_tls, server_context
 
 LOOK_SECONDS = 2.0
@@ -51,6 +53,7 @@ class Renewed(ABC, Generic[T]):
         self._stamps = self._stat()
         self._bad: _Stamps | None = None  # files that could not be used, seen once
         self._said: _Stamps | None = None
+        self._said_expired: dict[str, float] = {}
         self._set = (1, self._load())
         self._note_ends()
 
@@ -85,6 +88,15 @@ class Renewed(ABC, Generic[T]):
         self._note_ends()
         logger.info("certificates_renewed", "%s were read again", ", ".join(self._paths))
         return True
+
+    def look_at_ends(self, now: float) -> None:
+        """Log certificates that have expired, once each. `now`: Unix time."""
+        for path in self._paths:
+            end = certificates_end.get(path)
+            if end is not None and end <= now and self._said_expired.get(path) != end:
+                self._said_expired[path] = end
+                text = "%s expired at %s: new connections with it are refused; replace the file (no restart)"
+                logger.error("certificate_expired", text, path, utc(end))
 
     def _note_ends(self) -> None:
         certificates_end.update({path: end for path in self._paths if (end := expiry(path)) is not None})
@@ -146,6 +158,7 @@ async def watch(files: Sequence[Renewed[Any]]) -> None:
         await asyncio.sleep(LOOK_SECONDS)
         for each in files:
             await asyncio.to_thread(each.look)
+            each.look_at_ends(time.time())
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -99,6 +99,18 @@ class CollectorWatch:
 certificates_end: dict[str, float] = {}
 """When the certificates of this process expire (Unix time), by their path; `server.runtime.certificates` writes it."""
 
+
+
+def expired_certificates(now: float) -> str:
+    """The certificates of this process that have expired (`now`: Unix time), and what to do; empty: none has."""
+    expired = [(path, end) for path, end in sorted(certificates_end.items()) if end <= now]
+    return "; ".join(f"{path} expired at {utc(end)}: replace the file (no restart)" for path, end in expired)
+
+
+def utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
 collector = CollectorWatch()
 """The process has one collector; the start of a node starts the watch."""
 

@@ -107,6 +107,7 @@ STATES = [
     State("a node leaves", True, WARNING, alive=nodes(A, B, C, leaving=True)),
     State("a node has a disk that hangs", True, WARNING,
           alive=nodes(A, B, C, leaving=True, leaving_why="its disk hangs")),
+    State("a certificate of a node has expired", True, WARNING, alive=nodes(A, B, C, trouble="c.pem expired at noon")),
     State("a node declines to lead: its clock", True, WARNING, alive=nodes(A, B, C, declines="its clock is wrong")),
 ]  # fmt: skip
 
@@ -121,7 +122,7 @@ def test_what_is_said_of_a_cluster(state: State) -> None:
     assert row["state"] == state.partition
     assert row["why"] in verdict.nagios()
     for node in state.alive.values():
-        assert all(why in verdict.nagios() for why in (node.declines, node.leaving_why, node.poisoned))
+        assert all(why in verdict.nagios() for why in (node.declines, node.leaving_why, node.poisoned, node.trouble))
 
 
 def test_the_matrix_keeps_its_promise() -> None:

@@ -9,7 +9,7 @@ Imported only by nodes that have an etcd endpoint.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 from nsqha.errors import NsqhaError
@@ -26,11 +26,12 @@ from nsqha.server.node.cluster.routing import Routing
 from nsqha.server.node.parts import ClientRoutes, RoutedNode
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
 from nsqha.server.replica.roles import ReplicaLimits, Replicas
+from nsqha.server.runtime.measures import expired_certificates
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.election.etcd.store import EtcdStore
-    from nsqha.election.model import PartitionMeta
+    from nsqha.election.model import NodeInfo, PartitionMeta
     from nsqha.options import Options
     from nsqha.server.http.stats import ClusterStats
     from nsqha.server.node.cluster.membership import Membership
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from nsqha.server.topics.topics import Topics
 
 SHOWN_MAX = 5  # replicas that /readyz names
-DISK_HANGS, CLOCK_WRONG = "its disk hangs", "its clock is wrong"
+DISK_HANGS, CLOCK_WRONG = "its disk hangs", "its clock is wrong: set it (NTP)"
 
 logger = Logger("broker")
 
@@ -85,6 +86,11 @@ class ClusterMember:
             nodes=cluster.nodes,
             announce=lambda wrong: cluster.decline("clock", CLOCK_WRONG if wrong else ""),
             spawn=cluster.spawn,
+        )
+        self._trouble = AnnouncedTrouble(
+            lambda: expired_certificates(parts.clock.raw_wall_ns() / 1e9),
+            lambda why: cluster.registration.update(trouble=why),
+            cluster.spawn,
         )
         cluster.topics = topics
         cluster.replicas = _replicas(cluster, parts, topics, topic_context, fail)
@@ -142,6 +148,7 @@ class ClusterMember:
 
     def look_around(self) -> None:
         self._disk_watch.look()
+        self._trouble.look()
         self._cluster.routing.keep_house()
 
     @property
@@ -182,6 +189,38 @@ class ClusterMember:
 
     async def page(self) -> bytes:
         return await self._pages.text()
+
+
+class AnnouncedTrouble:
+    """What an operator has to mend on this node, as the other nodes and `nsqha check cluster` are told."""
+
+    def __init__(
+        self,
+        trouble: Callable[[], str],
+        announce: Callable[[str], Awaitable[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._trouble = trouble
+        self._announce = announce
+        self._spawn = spawn
+        self._announced = ""
+        self._telling = False
+
+    def look(self) -> None:
+        """About once a second."""
+        why = self._trouble()
+        if why != self._announced and not self._telling:
+            self._telling = True
+            self._spawn(self._tell(why))
+
+    async def _tell(self, why: str) -> None:
+        try:
+            await self._announce(why)
+            self._announced = why
+        except NsqhaError as error:
+            logger.info("not_announced", "%s; trying again", error)
+        finally:
+            self._telling = False
 
 
 class DiskRefusals:
@@ -251,8 +290,8 @@ def _replicas(
 def cluster_checks(cluster: Membership) -> list[Check]:
     """`registered`: the others count on this node, or it serves without the metadata store, which may be away for all:
     to send clients elsewhere would turn that into an outage. `joined`: a majority of the brokers, and the controller,
-    have been connected with it. `replicas`: each one here is led, or followed and not
-    behind."""
+    have been connected with it. `replicas`: each one here is led, or followed and not behind. `leads`: why others are
+    to lead, if they are; clients are served here all the same."""
     registered, detail = True, ""
     if not cluster.registration.has_lease:
         detail = "this node has no lease in the cluster's metadata"
@@ -271,7 +310,16 @@ def cluster_checks(cluster: Membership) -> list[Check]:
         Check("registered", registered, detail),
         Check("joined", not cluster.reach.missing, cluster.reach.missing),
         Check("replicas", not late, shown),
+        Check("leads", True, refusal_to_lead(cluster.registration.info)),
     ]
+
+
+def refusal_to_lead(info: NodeInfo | None) -> str:
+    """Why this node is not to lead, as it has announced; empty: it may."""
+    if info is None:
+        return ""
+    reasons = [info.leaving_why, info.declines and f"this node declines to lead: {info.declines}"]
+    return "; ".join(filter(None, reasons))
 
 
 def in_contact(cluster: Membership) -> bool:

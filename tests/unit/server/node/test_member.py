@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
-from nsqha.server.node.cluster.member import cluster_checks
+from nsqha.errors import Unavailable
+from nsqha.server.http.broker_api import Check
+from nsqha.server.node.cluster.member import AnnouncedTrouble, cluster_checks
 
 ME, OTHER = 1, 2
 KEY = (7, 0)
@@ -18,7 +21,7 @@ def cluster(meta: PartitionMeta, *, leading: Any = (), followers: Any = None, al
     record = TopicRecord("t", KEY[0], 3, partitions={0: meta})
     return SimpleNamespace(
         node=ME,
-        registration=SimpleNamespace(has_lease=True),
+        registration=SimpleNamespace(has_lease=True, info=NodeInfo(ME)),
         reach=SimpleNamespace(missing=""),
         nodes=lambda: {n: NodeInfo(n) for n in alive},
         view=lambda: SimpleNamespace(topics={"t": Versioned(record, 1)}),
@@ -33,8 +36,8 @@ def follower(*, behind: bool = False, port: Any = "port", stopped: str | None = 
 
 
 def late(found: Any) -> str:
-    registered, joined, replicas = cluster_checks(found)
-    assert joined.ok
+    registered, joined, replicas, leads = cluster_checks(found)
+    assert joined.ok and leads == Check("leads", True)
     assert registered.ok
     assert replicas.ok == (replicas.detail == "")
     assert not registered.live
@@ -104,3 +107,44 @@ def test_without_a_lease_and_a_follower_it_is_not_ready() -> None:
     found.registration.has_lease = False
     found.replicas.leading[KEY].isr_answers = False
     assert not cluster_checks(found)[0].ok
+
+
+def test_a_node_that_is_not_to_lead_is_ready_and_says_why() -> None:
+    found = cluster(MINE, leading=[KEY])
+    found.registration.info = NodeInfo(ME, declines="its clock is wrong: set it (NTP)", leaving_why="its disk hangs")
+    *_, leads = cluster_checks(found)
+    assert leads.ok and leads.detail == "its disk hangs; this node declines to lead: its clock is wrong: set it (NTP)"
+
+
+def test_what_an_operator_has_to_mend_is_announced_until_the_store_takes_it() -> None:
+    told: list[str] = []
+    reasons = {"now": "", "store": "is away"}
+
+    async def announce(why: str) -> None:
+        if reasons["store"]:
+            raise Unavailable("etcd is away")
+        told.append(why)
+
+    async def story() -> None:
+        tasks: list[asyncio.Task[None]] = []
+        trouble = AnnouncedTrouble(
+            lambda: reasons["now"], announce, lambda work: tasks.append(asyncio.ensure_future(work))
+        )
+
+        async def look() -> None:
+            trouble.look()
+            await asyncio.gather(*tasks)
+
+        await look()
+        assert not tasks, "there is nothing"
+        reasons["now"] = "a.pem expired"
+        await look()
+        assert not told
+        reasons["store"] = ""
+        await look()
+        await look()
+        reasons["now"] = ""
+        await look()
+        assert told == ["a.pem expired", ""]
+
+    asyncio.run(story())

@@ -248,8 +248,28 @@ class FlakyStore:
     def fresh(self, now: float) -> bool:
         return True
 
+    def update(self, info: NodeInfo) -> NodeInfo:
+        return info
+
     def close(self) -> None:
         self.closed += 1
+
+
+def test_of_two_things_that_a_node_says_of_itself_at_once_none_is_lost() -> None:
+    """Its disk, its clock and its certificates are looked at apart from each other."""
+
+    async def scenario() -> None:
+        made = cluster(FlakyStore(failures=0))
+        made.registration.run = lambda call: asyncio.sleep(0, call())  # type: ignore[assignment, method-assign, return-value]
+        made.replicas = cast(Any, SimpleNamespace(registered=lambda registration: None, registration=0))
+        made.registration.info = NodeInfo(1, name="n")
+        await made.registration.register()
+        registration = made.registration
+        await asyncio.gather(registration.update(declines="its clock"), registration.update(trouble="a.pem expired"))
+        assert registration.info is not None
+        assert (registration.info.declines, registration.info.trouble) == ("its clock", "a.pem expired")
+
+    run(scenario)
 
 
 def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:

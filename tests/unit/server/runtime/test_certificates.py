@@ -19,9 +19,9 @@ from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers.listener import PeerListener
 from nsqha.server.peers.renewing import RenewingPeers
 from nsqha.server.peers.renewing import listen as grpc_listen
-from nsqha.server.runtime import listen
+from nsqha.server.runtime import listen, measures
 from nsqha.server.runtime.certificates import CertificateFiles, ClientCertificate, expiry
-from nsqha.server.runtime.measures import certificates_end
+from nsqha.server.runtime.measures import certificates_end, expired_certificates
 from tests.certificates import Certificates
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder
 
@@ -70,6 +70,29 @@ def test_files_that_did_not_change_are_not_read(rotated: Rotated, monkeypatch: p
     files = rotated.open()
     monkeypatch.setattr("nsqha.server.runtime.certificates.load_cluster_tls", lambda *_: pytest.fail("read"))
     assert not files.look() and files.generation == 1
+
+
+def test_a_certificate_that_expires_in_use_is_said_once_and_shown_until_it_is_replaced(
+    rotated: Rotated, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = dict[str, float]()
+    monkeypatch.setattr(measures, "certificates_end", ends)
+    monkeypatch.setattr("nsqha.server.runtime.certificates.certificates_end", ends)
+
+    def said(now: float) -> list[str]:
+        caplog.clear()
+        files.look_at_ends(now)
+        return [record.getMessage() for record in caplog.records if f"{path} expired at " in record.getMessage()]
+
+    files, path = rotated.open(), next(iter(ends))
+    end = ends[path]
+    assert said(end - 1) == [] and expired_certificates(end - 1) == ""
+    [line] = said(end)
+    assert "replace the file" in line and said(end + 5) == []
+    assert f"{path} expired at " in expired_certificates(end)
+    ends[path] = end + 100  # the files were replaced
+    assert path not in expired_certificates(end)
+    assert said(end + 99) == [] and len(said(end + 100)) == 1
 
 
 def test_a_new_set_counts(rotated: Rotated, certificates: Certificates) -> None:
