@@ -58,7 +58,7 @@ def test_led_or_followed() -> None:
 def test_a_node_that_has_not_joined_is_not_ready() -> None:
     found = cluster(MINE, leading=[KEY])
     found.reach.missing = "node-2 does not reach this node"
-    _, joined, _ = cluster_checks(found)
+    _, joined, _, _ = cluster_checks(found)
     assert (joined.name, joined.ok, joined.detail, joined.live) == ("joined", False, found.reach.missing, False)
 
 
