@@ -15,9 +15,10 @@ import pytest
 from nsqha.cli import build_parser
 from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.cli.check.verdict import Severity
+from nsqha.election.model import TopicSettings
 from nsqha.errors import NsqhaError
 from tests.integration.cluster import Cluster, Member, freeze, thaw
-from tests.integration.servers import BIN, Host, Node, wait_until
+from tests.integration.servers import BIN, Host, Node, free_port, wait_until
 
 OK, WARNING, CRITICAL, UNKNOWN = Severity
 CLUSTER = {"nodes": 3, "lookupds": 1, "flags": ["--lease-ttl=60s"]}  # longer than any test leaves a node silent
@@ -109,6 +110,38 @@ def test_the_examples_of_the_help_of_check_cluster_run(cluster: Cluster, topic: 
     where = {"NSQHA_ETCD_ENDPOINT": cluster.etcds.endpoints[0]}
     for example in build_parser("check").verbs()["check"].verbs()["cluster"].examples:
         wait_until(lambda e=example: check(*shlex.split(e)[2:], **where)[0] == OK, "the cluster is well")  # type: ignore[misc]
+
+
+def test_any_daemon_is_enough_and_says_what_the_leaders_say(cluster: Cluster, topic: str) -> None:
+    """No etcd is given. A single replica restarts while nothing elects: its record names it, and it does not lead."""
+    etcd = {"NSQHA_ETCD_ENDPOINT": f"127.0.0.1:{free_port()}"}
+
+    def by(address: str, *words: str) -> tuple[int, str]:
+        return check("cluster", "--address", address, *words, **etcd)
+
+    lookupd = cluster.lookupds[0].http
+    for address in (lookupd, *(port for node in cluster.nodes for port in (node.tcp, node.http))):
+        wait_until(lambda a=address: by(a)[0] == OK, f"{address} says that all is well", 60)  # type: ignore[misc]
+    status, said = check("cluster", "--address", etcd["NSQHA_ETCD_ENDPOINT"], **etcd)
+    assert status == UNKNOWN and "etcd" in said, "neither a daemon nor etcd is there"
+
+    lone = f"{topic}-lone"
+    cluster.store.records.create_topic(lone, TopicSettings(replicas=1))
+    owner = cluster.leader(lone)
+    other = next(node for node in cluster.nodes if node is not owner)
+    wait_until(lambda: by(other.http)[0] == OK, "it is led, too", 60)
+    freeze(cluster.lookupd)
+    try:
+        assert owner.stop() == 0
+        status, said = by(other.http)
+        assert status == CRITICAL and f"without a leader: {lone}/0" in said, "its leader is away"
+        owner.start()
+        status, said = by(other.http, "--format", "nagios")
+        assert status == CRITICAL and f"{lone}/0: {owner.name} is the leader in the record and does not lead" in said
+    finally:
+        thaw(cluster.lookupd)
+    wait_until(lambda: by(lookupd)[0] == OK, "it is elected again", 60)
+    cluster.nodes[0].request(f"/topic/delete?topic={lone}", b"")
 
 
 def test_a_node_that_is_behind_is_a_warning_and_alive(cluster: Cluster, topic: str) -> None:
