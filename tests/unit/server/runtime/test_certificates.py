@@ -72,7 +72,7 @@ def test_files_that_did_not_change_are_not_read(rotated: Rotated, monkeypatch: p
     assert not files.look() and files.generation == 1
 
 
-def test_a_certificate_that_expires_in_use_is_said_once_and_shown_until_it_is_replaced(
+def test_a_certificate_that_expires_in_use_is_said_and_shown(
     rotated: Rotated, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = dict[str, float]()
