@@ -1,7 +1,7 @@
 """The cluster for verbs that only look: as a broker or a lookup daemon sees it, or as etcd and the nodes say it.
 
 Any daemon of the cluster is asked first: it needs an address, and a token with the role viewer where there is an access
-file. Without one, and where --etcd-endpoint is given, etcd is read and the nodes are asked, which takes rights there.
+file. Where none answers, or only etcd is named, etcd is read and the nodes are asked, which takes rights there.
 
 What is not in order at the first look is looked at again a second later: an election, or a leadership that is handed
 over, is no trouble that is worth an alarm.
@@ -10,6 +10,7 @@ over, is no trouble that is worth an alarm.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from nsqha.cli.cluster import show
 from nsqha.cli.cluster.access import Picture, look, observe, opened
 from nsqha.cli.cluster.rebuilding import look_of, measured, rebuilds
 from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import LOOKUPD_ADDRESS
 from nsqha.election.health import OK, UNDER
 from nsqha.election.moves import read_intents
 from nsqha.election.observed.page import decode
@@ -68,7 +70,7 @@ def _worth_another(picture: Picture) -> bool:
 
 def _look(args: argparse.Namespace) -> Picture:
     ways: list[Callable[[argparse.Namespace], Picture]] = [_by_daemon, _by_etcd]
-    if args.etcd_endpoint:
+    if etcd_first(args):
         ways.reverse()
     errors: list[exits.Exit | NsqhaError] = []
     for way in ways:
@@ -81,6 +83,13 @@ def _look(args: argparse.Namespace) -> Picture:
     raise exits.Exit(exits.NOT_ALLOWED if refused else exits.UNREACHABLE, text)
 
 
+def etcd_first(args: argparse.Namespace) -> bool:
+    """Whether etcd is named and no daemon is; a flag says more than the environment."""
+    if args.etcd_endpoint or args.address:
+        return bool(args.etcd_endpoint)
+    return "NSQHA_ETCD_ENDPOINT" in os.environ and "NSQHA_ADDRESS" not in os.environ
+
+
 def _by_etcd(args: argparse.Namespace) -> Picture:
     with opened(args) as store:
         found = replace(look(store, args, forgiving=True), doubt=store.why_not())
@@ -90,10 +99,11 @@ def _by_etcd(args: argparse.Namespace) -> Picture:
 def _by_daemon(args: argparse.Namespace) -> Picture:
     """Raises Exit: there is no daemon, it refuses, or is not one of the cluster."""
     seconds = args.timeout / 1e9
-    where = discover(args.address, seconds)
+    address = args.address or os.environ.get("NSQHA_ADDRESS") or LOOKUPD_ADDRESS
+    where = discover(address, seconds)
     what = "lookup daemon" if isinstance(where, LookupDaemon) else "broker"
     if not where.http:
-        raise exits.Exit(exits.FAILED, f"{args.address} does not say where its HTTP port is: give that")
+        raise exits.Exit(exits.FAILED, f"{address} does not say where its HTTP port is: give that")
     found = cluster_of(where.http, seconds + DAEMON_SECONDS)
     if not found:
         raise exits.Exit(exits.NOT_FOUND, f"the {what} at {where.http} is not one of a cluster, or of an older build")

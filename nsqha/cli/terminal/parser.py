@@ -301,9 +301,8 @@ def add_etcd(parser: Parser) -> None:
 
 def add_look(parser: Parser) -> None:
     """Add flags for verbs that only look at a cluster: any daemon of it is enough, else etcd and the nodes."""
-    address = os.environ.get("NSQHA_ADDRESS", LOOKUPD_ADDRESS)
     what = f"any broker or lookup daemon of the cluster, HTTP or TCP port (default {LOOKUPD_ADDRESS}, $NSQHA_ADDRESS)"
-    parser.add_argument("--address", metavar="HOST:PORT", default=address, help=what)
+    parser.add_argument("--address", metavar="HOST:PORT", help=what)
     add_token(parser)
     add_timeout(parser, "3s")
     add_certificate(parser)

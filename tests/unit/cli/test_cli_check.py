@@ -175,3 +175,24 @@ def test_a_cluster_is_checked_while_a_live_replica_is_not_in_sync(monkeypatch: p
     assert verdict.severity == WARNING
     assert "1 partition under-replicated: orders/0" in verdict.text()
     assert "1 partition whose leader does not answer" in verdict.text()
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "first"),
+    [
+        ("", {}, False),
+        ("", {"NSQHA_ETCD_ENDPOINT": "e:1"}, True),
+        ("", {"NSQHA_ETCD_ENDPOINT": "e:1", "NSQHA_ADDRESS": "d:1"}, False),
+        ("--address d:1", {"NSQHA_ETCD_ENDPOINT": "e:1"}, False),
+        ("--etcd-endpoint e:1", {"NSQHA_ADDRESS": "d:1"}, True),
+        ("--etcd-endpoint e:1 --address d:1", {}, True),
+    ],
+)
+def test_a_daemon_is_asked_before_etcd_unless_only_that_is_named(
+    words: str, environment: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NSQHA_ADDRESS", "NSQHA_ETCD_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert looking.etcd_first(build_parser("check").parse_args(["check", "cluster", *words.split()])) is first
