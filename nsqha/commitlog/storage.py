@@ -37,6 +37,9 @@ def passes(error: OSError) -> bool:
     return error.errno in LACKING
 
 
+Inode = tuple[int, int]  # device, number
+
+
 class File(Protocol):
     """One open file."""
 
@@ -121,6 +124,11 @@ class Storage(Protocol):
         """Hold `path` against every other process. ConfigError if it is held."""
 
 
+def inode_of(file: File) -> Inode | None:
+    """The inode of an open file; None: it is not on a disk, or not open any more."""
+    return file.inode() if isinstance(file, OsFile) else None
+
+
 class OsFile:
     """A file of the operating system. Its errors name it, which those of calls by descriptor do not."""
 
@@ -130,6 +138,13 @@ class OsFile:
         self.path = path
         self._fd = fd
         self._synced = hot.SyncedFile(fd)
+
+    def inode(self) -> Inode | None:
+        try:
+            found = os.fstat(self._fd)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def size(self) -> int:
         try:

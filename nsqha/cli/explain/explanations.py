@@ -74,9 +74,11 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         ),
         "disk_accepts": Explanation("The disk takes writes again; this node may lead."),
         "poisoned": Explanation(
-            "An fsync failed, or a data write returned EIO. The kernel may have dropped what was written, so the data "
-            "folder is closed and its partitions are led elsewhere.",
-            "Replace the disk if it is broken; then start again. Everything is verified before it counts.",
+            "An fsync failed, or a data write returned EIO, and the kernel may have dropped what was written; or the "
+            "data folder or its files are not at their path any more. The data folder is closed and its partitions are "
+            "led elsewhere.",
+            "Replace the disk if it is broken, mount the volume if it is away; then start again. Everything is "
+            "verified before it counts.",
         ),
         "was_poisoned": Explanation("The folder had been closed after a disk failure. It was verified at this start."),
         "close_failed": Explanation("A partition could not be closed at the stop.", "The next start recovers it."),

@@ -17,9 +17,12 @@ Logs may open files in any thread; they close them in the owner's thread, where 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary, ref
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.storage import Inode
 
 LOOKED_AT = 16  # logs, each time that one opens files: most may be busy
 FULL = 2  # times `logs_max`: a new log has five descriptors until it is durable, three of them of directories
@@ -30,6 +33,9 @@ class ClosableLog(Protocol):
 
     def close_idle_files(self) -> bool:
         """Close the files until they are used again; False if something of them is not durable."""
+
+    def written_files(self) -> Mapping[str, Inode]:
+        """The open files of the newest pair, by path."""
 
 
 class OpenLogs:
@@ -42,6 +48,14 @@ class OpenLogs:
         self._elsewhere: deque[ref[ClosableLog]] = deque()  # opened files in other threads
         self._in_owner = in_owner
         self._waiting: list[Callable[[], object]] = []
+        self._turn: list[int] = []  # logs that `some` has not named in this round
+
+    def some(self, count: int) -> list[ClosableLog]:
+        """The next logs, at most `count`, each in its turn."""
+        if not self._turn:
+            self._turn = list(self._open.keys())
+        taken, self._turn = self._turn[:count], self._turn[count:]
+        return [log for key in taken if (log := self._open.get(key)) is not None]
 
     def __len__(self) -> int:
         return len(self._open)

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode, decode_all
-from nsqha.commitlog.storage import read_around
+from nsqha.commitlog.storage import inode_of, read_around
 from nsqha.errors import Poisoned
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.storage import Directory, File, Storage
+    from nsqha.commitlog.storage import Directory, File, Inode, Storage
 
 SEGMENT = ".segment"
 COMMITLOG = ".commitlog"
@@ -144,6 +144,11 @@ class Pair:
     @property
     def is_open(self) -> bool:
         return bool(self._files)
+
+    def inodes(self) -> dict[str, Inode]:
+        """Of the files that are open and on a disk, by path. For the thread that opens and releases them."""
+        found = {self.path(suffix): inode_of(file) for suffix, file in self._files.items()}
+        return {path: inode for path, inode in found.items() if inode is not None}
 
     def release(self) -> None:
         """Let go of the handles; they close when a sync in another thread has also let go."""

@@ -7,6 +7,7 @@ Downwards:
     broker        the node while it runs: its parts put together, start, failure and stop
     snapshot      one moment of the broker as immutable records
     housekeeping  what is done once a second
+    data_watch    whether the data directory is at its path
     dead_letters  those that a policy has moved to another topic
     scrubbing     which replicas the scrub reads, and what happens to what it finds
     cluster_side  what being one of a cluster adds to a node, as an interface; a single node

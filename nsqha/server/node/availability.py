@@ -53,7 +53,10 @@ class Availability:
 
     def look_at_disk(self) -> bool:
         """Measure the free space; True if publishes are refused from now on, or taken again."""
-        self.space = disk_space(self._data_path)
+        try:
+            self.space = disk_space(self._data_path)
+        except OSError:  # it is not there: `data_watch` closes it
+            return False
         refusing = self.space.free_bytes < self.disk_low_bytes or self._overfull()
         if refusing == self.disk_refusing:
             return False

@@ -35,6 +35,7 @@ from nsqha.server.clients.auth import AuthClient
 from nsqha.server.clients.connection import Connection
 from nsqha.server.http.broker_api import BoundPorts, announced_ports
 from nsqha.server.node.broker import Broker
+from nsqha.server.node.data_watch import DataWatch
 from nsqha.server.node.parts import NodeParts
 from nsqha.server.node.registrar import Credentials, ProducerIdentity, Registrar, read_token
 from nsqha.server.opening.opener import PartitionOpener
@@ -251,6 +252,8 @@ class Node:
             for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
                 store.records.put_recovered(record)
         await broker.open_topics()
+        watch = DataWatch(options.data_path, opener.folders.open_logs, broker.fail)
+        self._tasks.spawn(watch.run())
         limits = replace(limits_of(options), ports=lambda: ports_of(broker))
         if guard is not None:
             from nsqha.server.clients.token_auth import AnonymousState
