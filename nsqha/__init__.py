@@ -26,6 +26,7 @@ Downwards:
     grpc_channels  gRPC's channels, made in one place
     cluster_secret  proofs that a process knows its cluster's secret
     private_file  files with secrets: read whole, and refused where every user of the host may read them
+    toml_text    TOML files, bounded before they are parsed
     grpc_env     environment variables for gRPC
     errors       every exception
     hot          the code that runs for every message, compiled or not

@@ -543,6 +543,8 @@ def among(host: str, found: Iterable[Network]) -> bool:
     return any(one in network for network in found for one in (address, mapped) if one is not None)
 
 
+CONFIG_BYTES_MAX = 1 << 20
+
 _ETCD_ACCESS = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
 
 
@@ -676,17 +678,16 @@ def misspelt(unknown: Mapping[str, str]) -> list[str]:
 
 
 def _read_toml(path: str) -> Mapping[str, Any]:
-    import tomllib  # a start without a file does without
+    from nsqha.toml_text import parse_toml  # a start without a file does without
 
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            text = file.read(CONFIG_BYTES_MAX + 1)
+        return parse_toml(text, CONFIG_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"--config={path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config={path}: not a TOML file: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"--config={path}: not a TOML file: nested too deeply") from None
+    except ConfigError as error:
+        raise ConfigError(f"--config={path}: {error}") from None
 
 
 def _or_exit(

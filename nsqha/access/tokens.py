@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
@@ -26,8 +25,10 @@ from typing import Any
 
 from nsqha.access.roles import BY_TOPIC, GRANTED, Grant, Role, TopicPatterns, granted
 from nsqha.errors import ConfigError
+from nsqha.toml_text import parse_toml
 
 FILE_BYTES_MAX = 4 << 20
+WHY_CHARACTERS_MAX = 600
 TOKENS_MAX = 10_000
 TOKEN_BYTES_MAX = 4096
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -80,15 +81,16 @@ class AccessTable:
 
 
 def parse(text: bytes) -> AccessTable:
-    """The table of a file. ConfigError: one line, what is wrong and what to do."""
-    if len(text) > FILE_BYTES_MAX:
-        raise ConfigError(f"it has more than {FILE_BYTES_MAX >> 20} MiB")
+    """The table of a file. ConfigError: one line, not a long one, what is wrong and what to do."""
     try:
-        found = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"it is no TOML file: {error}") from None
-    except RecursionError:
-        raise ConfigError("it is no TOML file: nested too deeply") from None
+        return _table(text)
+    except ConfigError as error:
+        why = str(error)  # it may show a name of any length
+        raise ConfigError(why if len(why) <= WHY_CHARACTERS_MAX else f"{why[:WHY_CHARACTERS_MAX]}...") from None
+
+
+def _table(text: bytes) -> AccessTable:
+    found = parse_toml(text, FILE_BYTES_MAX)
     _only("", found, (ANONYMOUS, "tokens"))
     anonymous = granted(ANONYMOUS, _roles(ANONYMOUS, found.get(ANONYMOUS, []), some=False))
     tables = found.get("tokens", {})

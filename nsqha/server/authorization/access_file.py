@@ -3,6 +3,9 @@
 The file is looked at every LOOK_SECONDS. A version counts once two looks in a row have found it: an editor or a copy
 may be half way through, and half a file is often a valid one that lacks tokens. One that can not be used is logged
 (`access_unusable`), and the last good one stays. At the start there is none, so the daemon refuses to start.
+
+It is read in a thread that is given up after GIVE_UP_SECONDS, and that the end of the process does not wait for. A text
+that takes so long is not known (`nsqha.toml_text` bounds it first), a network file system that hangs is.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from nsqha.clock import Clock
 from nsqha.errors import ConfigError
 from nsqha.nsqlog import Logger
 from nsqha.private_file import read_private
+from nsqha.server.runtime.tasks import in_thread
 
 FLAG = "--access-file"
 LOOK_SECONDS = 0.5
+GIVE_UP_SECONDS = 20.0
+GIVEN_UP_MAX = 4  # threads that are still at it: then the file is not looked at
 
 logger = Logger("access")
 
@@ -34,9 +40,8 @@ class AccessFile:
         self.generation = 1  # rises with each version, and when a token has expired
         self.on_change: list[Callable[[], None]] = []
         self._clock = clock
-        self._stamp = _stamp(path)
-        self._seen: _Stamp | None = None  # another version, seen once
-        self._said: _Stamp | None = None
+        self._looks = Looks(path, _stamp(path))
+        self._given_up: list[Looks] = []
         self._expired: set[str] = set()
         self.table = read_table(self.path)
         self._say_expired()
@@ -50,7 +55,15 @@ class AccessFile:
         """Look again and again; the task is cancelled when the process ends."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            found = await asyncio.to_thread(self.look)
+            if sum(not looks.ended for looks in self._given_up) >= GIVEN_UP_MAX:
+                continue
+            looks = self._looks
+            try:
+                async with asyncio.timeout(GIVE_UP_SECONDS):
+                    found = await in_thread(looks.look)
+            except TimeoutError:
+                self._give_up(looks)
+                continue
             if found is not None:
                 self.take(found)
             elif self._say_expired():
@@ -58,24 +71,14 @@ class AccessFile:
 
     def look(self) -> AccessTable | None:
         """The new version, if there is one that can be used. Raises nothing."""
-        stamp = _stamp(self.path)
-        if stamp in (self._stamp, self._said):
-            self._seen = None
-            return None
-        if stamp != self._seen:
-            self._seen = stamp
-            return None
-        try:
-            found = read_table(self.path)
-        except ConfigError as error:
-            self._said = stamp
-            text = "the previous version of the access file stays in use: %s"
-            logger.error("access_unusable", text, error, path=self.path)
-            return None
-        if _stamp(self.path) != stamp:
-            return None  # written while it was read
-        self._stamp, self._seen, self._said = stamp, None, None
-        return found
+        return self._looks.look()
+
+    def _give_up(self, looks: Looks) -> None:
+        """The thread of a look goes on, and what it finds does not count; later versions are read by others."""
+        text = "the previous version of the access file stays in use: reading the new one took more than %g s"
+        logger.error("access_unusable", text, GIVE_UP_SECONDS, path=self.path)
+        self._given_up = [each for each in self._given_up if not each.ended] + [looks]
+        self._looks = looks.after()
 
     def take(self, table: AccessTable) -> None:
         """This version counts from now on."""
@@ -99,6 +102,58 @@ class AccessFile:
             text = "%s: the token %s has expired and is refused; `nsqha access token %s` makes another, or remove it"
             logger.warning("access_token_expired", text, self.path, name, name, path=self.path, token=name)
         return bool(fresh)
+
+
+class Looks:
+    """Which versions of the file were seen. One thread at a time calls `look`; once it is given up, no other thread
+    uses this any more."""
+
+    def __init__(self, path: str, stamp: _Stamp, said: _Stamp | None = None) -> None:
+        """`stamp`: of the version that is in use; `said`: of one that cannot be used."""
+        self.ended = True
+        self._path = path
+        self._stamp = stamp
+        self._seen: _Stamp | None = None  # another version, seen once
+        self._said = said
+
+    def look(self) -> AccessTable | None:
+        """The new version, if there is one that can be used. Raises nothing."""
+        self.ended = False
+        try:
+            return self._look()
+        except Exception as error:
+            # A bug, or a text that nobody has thought of: without this, no later version would ever be read.
+            self._unusable(error)
+            return None
+        finally:
+            self.ended = True
+
+    def after(self) -> Looks:
+        """The next looks, after one of these was given up: the version that it reads cannot be used."""
+        return Looks(self._path, self._stamp, self._seen)
+
+    def _look(self) -> AccessTable | None:
+        stamp = _stamp(self._path)
+        if stamp in (self._stamp, self._said):
+            self._seen = None
+            return None
+        if stamp != self._seen:
+            self._seen = stamp
+            return None
+        try:
+            found = read_table(self._path)
+        except ConfigError as error:
+            self._unusable(error)
+            return None
+        if _stamp(self._path) != stamp:
+            return None  # written while it was read
+        self._stamp, self._seen, self._said = stamp, None, None
+        return found
+
+    def _unusable(self, error: Exception) -> None:
+        self._said = self._seen
+        text = "the previous version of the access file stays in use: %s"
+        logger.error("access_unusable", text, error, path=self._path)
 
 
 def read_table(path: str) -> AccessTable:

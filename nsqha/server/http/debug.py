@@ -17,13 +17,13 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import PurePath
 from types import FrameType
 from typing import Any, TypeVar
 
 from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
+from nsqha.server.runtime.tasks import in_thread
 
 PROFILE_HZ = 100
 PROFILE_SECONDS_MAX = 300.0
@@ -95,7 +95,7 @@ def _place(frame: FrameType) -> str:
 async def _heap(_request: HttpRequest) -> object:
     if not tracemalloc.is_tracing():
         return "tracemalloc is off; start with PYTHONTRACEMALLOC=1 to see where memory is allocated\n"
-    lines = await _in_thread(lambda: tracemalloc.take_snapshot().statistics("lineno")[:HEAP_LINES])
+    lines = await in_thread(lambda: tracemalloc.take_snapshot().statistics("lineno")[:HEAP_LINES])
     current, peak = tracemalloc.get_traced_memory()
     return f"{current} bytes now, {peak} at most\n\n" + "".join(f"{line}\n" for line in lines)
 
@@ -110,26 +110,8 @@ async def _profile(request: HttpRequest) -> object:
         raise ApiError(400, "INVALID_REQUEST")
     if not _profiling.acquire(blocking=False):
         raise ApiError(503, "another profile is being taken; try again when it has ended")
-    stacks = await _in_thread(lambda: _sample_and_release(seconds))
+    stacks = await in_thread(lambda: _sample_and_release(seconds))
     return "".join(f"{stack} {count}\n" for stack, count in stacks.most_common())
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """As asyncio.to_thread, but the process does not wait for it when it ends."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def deliver(value: T) -> None:
-        if not result.done():
-            result.set_result(value)
-
-    def run() -> None:
-        value = work()
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(deliver, value)
-
-    threading.Thread(target=run, daemon=True, name="debug").start()
-    return await result
 
 
 def _sample_and_release(seconds: float) -> Counter[str]:

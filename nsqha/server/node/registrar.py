@@ -36,7 +36,7 @@ from nsqha.nsqlog import Logger
 from nsqha.private_file import read_private
 from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.listen import reason, split_host_port
-from nsqha.server.runtime.tasks import TaskGroup, beside
+from nsqha.server.runtime.tasks import TaskGroup, beside, in_thread
 
 if TYPE_CHECKING:
     import aiohttp
@@ -118,7 +118,7 @@ class Credentials:
 
     async def token(self) -> str:
         """The token; empty without a file. ConfigError: the file can not be used."""
-        return await asyncio.to_thread(read_token, self.token_file) if self.token_file else ""
+        return await in_thread(lambda: read_token(self.token_file)) if self.token_file else ""
 
 
 class Registrar:

@@ -8,9 +8,9 @@ Downwards:
     metadata      the metadata store as the loop sees it
     listen        listening sockets with nsqd's syntax of addresses, and who accepts there
     budget        bounds that all connections share: bytes of publishes under way, and a part of each turn of the loop
+    certificates  certificate files, read again when they change
     tasks         work that continues when its callers are gone, and changes of a topic one at a time
     backoff       how long an owner waits before it tries again
-    certificates  certificate files, read again when they change
     tls           TLS from nsqd's flags
     service_manager  what systemd is told: recovery goes on, it is ready, the loop runs, it stops
     rare_warnings warnings that others may cause as often as they like

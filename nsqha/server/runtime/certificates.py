@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,9 +23,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from nsqha.errors import ConfigError
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.measures import certificates_end, utc
+from nsqha.server.runtime.tasks import in_thread
 from nsqha.server.runtime.tls import ClusterTls, ListenerTlsFlags, load_cluster_tls, server_context
 
 LOOK_SECONDS = 2.0
+FILE_BYTES_MAX = 4 << 20
 
 logger = Logger("certificates")
 
@@ -50,6 +53,7 @@ class Renewed(ABC, Generic[T]):
     def __init__(self, *paths: str) -> None:
         """ConfigError if the files cannot be used."""
         self._paths = paths
+        self._check_files()
         self._stamps = self._stat()
         self._bad: _Stamps | None = None  # files that could not be used, seen once
         self._said: _Stamps | None = None
@@ -76,6 +80,7 @@ class Renewed(ABC, Generic[T]):
         if stamps in (self._stamps, self._said):
             return False
         try:
+            self._check_files()
             found = self._load()
         except (ConfigError, OSError) as error:
             if stamps == self._bad:
@@ -97,6 +102,18 @@ class Renewed(ABC, Generic[T]):
                 self._said_expired[path] = end
                 text = "%s expired at %s: new connections with it are refused; replace the file (no restart)"
                 logger.error("certificate_expired", text, path, utc(end))
+
+    def _check_files(self) -> None:
+        """ConfigError: one of them cannot be read to its end, so it is not begun."""
+        for path in self._paths:
+            try:
+                found = os.stat(path)
+            except OSError:
+                continue  # whoever opens it says why
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{path}: this is no file")
+            if found.st_size > FILE_BYTES_MAX:
+                raise ConfigError(f"{path}: it has more than {FILE_BYTES_MAX:,} bytes")
 
     def _note_ends(self) -> None:
         certificates_end.update({path: end for path in self._paths if (end := expiry(path)) is not None})
@@ -153,12 +170,16 @@ def expiry(path: str) -> float | None:
 
 
 async def watch(files: Sequence[Renewed[Any]]) -> None:
-    """Check the files every LOOK_SECONDS; the task is cancelled when the process ends."""
+    """Check the files every LOOK_SECONDS; the task is cancelled when the process ends. A check that does not end, as on
+    a network file system, holds up neither that nor the checks of other files."""
+    await asyncio.gather(*map(_watch, files))
+
+
+async def _watch(files: Renewed[Any]) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        for each in files:
-            await asyncio.to_thread(each.look)
-            each.look_at_ends(time.time())
+        await in_thread(files.look)
+        files.look_at_ends(time.time())
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

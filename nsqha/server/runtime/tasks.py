@@ -10,6 +10,7 @@
     whole       runs one piece of work to its end; a cancellation of its caller is passed on when it has ended
     Unfinished  runs work that may take for ever: at most one piece per key, and callers wait for a bounded time
     Changes     runs changes of topics: one at a time per topic, each to its end
+    in_thread   runs work in a thread of its own, which may be given up
 
 With the last three, work continues when its callers are cancelled or gone.
 
@@ -32,10 +33,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from nsqha.errors import OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Logger
@@ -349,3 +351,30 @@ class Changes:
         """The node ends: cancel the changes that have not ended."""
         for task in list(self._under_way):
             task.cancel()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """As asyncio.to_thread, in a thread of its own for which the process does not wait when it ends: for work on files
+    that may take for ever. Whoever is cancelled gives the thread up; it goes on, and its outcome is dropped."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def deliver(value: T | None, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(cast(T, value))
+
+    def run() -> None:
+        value, raised = None, None
+        try:
+            value = work()
+        except BaseException as error:
+            raised = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(deliver, value, raised)
+
+    threading.Thread(target=run, daemon=True, name="given up at the end").start()
+    return await result

@@ -49,7 +49,7 @@ def token(**fields: str) -> str:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("anonymous = [", "it is no TOML file"),
+        ("anonymous = [", "not a TOML file"),
         ("\xff", None),
         ('anonymous = "viewer"', r'anonymous: it has to be a list of roles, as in \["viewer"\]'),
         ('anonymos = ["viewer"]', r"anonymos: there is no such key \(did you mean anonymous\?\)"),
@@ -82,7 +82,7 @@ def token(**fields: str) -> str:
 )
 def test_what_is_wrong_is_one_line(text: str, why: str | None) -> None:
     data = text.encode("latin-1") if why is None else text.encode()
-    with pytest.raises(ConfigError, match=why or "no TOML file") as failure:
+    with pytest.raises(ConfigError, match=why or "not a TOML file") as failure:
         parse(data)
     assert "\n" not in str(failure.value) or "TOML" in str(failure.value)
     assert "secret" not in str(failure.value)

@@ -81,7 +81,7 @@ def test_a_broken_file_is_not_made_worse(tmp_path: Path) -> None:
     path.write_text("anonymous = [")
     path.chmod(0o600)
     for words in (("token", "x", "--role", "viewer", "--file", str(path)), ("check", str(path))):
-        with pytest.raises(exits.Exit, match="it is no TOML file"):
+        with pytest.raises(exits.Exit, match="not a TOML file"):
             run(*words)
     assert path.read_text() == "anonymous = ["
     with pytest.raises(exits.Exit, match="give admin to a token of its own"):
@@ -146,7 +146,7 @@ def test_a_command_that_fails_leaves_the_token_of_before(tmp_path: Path) -> None
     path, access = tmp_path / "ops.token", tmp_path / "access.toml"
     path.write_text("in use")
     access.write_text("anonymous = [")
-    for file, why in ((access, "no TOML"), (tmp_path / "none" / "access.toml", "No such file")):
+    for file, why in ((access, "not a TOML"), (tmp_path / "none" / "access.toml", "No such file")):
         with pytest.raises(exits.Exit, match=why):
             run("token", "ops", "--role", "admin", "--file", str(file), "--output", str(path))
     with pytest.raises(SystemExit):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from nsqha.access.roles import Role
-from nsqha.access.tokens import entry
+from nsqha.access.tokens import AccessTable, entry
 from nsqha.clock import ManualClock
 from nsqha.errors import ConfigError
+from nsqha.server.authorization import access_file as module
 from nsqha.server.authorization.access_file import AccessFile
 
 
@@ -123,3 +125,75 @@ def test_the_watch_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     asyncio.run(main())
     assert Role.VIEWER in file.table.anonymous.roles
+
+
+def test_a_key_of_many_parts_does_not_hide_later_versions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "access.toml"
+    file = AccessFile(str(written(path, entry("a", "1", [Role.VIEWER]))), ManualClock())
+    written(path, ".".join(["a"] * 500_000) + " = 1\n")
+    assert not taken(file) and events(caplog).count("access_unusable") == 1
+    assert max(len(record.getMessage()) for record in caplog.records) < 1000
+    written(path, entry("b", "2", [Role.VIEWER]))
+    assert taken(file) and [token.name for token in file.table.tokens] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "anonymous = " + "9" * 5000,
+        f"{'x' * 100_000} = 1",
+    ],
+)
+def test_no_text_ends_the_watch_or_fills_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    path = tmp_path / "access.toml"
+    file = AccessFile(str(written(path, entry("a", "1", [Role.VIEWER]))), ManualClock())
+    written(path, text)
+    assert not taken(file) and events(caplog).count("access_unusable") == 1
+    assert max(len(record.getMessage()) for record in caplog.records) < 1000
+
+
+def test_a_bug_in_the_parser_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "access.toml"
+    file = AccessFile(str(written(path, entry("a", "1", [Role.VIEWER]))), ManualClock())
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "parse", lambda _: 1 / 0)
+        written(path, entry("b", "2", [Role.VIEWER]))
+        assert not taken(file) and not taken(file) and events(caplog).count("access_unusable") == 1
+    written(path, entry("c", "3", [Role.VIEWER]))
+    assert taken(file)
+
+
+def test_a_version_that_is_never_read_to_its_end_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, release = tmp_path / "access.toml", threading.Event()
+    file = AccessFile(str(written(path, entry("a", "1", [Role.VIEWER]))), ManualClock())
+    parse = module.parse
+
+    def slow(text: bytes) -> AccessTable:
+        if b"endless" in text:
+            release.wait()
+        return parse(text)
+
+    monkeypatch.setattr(module, "parse", slow)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "GIVE_UP_SECONDS", 0.1)
+
+    async def main() -> None:
+        changed = asyncio.Event()
+        file.on_change.append(changed.set)
+        watching = asyncio.create_task(file.watch())
+        written(path, entry("endless", "2", [Role.VIEWER]))
+        async with asyncio.timeout(20):
+            while "access_unusable" not in events(caplog):
+                await asyncio.sleep(0)
+            written(path, entry("b", "3", [Role.VIEWER]))
+            await changed.wait()
+        assert [token.name for token in file.table.tokens] == ["b"]
+        watching.cancel()
+
+    asyncio.run(main())  # it does not wait for the thread
+    release.set()
+    assert events(caplog).count("access_unusable") == 1 and file.look() is None

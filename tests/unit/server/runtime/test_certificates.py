@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import subprocess
 from pathlib import Path
@@ -360,3 +361,22 @@ def test_a_renewed_certificate_has_its_own_end(rotated: Rotated, tmp_path: Path)
     rotated.open()
     path = str(tmp_path / "node.crt")
     assert certificates_end[path] == expiry(path)
+
+
+@pytest.mark.parametrize("file", ["node.crt", "node.key", "ca.crt"])
+def test_a_file_without_an_end_is_not_opened(
+    tmp_path: Path, certificates: Certificates, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    rotated = Rotated(tmp_path, certificates)
+    rotated.use("first", "ca")
+    files = rotated.open()
+    (tmp_path / file).unlink()
+    os.mkfifo(tmp_path / file)  # to open it would wait for a writer
+    assert not files.look() and not files.look() and "this is no file" in caplog.text
+    with pytest.raises(ConfigError, match="this is no file"):
+        rotated.open()
+    (tmp_path / file).unlink()
+    rotated.write(file, b"\n" * (4 << 20) + b"\n")
+    assert not files.look() and not files.look() and "it has more than 4,194,304 bytes" in caplog.text
+    rotated.use("second", "ca")
+    assert files.look() and files.generation == 2
