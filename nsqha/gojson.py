@@ -22,6 +22,9 @@ import msgspec
 Int32 = Annotated[int, 32]
 """`int` alone has 64 bits."""
 
+Given = Annotated[bool, "given"]
+"""True if the field is there, whatever it is."""
+
 _T = TypeVar("_T")
 _INVALID_UTF8: Final = "nsqha.gojson"
 _HALF_PAIRS: Final = re.compile("[\ud800-\udfff]")
@@ -74,7 +77,9 @@ def _fields(kind: type[msgspec.Struct], pairs: _Object) -> dict[str, Any]:
         wanted = kinds.get(name)
         if wanted is None:
             continue
-        if value is not None:
+        if wanted is Given:
+            found[name] = True
+        elif value is not None:
             try:
                 found[name] = _typed(wanted, value)
             except ValueError as error:

@@ -13,7 +13,7 @@ import struct
 from typing import NamedTuple
 
 from nsqha import hot
-from nsqha.wire import identify
+from nsqha.wire import errors, identify
 from nsqha.wire.handler import AckHandler, ConsumeHandler, FlowHandler, NegotiationHandler, PublishHandler
 from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.mpub import MpubReader
@@ -90,19 +90,39 @@ def _body_end(unread: UnreadBytes, texts: _Sized, size_max: int, data: bytes, st
     return NOT_DONE
 
 
-def _partition(handler: PublishHandler | ConsumeHandler, words: list[bytes], first: int, topic: str) -> int | None:
-    """The partition that words[first] names, as commands of the Youzan fork's clients do; None if it names none, which
-    -1 does there too, or if partitions are not named here: nsqd ignores further words."""
-    if len(words) <= first or not (word := words[first]) or word == b"-1":
-        return None
-    partitions = handler.named_partitions(topic)
-    if not partitions:
-        return None
-    number = int(word) if word.isdigit() and len(word) < 5 else partitions
-    if number >= partitions:
-        text = b"E_BAD_PARTITION %b topic partition %b is not valid: %b has the partitions 0 to %d"
-        raise BadCommand(text % (words[0], quote(word), topic.encode(), partitions - 1))
-    return number
+class FromFork:
+    """Whether the client of a session is one of the Youzan fork, as its IDENTIFY says."""
+
+    __slots__ = ("no_partition",)
+
+    def __init__(self) -> None:
+        self.no_partition = errors.BAD_PARTITION
+        """The code of the error for a partition that a topic does not have."""
+
+    @property
+    def known(self) -> bool:
+        return self.no_partition is errors.NO_TOPIC
+
+    def identified(self, agreed: identify.Agreed) -> None:
+        if agreed.of_fork:
+            self.no_partition = errors.NO_TOPIC
+
+    def partition(
+        self, handler: PublishHandler | ConsumeHandler, words: list[bytes], first: int, topic: str
+    ) -> int | None:
+        """The partition that words[first] names, as commands of the fork's clients do; None if it names none, which -1
+        does there too, or if partitions are not named here: nsqd ignores further words."""
+        if len(words) <= first or not (word := words[first]) or word == b"-1":
+            return None
+        named = handler.named_partitions(topic)
+        partitions = named or self.known  # a client of the fork means it, also where there is only one
+        if not partitions:
+            return None
+        number = int(word) if word.isdigit() and len(word) < 5 else partitions
+        if number >= partitions:
+            text = b"%b %b topic partition %b is not valid: %b has the partitions 0 to %d"
+            raise BadCommand(text % (self.no_partition, words[0], quote(word), topic.encode(), partitions - 1))
+        return number if named else None
 
 
 def _wrong_state(command: bytes) -> BadCommand:
@@ -119,12 +139,21 @@ class PublishCommands:
         "_msg_bytes_max",
         "_unread",
         "checks",
+        "fork",
         "handler",
         "mpub_open",
         "topics",
     )
 
-    def __init__(self, limits: ProtocolLimits, handler: PublishHandler, flow: FlowHandler, unread: UnreadBytes) -> None:
+    def __init__(
+        self,
+        limits: ProtocolLimits,
+        handler: PublishHandler,
+        flow: FlowHandler,
+        unread: UnreadBytes,
+        fork: FromFork,
+    ) -> None:
+        self.fork = fork
         self.checks = True
         """Ask the handler before each publish; the shell clears it where every client may publish."""
         self.topics: dict[bytes, tuple[str, int | None]] = {}  # valid "PUB topic [partition]\n" lines
@@ -155,7 +184,7 @@ class PublishCommands:
         topic = name(words[1])
         if topic is None:
             raise BadCommand(b"E_BAD_TOPIC PUB topic name %b is not valid" % quote(words[1]))
-        partition = _partition(self.handler, words, 2, topic)
+        partition = self.fork.partition(self.handler, words, 2, topic)
         self._know(data[start:pos], topic, partition)
         end = _body_end(self._unread, _PUB, self._msg_bytes_max, data, start, pos)
         if end == NOT_DONE or not self.may("PUB", topic):
@@ -175,7 +204,7 @@ class PublishCommands:
         delay_ms_max = self._limits.req_timeout_ms_max
         if delay_ms > delay_ms_max:
             raise BadCommand(b"E_INVALID DPUB timeout %d out of range 0-%d" % (delay_ms, delay_ms_max))
-        partition = _partition(self.handler, words, 3, topic)
+        partition = self.fork.partition(self.handler, words, 3, topic)
         end = _body_end(self._unread, _DPUB, self._msg_bytes_max, data, start, pos)
         if end == NOT_DONE or not self.may("DPUB", topic):
             return NOT_DONE
@@ -192,7 +221,7 @@ class PublishCommands:
             if topic is None:
                 # nsqd says the code twice.
                 raise BadCommand(b"E_BAD_TOPIC E_BAD_TOPIC MPUB topic name %b is not valid" % quote(words[1]))
-            self._mpub_partition = _partition(self.handler, words, 2, topic)
+            self._mpub_partition = self.fork.partition(self.handler, words, 2, topic)
             self._know(data[start + 1 : pos], topic, self._mpub_partition)
             if not self.may("MPUB", topic) or not self._open_mpub(topic):
                 return NOT_DONE
@@ -262,9 +291,10 @@ class PublishCommands:
 class ConsumeCommands:
     """SUB, RDY, FIN, REQ, TOUCH and CLS of one session."""
 
-    __slots__ = ("_handler", "_limits", "acks", "heartbeats", "state")
+    __slots__ = ("_handler", "_limits", "acks", "fork", "heartbeats", "state")
 
-    def __init__(self, limits: ProtocolLimits, handler: ConsumeHandler) -> None:
+    def __init__(self, limits: ProtocolLimits, handler: ConsumeHandler, fork: FromFork) -> None:
+        self.fork = fork
         self.state = INIT
         self.heartbeats = limits.heartbeat_interval_default_ms > 0  # whether the client gets any; as IDENTIFY says
         self.acks: AckHandler | None = None  # set by the handler of SUB
@@ -283,7 +313,7 @@ class ConsumeCommands:
             raise BadCommand(b"E_BAD_TOPIC SUB topic name %b is not valid" % quote(words[1]))
         if channel is None:
             raise BadCommand(b"E_BAD_CHANNEL SUB channel name %b is not valid" % quote(words[2]))
-        partition = _partition(self._handler, words, 3, topic)
+        partition = self.fork.partition(self._handler, words, 3, topic)
         self.state = SUBSCRIBED
         self._handler.subscribe(topic, channel, partition)
         return pos
@@ -372,6 +402,7 @@ class NegotiationCommands:
         if (agreed.tls and (self._tls_on or self._codec_on)) or (agreed.codec and self._codec_on):
             raise BadCommand(b"E_IDENTIFY_FAILED IDENTIFY failed connection is upgraded already")
         self._agreed = agreed
+        self._consuming.fork.identified(agreed)
         self._tls_on |= agreed.tls
         self._codec_on |= bool(agreed.codec)
         self._consuming.heartbeats = agreed.heartbeat_interval_ms > 0

@@ -14,6 +14,9 @@ AUTH_ALREADY_SET = error(b"E_INVALID AUTH already set")
 AUTH_FAILED = error(b"E_AUTH_FAILED AUTH failed")
 AUTH_NOTHING_ALLOWED = error(b"E_UNAUTHORIZED AUTH no authorizations found")
 
+BAD_PARTITION = b"E_BAD_PARTITION"
+NO_TOPIC = b"E_TOPIC_NOT_EXIST"
+"""Clients of the Youzan fork look the topic up again on this one only."""
 COMMAND_FAILED = error(b"E_INVALID internal error of the broker, see command_failed in its log")
 
 
@@ -34,9 +37,10 @@ def publish_failed(command: str, why: str) -> bytes:
     return error(f"E_{command}_FAILED {command} failed {why}".encode())
 
 
-def bad_partition(command: str, topic: str, partition: int) -> bytes:
-    """The topic has fewer partitions than when the client named this one first."""
-    return error(f"E_BAD_PARTITION {command} topic partition {partition} is not valid: {topic} has fewer".encode())
+def bad_partition(code: bytes, command: str, topic: str, partition: int) -> bytes:
+    """The topic has fewer partitions than when the client named this one first. `code`: BAD_PARTITION, or NO_TOPIC."""
+    why = f" {command} topic partition {partition} is not valid: {topic} has fewer"
+    return error(code + why.encode())
 
 
 def sub_failed(why: str) -> bytes:

@@ -43,6 +43,14 @@ class _Wishes(msgspec.Struct, kw_only=True):
     deflate_level: int = 0
     sample_rate: gojson.Int32 = 0
     msg_timeout: int = 0
+    # Fields that clients of the Youzan fork send, whatever they ask for in them.
+    multiplexing: gojson.Given = False
+    desired_tag: gojson.Given = False
+    extend_support: gojson.Given = False
+
+    @property
+    def of_fork(self) -> bool:
+        return self.multiplexing or self.desired_tag or self.extend_support
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +72,8 @@ class Agreed(msgspec.Struct, frozen=True, kw_only=True):
     sample_rate: int = 0
     tls: bool = False
     """This IDENTIFY switches the connection to TLS."""
+    of_fork: bool = False
+    """The client is one of the Youzan fork."""
     codec: str = ""
     """`snappy` or `deflate` if this IDENTIFY switches to it, inside TLS if that is on."""
 
@@ -172,6 +182,7 @@ def _settings(wishes: _Wishes, limits: ProtocolLimits, before: Agreed) -> Agreed
         deflate_level=before.deflate_level,
         sample_rate=sample_rate,
         feature_negotiation=wishes.feature_negotiation,
+        of_fork=wishes.of_fork or before.of_fork,
         client_id=wishes.client_id,
         hostname=wishes.hostname,
         user_agent=wishes.user_agent,

@@ -22,6 +22,7 @@ from nsqha.wire.commands import (
     NOT_DONE,
     BadCommand,
     ConsumeCommands,
+    FromFork,
     NegotiationCommands,
     PublishCommands,
 )
@@ -67,8 +68,9 @@ class Session:
         self.tls_required_now = False
         """Refuse all but IDENTIFY; the shell clears it when TLS is on."""
         self.unread = UnreadBytes(len(MAGIC))
-        self.publishing = PublishCommands(limits, publishes, flow, self.unread)
-        self.consuming = ConsumeCommands(limits, consumes)
+        fork = FromFork()
+        self.publishing = PublishCommands(limits, publishes, flow, self.unread, fork)
+        self.consuming = ConsumeCommands(limits, consumes, fork)
         negotiation = NegotiationCommands(limits, negotiates, self.consuming, self.unread)
         self._groups = (self.publishing, self.consuming, negotiation)
         self._flow = flow

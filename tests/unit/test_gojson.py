@@ -105,6 +105,15 @@ def test_a_list_alone() -> None:
     assert gojson.decode(b"[1,null]", list[gojson.Int32]) == [1, 0]  # type: ignore[type-var]
 
 
+def test_a_field_that_is_given_whatever_it_is() -> None:
+    class Asked(msgspec.Struct):
+        tag: gojson.Given = False
+
+    for value in (b"null", b"7", b"{}", b"false", b'"x"'):
+        assert gojson.decode(b'{"TAG":%b}' % value, Asked).tag
+    assert not gojson.decode(b'{"other":1}', Asked).tag
+
+
 def test_an_error_names_the_field() -> None:
     with pytest.raises(ValueError, match=r"^items: size: true is no integer$"):
         gojson.decode(b'{"Items":[{"SIZE":true}]}', Thing)

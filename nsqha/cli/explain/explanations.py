@@ -393,6 +393,9 @@ V2_CODES: dict[str, Explanation] = {
     "E_BAD_TOPIC": Explanation("The name is not 1 to 64 of `. a-z A-Z 0-9 _ -`, optionally with `#ephemeral`."),
     "E_BAD_CHANNEL": Explanation("As E_BAD_TOPIC, of a channel."),
     "E_BAD_PARTITION": Explanation("The partition that the command names does not exist.", "`nsqha topic show`."),
+    "E_TOPIC_NOT_EXIST": Explanation(
+        "As E_BAD_PARTITION, to clients of the Youzan fork: they look the topic up again.", "`nsqha topic show`."
+    ),
     "E_AUTH_FIRST": Explanation("The broker wants AUTH before this command."),
     "E_AUTH_FAILED": Explanation("AUTH could not be decided: no auth server answered usably."),
     "E_AUTH_DISABLED": Explanation("AUTH was sent and the broker asks for none."),

@@ -120,7 +120,9 @@ class ClientPublisher:
             flow.refuse(errors.publish_failed(command, refusal))
             return None
         if partition is not None and not partition < publishing.named_partitions(topic):
-            flow.refuse(errors.bad_partition(command, topic, partition))  # the topic was deleted, and made with fewer
+            # The topic was deleted, and made with fewer.
+            code = flow.session.publishing.fork.no_partition
+            flow.refuse(errors.bad_partition(code, command, topic, partition))
             return None
         target = publishing.routes.publisher(topic, self._number, partition)
         if target is not None:

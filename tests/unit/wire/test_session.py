@@ -302,6 +302,23 @@ def test_a_partition_that_the_topic_does_not_have_is_refused(line: bytes, word: 
     assert last[:2] == (command.decode().lower(), "one"), "there is only one: nsqd ignores the word, too"
 
 
+@pytest.mark.parametrize("word", [b"10", b"abc", b"-2"])
+@pytest.mark.parametrize("line", [b"PUB %b %b", b"MPUB %b %b", b"DPUB %b 5 %b", b"SUB %b c %b"])
+@pytest.mark.parametrize("key", [b'"multiplexing":false', b'"desired_tag":""', b'"Extend_Support":null'])
+def test_to_a_client_of_the_fork_a_partition_that_is_not_there_is_a_topic_that_is_not(
+    line: bytes, word: bytes, key: bytes
+) -> None:
+    """Its SDK looks the topic up again on this code, and not on E_BAD_PARTITION."""
+    command = line.split(b" ")[0]
+    identify = b"IDENTIFY\n" + sized(b"{%b}" % key)
+    text = b'E_TOPIC_NOT_EXIST %b topic partition "%b" is not valid: %b has the partitions 0 to %d'
+    for topic, last_partition in ((b"several", 9), (b"one", 0)):
+        *_, last = calls(identify + line % (topic, word) + b"\n" + body_of(command))
+        assert last == fatal(text % (command, word, topic, last_partition))
+    *_, last = calls(identify + line % (b"one", b"0") + b"\n" + body_of(command))
+    assert last[:2] == (command.decode().lower(), "one")
+
+
 @pytest.mark.parametrize(
     ("word", "target"), [(b"9", "several/9"), (b"0", "several/0"), (b"-1", "several"), (b"", "several")]
 )
