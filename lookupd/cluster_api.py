@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lookupd.changes import MetadataChanges
 from lookupd.controller import ControllerShell, MetadataGate
-from lookupd.directory import LookupDirectory
+from lookupd.directory import LookupDirectory, writable
 from nsqha.election import health
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.moves import HIDDEN_SECONDS, Intents, read_intents
@@ -116,8 +116,10 @@ class LookupCluster:
 
         await self.run(create)
 
-    async def led(self, name: str) -> None:
-        """Return once every partition of a stored topic has a leader that is alive. 504: one has none for long."""
+    async def led(self, name: str, *, new: bool) -> None:
+        """Return once every partition of a stored topic has a leader that is alive. Those of a new topic can be written
+        to then, too, as far as enough of their replicas are alive: /lookup with access=w names them all. 504: one is
+        not so for long."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def hint(_: str) -> None:  # on any thread
@@ -127,11 +129,11 @@ class LookupCluster:
         unwatch = self.shell.store.watch.on_change(hint)
         try:
             async with asyncio.timeout(LED_SECONDS):
-                while without_leader(self.view, name) != []:
+                while without_leader(self.view, name) != [] or (new and below_min_isr(self.view, name)):
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            raise ApiError(504, "OUTCOME_UNKNOWN", why=_not_led(name, without_leader(self.view, name))) from None
+            raise ApiError(504, "OUTCOME_UNKNOWN", why=_not_led(self.view, name)) from None
         finally:
             unwatch()
 
@@ -299,8 +301,22 @@ def without_leader(view: View, topic: str) -> list[int] | None:
     return [number for number, meta in sorted(found.record.partitions.items()) if meta.leader not in view.nodes]
 
 
-def _not_led(topic: str, without: list[int] | None) -> str:
+def below_min_isr(view: View, topic: str) -> list[int]:
+    """The partitions that cannot be written to, and will be: enough of their replicas are alive."""
+    found = view.topics.get(topic)
+    return [
+        number
+        for number, meta in sorted(found.record.partitions.items() if found is not None else ())
+        if not writable(meta) and len(view.nodes.keys() & set(meta.replicas)) >= meta.min_isr
+    ]
+
+
+def _not_led(view: View, topic: str) -> str:
     said = f"topic {topic} is stored, but after {LED_SECONDS:.0f} s "
+    without = without_leader(view, topic)
+    if without == []:
+        few = ", ".join(map(str, below_min_isr(view, topic)))
+        return said + f"these partitions have too few replicas in sync to be written to: {few}; publishes to them wait"
     if without is None:
         return said + "this daemon does not see it: it was deleted meanwhile, or the metadata store is late"
     return said + (

@@ -233,11 +233,12 @@ class LookupdApi:
             self._create(topic)
             return
         cluster, channels = self._cluster, await self._begins_with(self._cluster, topic)
+        new = topic not in cluster.view.topics
         if settings is None:
             await cluster.run(lambda: cluster.changes.ensure_topic(topic, channels))
         else:
             await cluster.create_topic(topic, settings, channels)
-        await cluster.led(topic)
+        await cluster.led(topic, new=new)
 
     async def create_channel(self, request: HttpRequest) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")

@@ -176,12 +176,12 @@ class World:
     def create(self, topic: str = "t", partitions: int = 1, replicas: int | None = None) -> None:
         self.store.records.create_topic(topic, TopicSettings(partitions=partitions, replicas=replicas))
 
-    def join_all(self, topic: str = "t") -> None:
-        """What leaders do once their followers have caught up."""
+    def join_all(self, topic: str = "t", *, followers: bool = True) -> None:
+        """What leaders do once their followers have caught up; without `followers` when these are lost."""
         found = self.store.records.topic(topic)
         assert found is not None
         for number, meta in found.record.partitions.items():
-            isr = {uid: 100 + uid for uid in meta.replicas}
+            isr = {uid: 100 + uid for uid in meta.replicas if followers or uid == meta.leader}
             self.store.records.replace_partition(topic, found.record.uid, number, replace(meta, isr=isr))
 
     async def until(self, true: Any) -> None:

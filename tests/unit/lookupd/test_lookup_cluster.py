@@ -63,6 +63,18 @@ class Site:
     async def post(self, target: str) -> int:
         return (await self.ask("POST", target))[0]
 
+    async def made(self, target: str, method: str = "POST") -> int:
+        """The status of /topic/create, while the leaders have their followers join as soon as they lead."""
+        asked = asyncio.create_task(self.ask(method, target))
+        topic = target.partition("topic=")[2].partition("&")[0]
+        while not asked.done():
+            found = self.world.store.records.topic(topic)
+            if found is not None and all(meta.leader for meta in found.record.partitions.values()):
+                self.world.join_all(topic)
+                break
+            await asyncio.sleep(0.01)
+        return (await asked)[0]
+
     async def register(self, topic: str, host: str, tcp_port: int) -> asyncio.StreamWriter:
         """An nsqd registers a topic, or a topic and a channel."""
         address, _, port = self.daemon.tcp_address.rpartition(":")
@@ -200,7 +212,7 @@ def test_nodes_show_what_they_lead_and_as_many_tombstones() -> None:
 def test_the_parameters_of_the_fork() -> None:
     async def story(s: Site) -> None:
         target = "/topic/create?topic=t&partition_num=2&replicator=3&syncdisk=1&retention=2&orderedmulti=true"
-        assert await s.post(target) == 200
+        assert await s.made(target) == 200
         assert await s.post(target) == 200, "again is fine"
         assert await s.post("/topic/create?topic=t") == 200
         assert await s.post("/topic/create?topic=t&partition_num=3") == 409
@@ -213,7 +225,8 @@ def test_the_parameters_of_the_fork() -> None:
         assert sorted(answer["partitions"]) == ["0", "1"]
         assert answer["meta"]["partition_num"] == 2 and answer["meta"]["replica"] == 3 and answer["meta"]["ordered"]
         assert list((await s.get("/lookup?topic=t&partition=1"))["partitions"]) == ["1"]
-        # One member is below min_isr: nothing can be acknowledged yet.
+        s.world.join_all(followers=False)
+        # One member is below min_isr: nothing can be acknowledged.
         assert ports(await s.get("/lookup?topic=t&access=w")) == []
         s.world.join_all()
         assert len(ports(await s.get("/lookup?topic=t&access=w"))) == 2
@@ -259,10 +272,35 @@ def test_more_replicas_than_nodes_are_refused_before_anything_is_made() -> None:
 @pytest.mark.parametrize("settings", ["", "&partition_num=2"])
 def test_a_new_topic_is_answered_when_all_partitions_are_led(settings: str) -> None:
     async def story(s: Site) -> None:
-        assert await s.post(f"/topic/create?topic=t{settings}") == 200
+        assert await s.made(f"/topic/create?topic=t{settings}") == 200
         found = s.world.store.watch.view().topics["t"].record.partitions
         assert len(found) == (2 if settings else 1)
         assert all(meta.leader for meta in found.values())
+
+    run(story)
+
+
+def test_right_after_the_answer_lookup_names_all_partitions_that_can_be_written_to() -> None:
+    async def story(s: Site) -> None:
+        assert await s.made("/topic/create?topic=t&partition_num=4") == 200
+        for access in ("r", "w"):
+            assert len((await s.get(f"/lookup?topic=t&access={access}&metainfo=true"))["partitions"]) == 4
+
+    run(story)
+
+
+def test_new_partitions_that_cannot_be_written_to_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_api, "LED_SECONDS", 0.5)
+
+    async def story(s: Site) -> None:
+        status, answer = await s.ask("POST", "/topic/create?topic=t&partition_num=2")
+        assert (status, answer["message"]) == (504, "OUTCOME_UNKNOWN")
+        assert "topic t is stored" in answer["why"] and "too few replicas in sync" in answer["why"]
+        assert await s.post("/topic/create?topic=t") == 200, "it is not new any more"
+        view = s.world.store.watch.view()
+        assert cluster_api.below_min_isr(view, "t") == [0, 1]
+        alone = dict(list(view.nodes.items())[:1])
+        assert cluster_api.below_min_isr(replace(view, nodes=alone), "t") == [], "nothing to wait for"
 
     run(story)
 
@@ -279,7 +317,7 @@ def test_partitions_that_get_no_leader_are_named(monkeypatch: pytest.MonkeyPatch
         assert "topic t is stored" in answer["why"] and "have no leader: 0, 1; they get one" in answer["why"]
         assert s.world.store.records.topic("t") is not None
         monkeypatch.setattr(cluster_api, "LED_SECONDS", 60.0)
-        again = asyncio.create_task(s.post("/topic/create?topic=t&partition_num=2"))
+        again = asyncio.create_task(s.made("/topic/create?topic=t&partition_num=2"))
         for node in s.world.nodes.values():
             node.frozen = False
         assert await again == 200
@@ -400,7 +438,7 @@ def test_a_topic_begins_with_the_channels_that_other_lookup_daemons_know(target:
         for uid, known in ((1, ["archive"]), (2, ["archive", "metrics"]), (3, ["unheard"])):
             s.world.nodes[uid].known_channels = known
         s.world.nodes[3].up = False
-        assert await s.post(target) == 200
+        assert await (s.post if target.startswith("/channel") else s.made)(target) == 200
         found = s.world.store.records.topic("t")
         assert found is not None
         assert {"archive", "here", "metrics"} == found.record.channels.channels.keys() - {"mine"}
@@ -666,7 +704,7 @@ def test_a_node_is_removed_and_daemons_are_listed_by_the_urls_of_the_fork() -> N
 
 def test_a_topic_grows_and_changes_by_the_urls_of_the_fork() -> None:
     async def story(s: Site) -> None:
-        assert await s.post("/topic/create?topic=t&replicator=1&syncdisk=1") == 200
+        assert await s.made("/topic/create?topic=t&replicator=1&syncdisk=1") == 200
         await s.world.led()
         assert await s.ask("POST", "/topic/partition/expand?topic=t&partition_num=3") == (200, b"")
         await s.world.until(lambda: all(s.world.meta("t", n).leader for n in range(3)))
@@ -714,7 +752,7 @@ def test_changes_by_the_urls_of_the_fork_that_can_not_be(target: str, status: in
 
 def test_parameters_of_the_fork_that_mean_nothing_here_are_taken() -> None:
     async def story(s: Site) -> None:
-        assert (await s.ask("PUT", "/topic/create?topic=t&partition_num=2&multipart=true&suggestload=3"))[0] == 200
+        assert await s.made("/topic/create?topic=t&partition_num=2&multipart=true&suggestload=3", "PUT") == 200
         await s.world.until(lambda: all(s.world.meta("t", n).leader for n in range(2)))
         assert sorted((await s.get("/lookup?topic=t&access=r&consistent=true"))["partitions"]) == ["0", "1"]
 
