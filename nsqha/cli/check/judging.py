@@ -83,7 +83,8 @@ def of_cluster(shown: Mapping[str, Any]) -> CheckResult:
     if shown["owed"]:
         reasons.append(Observation(WARNING, f"replicas that have no node, of {some(list(shown['owed']))}"))
     if not reasons:
-        reasons.append(Observation(OK, f"{len(shown['nodes'])} nodes, {shown['partitions']:,} partitions, all in sync"))
+        counts = f"{show_count(len(shown['nodes']), 'node')}, {show_count(shown['partitions'], 'partition')}"
+        reasons.append(Observation(OK, f"{counts}, all in sync"))
     counted = ("nodes", "leaderless", "below_min_isr", "stalled", "under_replicated")
     figures = {key: float(len(shown[key])) for key in counted}
     return CheckResult("CLUSTER", reasons, {"partitions": float(shown["partitions"]), **figures})

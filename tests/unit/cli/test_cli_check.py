@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from nsqha.cli import build_parser
+from nsqha.cli.brokers.discovery import LookupDaemon
 from nsqha.cli.check import command
 from nsqha.cli.check.judging import of_channel, of_cluster, of_node
 from nsqha.cli.check.verdict import CheckResult, Observation, Severity
@@ -16,6 +18,9 @@ from nsqha.cli.cluster import looking
 from nsqha.cli.cluster.access import Picture
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.election.moves import Intents
+from nsqha.election.observed.answers import Observed, ReplicaAnswer
+from nsqha.election.observed.page import ClusterPage, encode
+from nsqha.errors import Unavailable
 
 OK, WARNING, CRITICAL, UNKNOWN = Severity
 
@@ -196,3 +201,45 @@ def test_a_daemon_is_asked_before_etcd_unless_only_that_is_named(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert looking.etcd_first(build_parser("check").parse_args(["check", "cluster", *words.split()])) is first
+
+
+def page(cluster: str = "nsqha", stale: str = "") -> dict[str, Any]:
+    """What a daemon gives of a cluster with one partition that is led."""
+    nodes = {1: NodeInfo(1, "node-1", grpc_address="n1")}
+    meta = PartitionMeta(1, 4, {1: 11}, (1,), 1)
+    topics = {"orders": TopicRecord("orders", 7, 0, TopicSettings(), partitions={0: meta})}
+    observed = Observed({1: {(7, 0): ReplicaAnswer(4)}})
+    intents = None if stale else {}
+    found = ClusterPage(cluster, 1, 5, topics, nodes, Controller("l", epoch=3), intents, stale=stale, observed=observed)
+    return dict(json.loads(encode(found)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "name", "status", "text"),
+    [
+        (page(), "nsqha", OK, "1 node, 1 partition, all in sync"),
+        (page("west"), "nsqha", OK, "all in sync"),
+        (page("west"), "west", OK, "all in sync"),
+        (page("west"), "east", UNKNOWN, "is of the cluster west, and not of east"),
+        (page(stale="etcd is away"), "nsqha", WARNING, "etcd is away; this is what the lookup daemon last knew"),
+        ({}, "nsqha", UNKNOWN, "is not one of a cluster, or of an older build"),
+        ({"message": "x"}, "nsqha", UNKNOWN, "this is not a page of a cluster"),
+    ],
+)
+def test_what_a_daemon_says_of_its_cluster(
+    answer: dict[str, Any],
+    name: str,
+    status: Severity,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def no_etcd(_: Any) -> Picture:
+        raise Unavailable("etcd does not answer")
+
+    monkeypatch.setattr(looking, "discover", lambda *_: LookupDaemon("d:1"))
+    monkeypatch.setattr(looking, "cluster_of", lambda *_: answer)
+    monkeypatch.setattr(looking, "_by_etcd", no_etcd)
+    args = build_parser("check").parse_args(["check", "cluster", "--address", "d:1", "--cluster-name", name])
+    assert command._run(args) == status
+    assert text in capsys.readouterr().out
