@@ -25,7 +25,7 @@ from nsqha.cli.terminal.parser import LOOKUPD_ADDRESS
 from nsqha.election.health import OK, UNDER
 from nsqha.election.moves import read_intents
 from nsqha.election.observed.page import decode
-from nsqha.errors import LogCorrupt, NsqhaError
+from nsqha.errors import LogCorrupt, NsqhaError, Unavailable
 
 DAEMON_SECONDS = 10.0  # for a daemon to answer that waits for etcd and the nodes itself
 LOOK_SECONDS = 1.0  # between two looks
@@ -72,15 +72,16 @@ def _look(args: argparse.Namespace) -> Picture:
     ways: list[Callable[[argparse.Namespace], Picture]] = [_by_daemon, _by_etcd]
     if etcd_first(args):
         ways.reverse()
-    errors: list[exits.Exit | NsqhaError] = []
+    errors: list[NsqhaError] = []
     for way in ways:
         try:
             return way(args)
-        except (exits.Exit, NsqhaError) as error:
+        except NsqhaError as error:
             errors.append(error)
-    text = "; and ".join(map(str, errors))
-    refused = any(isinstance(error, exits.Exit) and error.status == exits.NOT_ALLOWED for error in errors)
-    raise exits.Exit(exits.NOT_ALLOWED if refused else exits.UNREACHABLE, text)
+            if way is _by_etcd and not isinstance(error, Unavailable):
+                break  # etcd answers, and says why not
+    said = [status for error in errors if (status := exits.status_of(error)) != exits.UNREACHABLE]
+    raise exits.Exit(said[0] if said else exits.UNREACHABLE, "; and ".join(map(str, errors)))
 
 
 def etcd_first(args: argparse.Namespace) -> bool:

@@ -16,11 +16,12 @@ from nsqha.cli.check.judging import of_channel, of_cluster, of_node
 from nsqha.cli.check.verdict import CheckResult, Observation, Severity
 from nsqha.cli.cluster import looking
 from nsqha.cli.cluster.access import Picture
+from nsqha.cli.terminal import exits
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.election.moves import Intents
 from nsqha.election.observed.answers import Observed, ReplicaAnswer
 from nsqha.election.observed.page import ClusterPage, encode
-from nsqha.errors import Unavailable
+from nsqha.errors import NotFound, Unavailable
 
 OK, WARNING, CRITICAL, UNKNOWN = Severity
 
@@ -243,3 +244,29 @@ def test_what_a_daemon_says_of_its_cluster(
     args = build_parser("check").parse_args(["check", "cluster", "--address", "d:1", "--cluster-name", name])
     assert command._run(args) == status
     assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        ("--etcd-endpoint e:1", exits.NOT_FOUND, "no cluster"),
+        ("", exits.NOT_FOUND, "cannot reach a daemon; and no cluster"),
+    ],
+)
+def test_the_status_is_of_whoever_answers(
+    words: str, status: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An etcd without the cluster has answered: no daemon at a usual port is asked for it as well."""
+
+    def no_daemon(_: Any) -> Picture:
+        raise exits.Exit(exits.UNREACHABLE, "cannot reach a daemon")
+
+    def no_cluster(_: Any) -> Picture:
+        raise NotFound("no cluster")
+
+    monkeypatch.delenv("NSQHA_ETCD_ENDPOINT", raising=False)
+    monkeypatch.setattr(looking, "_by_daemon", no_daemon)
+    monkeypatch.setattr(looking, "_by_etcd", no_cluster)
+    with pytest.raises(exits.Exit) as raised:
+        looking.seen(build_parser("check").parse_args(["check", "cluster", *words.split()]))
+    assert (raised.value.status, str(raised.value)) == (status, text)
