@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ def move(args: argparse.Namespace) -> int:
         name, meta = picture.partition(*args.topic)
         wanted = [picture.node(text.strip()) for text in args.nodes.split(",") if text.strip()]
         _check_replicas(wanted, picture)
+        _check_joined(set(wanted).difference(meta.replicas), picture)
         enough = replicas_wanted(picture.settings(name), picture.able)
         if len(wanted) < enough:
             text = f"{name.topic} needs {enough} replicas and the controller would add the rest again; name {enough}"
@@ -73,6 +74,12 @@ def _check_replicas(wanted: list[int], picture: Picture) -> None:
     for host in hosts:
         if hosts.count(host) > 1:
             raise exits.Exit(exits.USAGE, f"two of the nodes are on host {host}; replicas are never on the same host")
+
+
+def _check_joined(added: Iterable[int], picture: Picture) -> None:
+    for uid in added:
+        if why := picture.nodes[uid].joining:
+            raise exits.Exit(exits.FAILED, f"{picture.name(uid)} gets no replicas before it has joined: {why}")
 
 
 def decommission(args: argparse.Namespace) -> int:

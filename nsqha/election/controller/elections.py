@@ -187,6 +187,8 @@ class Elections:
             event, level = ("operator_needed", "error") if wait.operator else ("election_waits", "warning")
             name = part.name
             text = f"{text_of(name)} ({round_.why}): {wait.why}"
+            if wait.operator:
+                text += f"; `nsqha cluster elect {name.topic}/{name.number} --unclean` shows what each replica has"
             state.actions.append(
                 Say(event, text, level, {"topic": name.topic, "partition": name.number, "why": wait.why})  # type: ignore[arg-type]
             )

@@ -250,9 +250,8 @@ class Planner:
     def _succeeded(
         self, name: PartitionName, meta: PartitionMeta, world: World, nodes: Mapping[int, NodeInfo]
     ) -> tuple[tuple[int, ...], str] | None:
-        """The replicas with successors in the places of nodes that are away; None if there are none to put there.
-
-        Without a live member of the ISR there is no log to copy, and a move that waits takes the room of others."""
+        """The replicas with successors in the places of nodes that are away; None if there are none to put there. As
+        in `_better` there has to be a log to copy: a move that waits takes the room of others."""
         replicas = list(self.moves.get(name, meta.replicas))
         if not any(uid in world.nodes for uid in meta.isr):
             return None
@@ -274,7 +273,12 @@ class Planner:
         load: Load,
         now: float,
     ) -> tuple[tuple[int, ...], str] | None:
-        """Better replicas for a partition, and why; None if it has the right ones, or there are no better ones."""
+        """Better replicas for a partition, and why; None if it has the right ones, or there are no better ones.
+
+        Without a live member of the ISR there is no log to copy. A move that began then would take the partition away
+        from the node that it waited for; and one with a single replica could not be led by that alone any more."""
+        if not any(uid in world.nodes for uid in meta.isr):
+            return None
         wanted = self.moves.get(name)
         away = {uid for uid in (*meta.replicas, *(wanted or ())) if self._stays_away(uid, meta, world, now)}
         if wanted is not None and not (away | self.decommissions) & set(wanted):

@@ -195,6 +195,14 @@ def test_a_node_that_is_away_keeps_its_last_name() -> None:
     assert show.node_state(GONE, forgotten) == "away, forgotten"
 
 
+def test_a_node_that_has_not_joined_says_why() -> None:
+    shown = picture(meta())
+    joining = {**NODES, B: replace(NODES[B], joining="node-a does not reach it")}
+    shown = replace(shown, nodes=joining)
+    assert show.node_state(B, shown) == "joining: node-a does not reach it"
+    assert show.node_state(A, shown) == show.OK
+
+
 def test_a_node_that_was_emptied_and_is_gone_is_not_missed() -> None:
     """`nsqha check cluster` would warn of it for ever."""
     emptied = Intents({}, frozenset({GONE}), names={GONE: "node-d"})

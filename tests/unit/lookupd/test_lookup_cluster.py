@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lookupd import cluster_api
 from lookupd.daemon import Lookupd
-from lookupd.directory import LookupDirectory
+from lookupd.directory import LookupDirectory, never_reached
 from lookupd.fork_api import moved
 from lookupd.http_api import LookupdApi
 from nsqha.access.roles import GRANTED, granted
@@ -26,7 +26,7 @@ from nsqha.access.surfaces import LOOKUPD_HTTP
 from nsqha.access.tokens import entry
 from nsqha.clock import ManualClock, SystemClock, read
 from nsqha.election.elect import ReplicaReport
-from nsqha.election.model import PartitionMeta, TopicSettings
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.moves import hidden_name, is_hidden
 from nsqha.election.observed.answers import LeaderState
 from nsqha.election.observed.page import decode
@@ -574,6 +574,14 @@ def test_a_page_is_given_while_the_store_is_away() -> None:
     run(story)
 
 
+def test_lookup_names_no_leader_that_others_cannot_reach_and_that_never_led() -> None:
+    unused = PartitionMeta(leader=1, isr={1: 5}, replicas=(1, 2, 3), min_isr=2, nothing_acked=True)
+    joining = NodeInfo(1, joining="n2 does not reach it")
+    assert never_reached(unused, joining)
+    assert not never_reached(unused, NodeInfo(1))
+    assert not never_reached(replace(unused, nothing_acked=False), joining), "a leader that serves is named"
+
+
 def test_a_move_is_carried_out() -> None:
     async def story(s: Site) -> None:
         s.world.store.records.create_topic("t", TopicSettings(replicas=1))
@@ -582,6 +590,13 @@ def test_a_move_is_carried_out() -> None:
         other = leader % 3 + 1
         assert await s.post(f"/cluster/move?topic=t&partition=0&replicas=n{leader},n{leader}") == 400
         assert await s.post(f"/cluster/move?topic=t&partition=1&replicas=n{other}") == 400
+        node = s.world.nodes[other]
+        node.session.update(replace(node.info, joining="n1 does not reach it"))
+        status, answer = await s.ask("POST", f"/cluster/move?topic=t&partition=0&replicas=n{other}")
+        assert status == 400 and answer["why"] == f"node n{other} has not joined: n1 does not reach it"
+        shown = {node["name"]: node["joining"] for node in (await s.get("/controller"))["nodes"]}
+        assert shown == {f"n{uid}": "n1 does not reach it" if uid == other else "" for uid in (1, 2, 3)}
+        node.session.update(node.info)
         assert await s.post(f"/cluster/move?topic=t&partition=0&replicas=n{other}") == 200
         await s.world.until(lambda: len(s.world.meta().replicas) == 2)
         s.world.join_all()

@@ -633,6 +633,36 @@ def test_a_transfer_that_takes_too_long_is_given_up() -> None:
     assert after.successor == 0 and after.epoch == before.epoch and c.events("transfer_given_up")
 
 
+def test_a_single_replica_waits_for_its_node_however_long_that_is_away() -> None:
+    c = cluster(replicas=1)
+    before = c.meta("t")
+    (only,) = before.replicas
+    c.kill(only)
+    c.run(QUICK.plan.emergency_after_s + QUICK.plan.replace_after_s + 10.0)
+    assert c.meta("t").replicas == (only,), "no other node has anything to copy"
+    assert not [name for name in c.store.intents.all() if name.startswith("moves/")]
+    c.restart(only)
+    c.run(10.0)
+    after = c.meta("t")
+    assert (after.leader, after.replicas, set(after.isr)) == (only, (only,), {only}) and after.epoch > before.epoch
+
+
+def test_what_only_an_operator_can_decide_names_the_command() -> None:
+    machine = ControllerMachine(0.0, QUICK)
+    nodes = {uid: NodeInfo(uid, registration=uid * 10) for uid in (1, 2)}
+    meta = PartitionMeta(leader=3, registration=30, isr={1: 7}, replicas=(1, 2), version=4)
+    found = machine.step(Metadata({"t": Versioned(TopicRecord("t", 5, 1, partitions={0: meta}), 4)}, nodes, {}), 0.0)
+    said: list[Say] = []
+    for at in range(20):
+        for probe in probes(found).values():
+            report = {(5, 0): ReplicaReport(10, 7, 1, 3, corrupt=True)} if probe.node == 1 else {}
+            found = machine.step(Answered(probe.number, probe.node, probe.node * 10, report), at * 0.25)
+            said += [action for action in found if isinstance(action, Say) and action.event == "operator_needed"]
+        found = machine.step(Tick(), (at + 1) * 0.25)
+    (one,) = said
+    assert one.text.endswith("repair one; `nsqha cluster elect t/0 --unclean` shows what each replica has")
+
+
 def test_balance_can_be_paused() -> None:
     c = cluster()
     first = c.meta("t").replicas[0]
