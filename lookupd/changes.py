@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from nsqha.election import moves, rules
 from nsqha.election.model import ChannelList, PartitionMeta, TopicSettings
-from nsqha.election.placement import Move, PartitionName
+from nsqha.election.placement import ALWAYS, Hours, Move, PartitionName
 from nsqha.election.store import Intent, MetadataIntents, MetadataRecords
 from nsqha.errors import Conflict, LimitReached, NotFound, too_many_changes
 from nsqha.ids import is_ephemeral, new_uid
@@ -113,8 +113,13 @@ class MetadataChanges:
     # ---- intents
 
     def put_intent(self, name: str, intent: Intent) -> None:
+        self._change_intent(name, lambda _: intent)
+
+    def _change_intent(self, name: str, change: Callable[[Intent], Intent]) -> None:
+        """Put what `change` makes of the intent that is there, or of an empty one."""
         for _ in range(RETRIES):
             found = self._intents.all().get(name)
+            intent = change({} if found is None else found.record)
             if found is not None and found.record == intent:
                 return
             try:
@@ -179,9 +184,19 @@ class MetadataChanges:
         if found is not None and found.record == moves.hidden_intent(topic_uid, node, wall_ns):
             self._intents.remove(name, found.version)
 
-    def pause_balance(self, paused: bool) -> None:
-        """Set whether leaderships go back to the first replica automatically."""
-        self.put_intent(moves.BALANCE, {"paused": paused})
+    def change_balance(self, *, paused: bool | None = None, window: str | None = None) -> None:
+        """Set whether leaderships go back to the first replica automatically, and in which hours (`ALWAYS`: in
+        all). None: as it was. ValueError: these are no hours."""
+        if window is not None and window != ALWAYS:
+            window = str(Hours.of(window))
+
+        def changed(known: Intent) -> Intent:
+            new = {**known, **({} if paused is None else {"paused": paused})}
+            if window is not None:
+                new.pop("window", None)
+            return new if window in (None, ALWAYS) else {**new, "window": window}
+
+        self._change_intent(moves.BALANCE, changed)
 
     def move(self, wanted: Mapping[PartitionName, tuple[int, ...]]) -> None:
         """Give partitions other replicas, first the one that will lead."""

@@ -6,6 +6,7 @@
                                                          (`nsqha.server.http.cluster_page`)
     GET  /cluster/balance                                a preview: transfers that are due, moves that would even out
     POST /cluster/balance?paused=true|false              whether leaderships go back automatically
+    POST /cluster/balance?window=01:00-05:00|always      and in which hours (UTC)
     POST /cluster/spread?limit=N                         begin the moves of the preview, at most N (4)
     POST /cluster/move?topic=&partition=&replicas=a,b,c  give a partition these replicas; the first one leads
     POST /cluster/decommission?node=                     empty a node, and keep it empty
@@ -228,6 +229,7 @@ class ClusterApi:
             "below_min_isr": [_named(name) for name, state in states.items() if state == health.BELOW],
             "under_replicated": [_named(name) for name, state in states.items() if state == health.UNDER],
             "balance_paused": intents.balance_paused,
+            "balance_window": _window(intents),
             "unreadable": sorted(view.unreadable.values()),
         }
         if term is not None:
@@ -249,6 +251,7 @@ class ClusterApi:
         leading = staying(view.nodes, intents.decommissions)
         return {
             "paused": intents.balance_paused,
+            "window": _window(intents),
             "transfers": [
                 {**_named(t.name), "from": f"{t.source:016x}", "to": f"{t.target:016x}"}
                 for t in balance(metas, leading, len(metas))
@@ -259,9 +262,11 @@ class ClusterApi:
         }
 
     async def pause(self, request: HttpRequest) -> None:
-        request.query.require("paused")
-        paused = request.query.flag("paused", True)
-        await self._cluster.run(lambda: self._cluster.changes.pause_balance(paused))
+        window = request.query.get("window")
+        if window is None:
+            request.query.require("paused")
+        paused = request.query.flag("paused", True) if request.query.get("paused") is not None else None
+        await self._cluster.run(lambda: self._cluster.changes.change_balance(paused=paused, window=window))
 
     async def spread(self, request: HttpRequest) -> object:
         limit = number(request, "limit", SPREAD_LIMIT, 1, SPREAD_LIMIT_MAX)
@@ -381,6 +386,10 @@ def _metas(view: View) -> dict[PartitionName, PartitionMeta]:
         for name, topic in view.topics.items()
         for number, meta in topic.record.partitions.items()
     }
+
+
+def _window(intents: Intents) -> str | None:
+    return None if intents.balance_window is None else str(intents.balance_window)
 
 
 def _named(name: PartitionName) -> dict[str, Any]:

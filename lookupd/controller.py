@@ -430,7 +430,10 @@ class Term:
         if self._timer is not None:
             self._timer.cancel()
         delay = max(0.0, self.machine.next_tick() - self._shell.clock.monotonic())
-        self._timer = self._loop.call_later(delay, self.feed, Tick())
+        self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self.feed(Tick(self._shell.clock.wall_ns() / 1e9))
 
     def _stop(self, why: str) -> None:
         self._ended = True

@@ -11,7 +11,7 @@ Until the last step no old member of the ISR is removed. Intents are JSON object
     moves/<topic uid>.<partition>   {"topic": "t", "uid": 7, "partition": 0, "replicas": [1, 2, 3], "why": "operator"}
     decommissions/<node uid>        {"node": 7, "held": {"<topic uid>.<partition>": [7, 1, 2]}}
     forgotten/<node uid>            {"node": 7}
-    settings/balance                {"paused": true}
+    settings/balance                {"paused": true, "window": "01:00-05:00"}
     names/<node uid>                {"node": 7, "name": "node-7"}
     hidden/<topic uid>.<node uid>   {"uid": 7, "node": 7, "at_ms": 1700000000000}
     recorded/<16 hex digits>        the record of a change, for the audit: nsqha.election.recorded
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsqha.election.model import MOVED_FROM_MAX, NodeInfo, PartitionMeta, TopicSettings, Versioned
-from nsqha.election.placement import Move, PartitionName, fits, min_isr_of
+from nsqha.election.placement import Hours, Move, PartitionName, fits, min_isr_of
 
 BALANCE = "settings/balance"
 HIDDEN_SECONDS = 60.0
@@ -93,8 +93,13 @@ class Intents:
     moves: Mapping[PartitionName, tuple[int, ...]]
     decommissions: frozenset[int]
     balance_paused: bool = False
+    balance_window: Hours | None = None  # when the controller may move leaderships by itself; None: at any hour
     names: Mapping[int, str] = field(default_factory=dict)  # last names of nodes that have replicas
     forgotten: frozenset[int] = frozenset()
+
+    def may_balance(self, wall_s: float) -> bool:
+        """True if the controller may move leaderships by itself at this moment, seconds since 1970."""
+        return not self.balance_paused and (self.balance_window is None or self.balance_window.has(wall_s))
 
 
 def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
@@ -117,7 +122,16 @@ def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
                 forgotten.add(int(intent["node"]))
         except (KeyError, TypeError, ValueError):
             continue
-    return Intents(moves, frozenset(nodes), bool(intents.get(BALANCE, {}).get("paused")), names, frozenset(forgotten))
+    balance = intents.get(BALANCE, {})
+    paused, window = bool(balance.get("paused")), _window(balance)
+    return Intents(moves, frozenset(nodes), paused, window, names, frozenset(forgotten))
+
+
+def _window(balance: Mapping[str, Any]) -> Hours | None:
+    try:
+        return Hours.of(str(balance["window"]))
+    except (KeyError, ValueError):
+        return None
 
 
 def move_name(name: PartitionName) -> str:

@@ -13,6 +13,7 @@ own. With fewer hosts than wanted replicas the list is shorter; it grows when ho
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from typing import NamedTuple
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 
 DEFAULT_REPLICAS = 3
+DAY_MINUTES = 24 * 60
+ALWAYS = "always"  # instead of hours of the day
+_HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)", re.ASCII)
 
 
 class PartitionName(NamedTuple):
@@ -212,6 +216,39 @@ def balance(
         leaders[best.source] -= 1
         leaders[best.target] += 1
     return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """Hours of the day in which the controller may move leaderships by itself, in UTC, so that all lookup daemons mean
+    the same moment: minutes [first, end), past midnight if the end is the smaller one."""
+
+    first: int
+    end: int
+
+    @classmethod
+    def of(cls, text: str) -> Hours:
+        """Parse HH:MM-HH:MM. ValueError says what is wrong."""
+        found = _HOURS.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is not HH:MM-HH:MM, in UTC, as 01:00-05:00")
+        numbers = [int(digits) for digits in found.groups()]
+        first, end = numbers[0] * 60 + numbers[1], numbers[2] * 60 + numbers[3]
+        if numbers[1] > 59 or numbers[3] > 59 or first >= DAY_MINUTES or end > DAY_MINUTES:
+            raise ValueError(f"{text!r}: there is no such time of the day; it goes from 00:00 to 24:00")
+        if first == end:
+            raise ValueError(f"{text!r} is no time at all; for the whole day say {ALWAYS}")
+        return cls(first, end)
+
+    def has(self, wall_s: float) -> bool:
+        """True if this moment, in seconds since 1970, is within them."""
+        minute = wall_s / 60 % DAY_MINUTES
+        if self.first < self.end:
+            return self.first <= minute < self.end
+        return minute >= self.first or minute < self.end
+
+    def __str__(self) -> str:
+        return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.first, self.end))
 
 
 def spread(partitions: Mapping[PartitionName, PartitionMeta], nodes: Mapping[int, NodeInfo], limit: int) -> list[Move]:

@@ -197,15 +197,18 @@ def forget(args: argparse.Namespace) -> int:
 
 def balance_(args: argparse.Namespace) -> int:
     verb = "balance --pause" if args.pause else "balance --resume" if args.resume else "balance"
-    with opened(args) as store, asked(store.intents, args, verb, f"limit={args.limit}") as change:
+    only_set = args.pause or args.resume or args.window is not None
+    target = f"limit={args.limit}" if args.window is None else f"window={args.window}"
+    with opened(args) as store, asked(store.intents, args, verb, target) as change:
         changes = _changes(store)
-        if args.pause or args.resume:
+        if only_set:
+            paused = args.pause if args.pause or args.resume else None
             with change.change():
-                changes.pause_balance(args.pause)
+                changes.change_balance(paused=paused, window=args.window)
         picture = look(store, args)
         nodes = picture.able
         metas = {name: meta for name, meta in picture.metas.items() if name not in picture.intents.moves}
-        found = [] if args.pause or args.resume else spread(metas, nodes, args.limit)
+        found = [] if only_set else spread(metas, nodes, args.limit)
         if args.dry_run:
             change.planned()
         elif found:
@@ -216,6 +219,7 @@ def balance_(args: argparse.Namespace) -> int:
     shown = {
         "dry_run": args.dry_run,
         "paused": picture.intents.balance_paused,
+        "window": None if picture.intents.balance_window is None else str(picture.intents.balance_window),
         "transfers": [
             {
                 "topic": transfer.name.topic,
@@ -235,7 +239,7 @@ def balance_(args: argparse.Namespace) -> int:
 
 
 def _print_balance(shown: dict[str, Any]) -> None:
-    would = "would move" if shown["dry_run"] or shown["paused"] else "moves"
+    would = "would move" if shown["dry_run"] or shown["paused"] or shown["window"] else "moves"
     for found in shown["transfers"]:
         print(f"{found['topic']}/{found['partition']}: the leadership {would} from {found['from']} to {found['to']}")
     for found in shown["moves"]:
@@ -246,6 +250,8 @@ def _print_balance(shown: dict[str, Any]) -> None:
         print("nothing to balance")
     if shown["paused"]:
         print("balancing is paused: leaderships stay where they are until nsqha cluster balance --resume")
+    elif shown["window"]:
+        print(f"leaderships go back within {shown['window']} UTC only, until nsqha cluster balance --window always")
 
 
 def elect(args: argparse.Namespace) -> int:

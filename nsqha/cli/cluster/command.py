@@ -24,6 +24,7 @@ from nsqha.cli.terminal.parser import (
     add_verb,
     add_yes,
     count,
+    hours,
     topic_and_partition,
 )
 from nsqha.cli.terminal.parser import name as topic_name
@@ -59,7 +60,8 @@ def _add_looks(verbs: Any) -> None:
         '"under_replicated", "not_led": {"topic/partition": why}, "slow": {"topic/partition": seconds}, "unasked", '
         '"owed": {"topic/partition": replicas}, '
         '"replacements", "rebuilding": [{"topic", "partition", "node", "bytes_left", "bytes_per_second", '
-        '"seconds_left"}], "moves", "decommissions", "balance_paused", "doubt", "stale", "unreadable", "healthy"}',
+        '"seconds_left"}], "moves", "decommissions", "balance_paused", "balance_window", "doubt", "stale", '
+        '"unreadable", "healthy"}',
         statuses=(*USUAL, exits.NOT_ALLOWED),
     )
     _finish_look(verb)
@@ -153,19 +155,22 @@ def _add_moves(verbs: Any) -> None:
         lambda args: _change(args, "balance"),
         help="balance replicas over the nodes",
         description="Begin the moves that balance the number of replicas over the nodes. Leaderships go back to the "
-        "first replica of each partition automatically, unless that is paused.",
+        "first replica of each partition automatically, unless that is paused, in the hours of --window.",
         examples=(
             "nsqha cluster balance --dry-run",
             "nsqha cluster balance --limit 2",
             "nsqha cluster balance --resume",
+            "nsqha cluster balance --window 01:00-05:00",
         ),
-        shape='{"dry_run", "paused", "transfers", "moves"}',
+        shape='{"dry_run", "paused", "window", "transfers", "moves"}',
         statuses=USUAL,
     )
     chosen = verb.add_mutually_exclusive_group()
     chosen.add_argument("--dry-run", action="store_true", help="only show what would be done")
     chosen.add_argument("--pause", action="store_true", help="leaderships stay where they are")
     chosen.add_argument("--resume", action="store_true", help="leaderships go back automatically again")
+    help = "the controller moves leaderships back only in these hours, in UTC; always: at any hour"
+    chosen.add_argument("--window", type=hours, metavar="HH:MM-HH:MM", help=help)
     verb.add_argument("--limit", type=count, default=4, metavar="N", help="at most N moves (default 4)")
     _finish(verb)
 

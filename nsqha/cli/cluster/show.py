@@ -70,6 +70,7 @@ def status(picture: Picture, rebuilding: Sequence[dict[str, Any]] = ()) -> dict[
         "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())] if known else None,
         "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)] if known else None,
         "balance_paused": intents.balance_paused if known else None,
+        "balance_window": str(intents.balance_window) if known and intents.balance_window is not None else None,
         "doubt": picture.doubt,
         "stale": picture.stale,
         "unreadable": list(picture.unreadable),
@@ -201,6 +202,8 @@ def print_status(shown: dict[str, Any], source: str) -> None:
             print(f"            cannot be moved: {line}")
     if shown["balance_paused"]:
         print("balance     paused: leaderships stay where they are")
+    elif shown["balance_window"]:
+        print(f"balance     leaderships go back within {shown['balance_window']} UTC only")
 
 
 def stuck_lines(stuck: Mapping[str, str]) -> list[str]:

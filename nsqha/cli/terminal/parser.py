@@ -331,6 +331,16 @@ def timeout(text: str) -> int:
     return value
 
 
+def hours(text: str) -> str:
+    """Check hours of the day, or the word for all of them."""
+    from nsqha.election.placement import ALWAYS, Hours
+
+    try:
+        return text if text == ALWAYS else str(Hours.of(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def count(text: str) -> int:
     """Parse a whole number above zero."""
     if not text.isdecimal() or not 0 < int(text[:20]) < 1 << 63:

@@ -123,8 +123,8 @@ class ControllerMachine:
             case IntentDone(intent_name):
                 self.state.planner.intent_done(intent_name)
                 return ()
-            case Tick():
-                return self._tick(now)
+            case Tick(wall_s):
+                return self._tick(now, wall_s)
 
     def _metadata(self, event: Metadata, now: float) -> Iterable[PartitionName]:
         state = self.state
@@ -217,7 +217,7 @@ class ControllerMachine:
         if loss:
             state.say("possible_loss", f"{text_of(name)}: acknowledged messages may be gone: {loss}", "error", **fields)
 
-    def _tick(self, now: float) -> Iterable[PartitionName]:
+    def _tick(self, now: float, wall_s: float) -> Iterable[PartitionName]:
         state = self.state
         state.wake = now + state.limits.scan_s
         scan = now >= self._next_scan
@@ -234,7 +234,7 @@ class ControllerMachine:
             self._probing.ask_silent(now)
             self._leave_unlinked(now)
             dirty.update(self._scan(now))
-            self._plan(now)
+            self._plan(now, wall_s)
             if why := self._isolation.why_resign(now):
                 state.actions.append(Resign(why))
         return dirty
@@ -268,7 +268,7 @@ class ControllerMachine:
                 if room > 0 and self._transfers.leave(state.parts[name], now):
                     room -= 1
 
-    def _plan(self, now: float) -> None:
+    def _plan(self, now: float, wall_s: float) -> None:
         state = self.state
         sought = {name: round_.since for name, round_ in state.rounds.items() if round_.kind == "elect"}
         wait = state.limits.plan_wait_s
@@ -277,7 +277,7 @@ class ControllerMachine:
         self._next_plan = now + wait
         unled = frozenset(sought)
         away = frozenset(state.standing.silent) | state.standing.unlinked(now, after=state.limits.unlinked_s)
-        steps = state.planner.plan(replace(state.world(), unled=unled, unreachable=away), now)
+        steps = state.planner.plan(replace(state.world(), unled=unled, unreachable=away, wall_s=wall_s), now)
         for put in steps.puts:
             if state.free(put.name):
                 state.put(put.name, put.meta, put.why, now)

@@ -109,6 +109,8 @@ class IntentDone:
 class Tick:
     """Time has passed."""
 
+    wall_s: float = 0.0  # seconds since 1970, by the clock of this process
+
 
 Event = (
     Metadata | TopicRead | Suspect | Linked | Unheard | Blamed | Answered | NotAnswered | PutDone | IntentDone | Tick

@@ -77,6 +77,7 @@ class World:
     unled: frozenset[PartitionName] = frozenset()  # a leader is being elected
     unreachable: frozenset[int] = frozenset()  # nodes that the controller does not reach now
     holders: frozenset[int] | None = None  # nodes that have replicas, if they were counted
+    wall_s: float = 0.0  # the present moment, seconds since 1970
     version: int = 0  # another one if `metas` or `settings` are other ones; 0: not counted
 
     def replica_nodes(self) -> set[int]:
@@ -114,7 +115,7 @@ class Planner:
         self.limits = limits
         self.moves: Mapping[PartitionName, tuple[int, ...]] = {}
         self.decommissions: frozenset[int] = frozenset()
-        self.balance_paused = False
+        self._intents = moves.Intents({}, frozenset())
         self._forgotten: frozenset[int] = frozenset()
         self._successors: Mapping[int, int] = {}
         self._names: Mapping[int, str] = {}  # of nodes, as they are kept
@@ -132,7 +133,7 @@ class Planner:
     ) -> None:
         """Note that the metadata changed."""
         read = moves.read_intents(intents)
-        self.moves, self.decommissions, self.balance_paused = read.moves, read.decommissions, read.balance_paused
+        self.moves, self.decommissions, self._intents = read.moves, read.decommissions, read
         self._names, self._forgotten = read.names, read.forgotten
         self._versions = dict(versions)
         lives = {uid: node.registration for uid, node in world.nodes.items()}
@@ -316,7 +317,9 @@ class Planner:
         return now - self._away.get(uid, now) >= limit
 
     def _balance(self, world: World, steps: Steps, now: float) -> None:
-        if self.balance_paused or now < self._next_transfers or now - self._changed < self.limits.settle_s:
+        if not self._intents.may_balance(world.wall_s):
+            return
+        if now < self._next_transfers or now - self._changed < self.limits.settle_s:
             return
         self._next_transfers = now + self.limits.transfers_every_s
         under_way = sum(1 for meta in world.metas.values() if meta.successor)

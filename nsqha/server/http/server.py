@@ -94,7 +94,7 @@ NO_ROUTE = "(none)"
 """The name of what was asked for and is no route, or was refused before one was looked for."""
 AUDITED = (
     "topic", "channel", "partition", "replicas", "node", "remove_node", "move_from", "move_to", "move_leader", "limit",
-    "paused", "partition_num", "replicator", "syncdisk", "retention", "orderedmulti",
+    "paused", "window", "partition_num", "replicator", "syncdisk", "retention", "orderedmulti",
 )  # fmt: skip
 """The parameters that the audit shows."""
 

@@ -508,6 +508,16 @@ def test_the_controller_shows_itself_and_takes_intents() -> None:
         assert await s.post("/cluster/decommission?node=nobody") == 404
         assert await s.post("/cluster/balance?paused=true") == 200
         assert (await s.get("/cluster/balance"))["paused"] is True
+        assert await s.post("/cluster/balance?window=01:00-05:00") == 200
+        shown = await s.get("/cluster/balance")
+        assert (shown["paused"], shown["window"]) == (True, "01:00-05:00"), "one change keeps what the other one said"
+        assert (await s.get("/controller"))["balance_window"] == "01:00-05:00"
+        assert await s.post("/cluster/balance?paused=false") == 200
+        assert (await s.get("/cluster/balance"))["window"] == "01:00-05:00"
+        assert await s.post("/cluster/balance?window=5-1") == 400
+        assert await s.post("/cluster/balance") == 400
+        assert await s.post("/cluster/balance?window=always") == 200
+        assert (await s.get("/cluster/balance"))["window"] is None
         assert await s.post("/cluster/spread?limit=0") == 400
         assert (await s.ask("POST", "/cluster/spread"))[1] == {"moves": []}
 

@@ -674,6 +674,19 @@ def test_balance_can_be_paused() -> None:
     assert c.meta("t").leader != first
 
 
+@pytest.mark.parametrize(("window", "goes_back"), [("01:00-05:00", False), ("00:00-05:00", True)])
+def test_leaderships_go_back_in_the_hours_that_are_allowed(window: str, goes_back: bool) -> None:
+    c = cluster()  # it is midnight all the time
+    first = c.meta("t").replicas[0]
+    c.store.intents.put(BALANCE, {"paused": False, "window": window})
+    c.kill(first)
+    c.run(4.0)
+    assert c.meta("t").leader not in (0, first), "an election asks for no hour"
+    c.restart(first)
+    c.run(10.0)
+    assert (c.meta("t").leader == first) is goes_back
+
+
 def test_many_partitions_of_one_leader_are_asked_about_in_pieces() -> None:
     c = Cluster(1, nodes=3, limits=replace(QUICK, keys_max=3))
     c.create("t", partitions=30)
