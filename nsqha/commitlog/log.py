@@ -18,7 +18,7 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -35,7 +35,7 @@ from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.frames import LOST
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.storage import Directory, File, Inode, Storage
+    from nsqha.commitlog.storage import Directory, File, Storage
 
 __all__ = ["LogIdentity", "LogLimits", "PairInfo", "PartitionLog", "Place", "SyncTicket"]
 
@@ -299,10 +299,6 @@ class PartitionLog(LogReader):
             return False
         self.files.release()
         return True
-
-    def written_files(self) -> Mapping[str, Inode]:
-        """The open files of the newest pair, by path; none if they are closed or not on a disk."""
-        return {} if self.closed else self._active.inodes()
 
     # ---- shortening
 

@@ -177,15 +177,15 @@ def test_a_login_is_renewed_when_its_token_has_expired(
     session = calling.sessions.open(ttl_s=5, lost=lambda: None)
     session.register(NodeInfo(7))
     eventually(lambda: 7 in watching.watch.view().nodes)
-    tokens = [store._client._token for store in (calling, watching)]
+    tokens = [store._client._token.text for store in (calling, watching)]
     assert all(tokens)
     threading.Event().wait(2 * TOKEN_TTL_S)  # nothing asks, so etcd forgets the tokens
     monkeypatch.setattr(watching._client, "confirm", lambda key: None)
     watching._thread.reconnect()
     calling.records.create_topic("orders", TopicSettings())
-    assert calling._client._token != tokens[0]
+    assert calling._client._token.text != tokens[0]
     eventually(lambda: "orders" in watching.watch.view().topics)
-    assert watching._client._token != tokens[1]
+    assert watching._client._token.text != tokens[1]
     for store in (calling, watching):
         eventually(lambda store=store: "orders" in store.watch.view().topics)
         assert PASSWORD not in repr(store._client.options) + "".join(trouble)

@@ -28,14 +28,22 @@ LOOKED_AT = 16  # logs, each time that one opens files: most may be busy
 FULL = 2  # times `logs_max`: a new log has five descriptors until it is durable, three of them of directories
 
 
+class WrittenFiles(Protocol):
+    """The files of a log."""
+
+    def written(self) -> Mapping[str, Inode]:
+        """The open files of the newest pair, by path; none if they are closed or not on a disk."""
+
+
 class ClosableLog(Protocol):
     """A log with open files."""
 
     def close_idle_files(self) -> bool:
         """Close the files until they are used again; False if something of them is not durable."""
 
-    def written_files(self) -> Mapping[str, Inode]:
-        """The open files of the newest pair, by path."""
+    @property
+    def files(self) -> WrittenFiles:
+        """Its files."""
 
 
 class OpenLogs:

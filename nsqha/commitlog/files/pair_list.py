@@ -10,7 +10,7 @@ from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.files.pairs import Pair
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.storage import Storage
+    from nsqha.commitlog.storage import Inode, Storage
 
 OPEN_PAIRS = 4  # old pairs whose files stay open
 
@@ -87,6 +87,10 @@ class PairList:
                 middle = max(high - step, low) if above else min(low + step - 1, high - 1)
                 step *= 2
         return best
+
+    def written(self) -> dict[str, Inode]:
+        """The open files of the newest pair, by path; none if they are closed or not on a disk."""
+        return self.pairs[-1].inodes()
 
     # ---- coming and going
 

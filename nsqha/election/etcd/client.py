@@ -16,7 +16,10 @@ Certificate files are read again whenever an endpoint fails, as with an expired 
 If they changed and can be used, new connections use them; calls and streams that are under way stay on the old ones.
 
 With a password, a token is requested when it is needed, and again when etcd does not know it any more (tokens expire
-after some idle minutes). The token is sent as plain metadata: gRPC refuses call credentials without TLS.
+after some idle minutes). An etcd that was put back to an older state does not say so: a simple token names a log index
+that it has not reached, and it lets the call wait. So whenever an endpoint fails or refuses a permission, a token that
+is older than TOKEN_TRUSTED_S is dropped, too. The token is sent as plain metadata: gRPC refuses call credentials
+without TLS.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsqha import grpc_channels
+from nsqha.clock import SystemClock
 
 # isort: split
 import grpc
@@ -42,6 +46,7 @@ from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, StaleMetadata,
 CALL_S = 1.0  # longest time for one call; a member that died holds a call in flight for this long
 ATTEMPTS = 4
 LOGINS = 2  # call deadlines that a login may take
+TOKEN_TRUSTED_S = 5.0  # a failure in this time after the login is not the token's; a login costs etcd 0.1 s of CPU
 CONNECT_S = 1.0  # at most this long for one of the other endpoints to answer
 PAUSE_S = 0.1  # before a call is tried again on the last endpoint of a round
 MESSAGE_BYTES_MAX = 64 << 20  # of an answer; a page of records is far smaller
@@ -70,6 +75,17 @@ GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
 )
+
+
+class LoginToken(NamedTuple):
+    """A login at etcd."""
+
+    text: str
+    since: float  # of the monotonic clock
+
+
+NO_LOGIN = LoginToken("", 0.0)
+CLOCK = SystemClock()
 
 
 @dataclass(frozen=True)
@@ -120,7 +136,7 @@ class EtcdClient:
         self._stubs: list[Stubs | None] = [None] * len(options.endpoints)
         self._current = 0
         self._rotating = threading.Lock()
-        self._token = ""
+        self._token = NO_LOGIN
         self._login = threading.Lock()
         self._cluster_id = etcd_cluster_id
         self._revision = revision_seen
@@ -149,6 +165,7 @@ class EtcdClient:
         """Trust the next etcd that answers, as if nothing had been seen yet."""
         with self._lock:
             self._stale, self.foreign, self._cluster_id, self._revision = "", False, 0, 0
+            self._token = NO_LOGIN
 
     def check(self) -> None:
         """Raise StaleMetadata if any answer so far came from a foreign or older etcd."""
@@ -223,6 +240,9 @@ class EtcdClient:
                     failure = Unavailable(f"etcd does not take the login of {self.options.user}: {_text(error)}")
                     continue
                 failure = _meaning(error, self._unusable)
+                if isinstance(failure, ConfigError) and self._token_may_be_why():
+                    self.forget_token(token)
+                    continue
                 if isinstance(failure, Full) or not (isinstance(failure, OutcomeUnknown) or _not_sent(error)):
                     raise failure from None
                 self.rotate(index)
@@ -259,6 +279,8 @@ class EtcdClient:
         """Use another endpoint, unless `failed` was left already: streams and calls notice one after the other that a
         member died, and without this check they would rotate back to it."""
         self._renew()
+        if self._token_may_be_why():
+            self.forget_token()
         with self._rotating:
             if len(self._stubs) == 1 or failed != self._current:
                 return
@@ -317,13 +339,13 @@ class EtcdClient:
 
     def token(self) -> str:
         """The login token; empty without a user. Raises what a call raises; ConfigError for a wrong password."""
-        if not self.options.user or self._token:
-            return self._token
+        if not self.options.user or self._token.text:
+            return self._token.text
         # A login costs etcd a tenth of a second of CPU, by design: threads that need one share it.
         if not self._login.acquire(timeout=LOGINS * self.options.call_s):
             raise Unavailable("etcd does not answer: a login is under way")
         try:
-            return self._token or self._authenticate()
+            return self._token.text or self._authenticate()
         finally:
             self._login.release()
 
@@ -336,13 +358,18 @@ class EtcdClient:
             if error.code() == _Code.INVALID_ARGUMENT and "authentication failed" in _text(error):
                 raise ConfigError(f"etcd refuses user {self.options.user} with this password") from None
             raise
-        self._token = answer.token
+        self._token = LoginToken(answer.token, CLOCK.monotonic())
         return answer.token  # type: ignore[no-any-return]
+
+    def _token_may_be_why(self) -> bool:
+        """True if a failure may be explained by the token."""
+        text, since = self._token
+        return bool(text) and CLOCK.monotonic() - since > TOKEN_TRUSTED_S
 
     def forget_token(self, token: str | None = None) -> None:
         """Log in again before the next call, unless `token` has been replaced already."""
-        if token is None or token == self._token:
-            self._token = ""
+        if token is None or token == self._token.text:
+            self._token = NO_LOGIN
 
     def close(self) -> None:
         """Calls that wait end with Unavailable, streams with an error."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
+from nsqha.commitlog.files.open_logs import ClosableLog, OpenLogs
 from nsqha.commitlog.storage import Inode
 from nsqha.errors import Poisoned
 
@@ -27,29 +27,15 @@ LOGS_AT_ONCE = 64  # two system calls for each
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO)
 
 
-class WrittenLog(Protocol):
-    """A log that may have files open."""
-
-    def written_files(self) -> Mapping[str, Inode]:
-        """The files that are written now, by path; none if they are closed or not on a disk."""
-
-
-class WrittenLogs(Protocol):
-    """The logs that have files open."""
-
-    def some(self, count: int) -> Sequence[WrittenLog]:
-        """The next ones, at most `count`, each in its turn."""
-
-
 class DataWatch:
     """The watch over one data directory."""
 
-    def __init__(self, data_path: str, logs: WrittenLogs, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, data_path: str, logs: OpenLogs, fail: Callable[[BaseException], None]) -> None:
         """Call while the process holds the lock of the directory. OSError."""
         self._logs = logs
         self._fail = fail
         self._always = {path: inode_at(path) for path in (data_path, f"{data_path}/lock")}
-        self._suspects: dict[str, WrittenLog | None] = {}  # by path; None: one of `_always`
+        self._suspects: dict[str, ClosableLog | None] = {}  # by path; None: one of `_always`
 
     async def run(self) -> None:
         """Look until something is gone."""
@@ -58,9 +44,9 @@ class DataWatch:
 
     async def look(self) -> bool:
         """Compare once; True if the data directory is closed now."""
-        owners: dict[str, WrittenLog | None] = dict.fromkeys(self._always)
+        owners: dict[str, ClosableLog | None] = dict.fromkeys(self._always)
         for log in [*filter(None, self._suspects.values()), *self._logs.some(LOGS_AT_ONCE)]:
-            owners |= dict.fromkeys(log.written_files(), log)
+            owners |= dict.fromkeys(log.files.written(), log)
         wanted = {path: inode for path, log in owners.items() if (inode := self._inode(path, log)) is not None}
         differing = await asyncio.to_thread(differences, wanted)
         still = {path: why for path, why in differing.items() if self._inode(path, owners[path]) == wanted[path]}
@@ -71,9 +57,9 @@ class DataWatch:
         self._suspects = {path: owners[path] for path in still}
         return False
 
-    def _inode(self, path: str, log: WrittenLog | None) -> Inode | None:
+    def _inode(self, path: str, log: ClosableLog | None) -> Inode | None:
         """Of the file that is open; None if it is not open any more."""
-        return self._always[path] if log is None else log.written_files().get(path)
+        return self._always[path] if log is None else log.files.written().get(path)
 
 
 def inode_at(path: str) -> Inode:

@@ -20,6 +20,7 @@ from nsqha.clock import SystemClock
 from nsqha.election.codec import encode
 from nsqha.election.etcd import binary as etcd_binary
 from nsqha.election.etcd import bridge as etcd_bridge
+from nsqha.election.etcd import client as etcd_client
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.calls import read_ranges
 from nsqha.election.etcd.client import Compacted, EtcdClient, EtcdOptions, Full, _meaning
@@ -138,6 +139,90 @@ def test_a_login_that_hangs_keeps_nobody_longer_than_it_may_take() -> None:
     client = EtcdClient(EtcdOptions(("127.0.0.1:1",), user="u", password="p", call_s=0.01))
     with client._login, pytest.raises(Unavailable, match="login is under way"):
         client.token()
+
+
+class RestoredEtcd:
+    """An etcd with users: calls with a token of before are not served, in this way."""
+
+    def __init__(self, failure: Failed, *, fresh: bool = False) -> None:
+        self.logins = 0
+        self.calls: list[str] = []
+        self._failure = failure
+        self._fresh = fresh  # also new tokens are not served
+        self.auth = SimpleNamespace(Authenticate=self.authenticate)
+
+    def authenticate(self, request: Any, *, timeout: float) -> Any:
+        self.logins += 1
+        return SimpleNamespace(token=f"t{self.logins}")
+
+    def call(self, request: Any, *, timeout: float, metadata: Any) -> Any:
+        token = dict(metadata)["token"]
+        self.calls.append(token)
+        if token == "t1" or self._fresh:
+            raise self._failure
+        return SimpleNamespace(header=header(7, 1))
+
+
+def logged_in(etcd: RestoredEtcd, monkeypatch: pytest.MonkeyPatch, *, seconds_ago: float) -> EtcdClient:
+    client = EtcdClient(EtcdOptions(("127.0.0.1:1",), user="u", password="p"))
+    monkeypatch.setattr(client, "_stubs_of", lambda _: etcd)
+    monkeypatch.setattr(etcd_client, "PAUSE_S", 0.0)
+    assert client.token() == "t1"
+    client._token = client._token._replace(since=client._token.since - seconds_ago)
+    return client
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failed(Code.DEADLINE_EXCEEDED, "Deadline Exceeded"),
+        Failed(Code.UNAVAILABLE, "etcdserver: request timed out"),
+        Failed(Code.UNKNOWN, "Stream removed"),
+        Failed(Code.PERMISSION_DENIED, "etcdserver: permission denied"),
+        Failed(Code.INVALID_ARGUMENT, "etcdserver: user name is empty"),
+        Failed(Code.UNAUTHENTICATED, "etcdserver: invalid auth token"),
+    ],
+)
+def test_a_failure_that_an_old_token_can_explain_ends_with_another_login(
+    failure: Failed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd = RestoredEtcd(failure)
+    client = logged_in(etcd, monkeypatch, seconds_ago=60)
+    client.read(lambda stubs: stubs.call, None)
+    assert etcd.calls == ["t1", "t2"]
+
+
+def test_a_change_in_doubt_is_not_repeated_and_the_next_one_has_another_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    etcd = RestoredEtcd(Failed(Code.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+    client = logged_in(etcd, monkeypatch, seconds_ago=60)
+    with pytest.raises(OutcomeUnknown):
+        client.change(lambda stubs: stubs.call, None)
+    client.change(lambda stubs: stubs.call, None)
+    assert etcd.calls == ["t1", "t2"]
+
+
+@pytest.mark.parametrize("code", [Code.DEADLINE_EXCEEDED, Code.PERMISSION_DENIED])
+def test_an_etcd_that_fails_gets_no_flood_of_logins(code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    etcd = RestoredEtcd(Failed(code, "no"), fresh=True)
+    client = logged_in(etcd, monkeypatch, seconds_ago=60)
+    for _ in range(5):
+        with pytest.raises((Unavailable, ConfigError)):
+            client.read(lambda stubs: stubs.call, None)
+    assert etcd.logins == 2
+
+
+def test_a_stream_that_fails_ends_with_another_login_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = logged_in(RestoredEtcd(Failed(Code.UNKNOWN, "")), monkeypatch, seconds_ago=60)
+    client.rotate(0)  # as leases and watches do
+    assert client.token() == "t2"
+
+
+def test_an_accepted_etcd_is_met_with_another_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = logged_in(RestoredEtcd(Failed(Code.UNKNOWN, "")), monkeypatch, seconds_ago=0)
+    client.forget()
+    assert client.token() == "t2"
 
 
 def test_answers_from_elsewhere_or_of_the_past_end_all_belief() -> None:

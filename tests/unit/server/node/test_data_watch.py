@@ -90,7 +90,7 @@ async def test_a_topic_that_is_deleted_closes_nothing(broker: Broker) -> None:
         deleted = asyncio.create_task(broker.topics.delete_topic(f"t{n}"))
         while not deleted.done():
             assert await watched.looks(1) == [False]
-        assert not log.written_files()
+        assert not log.files.written()
         assert await watched.looks(2) == [False, False]
     assert not watched.failures
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from nsqha import hot
 from nsqha.commitlog.files.open_logs import OpenLogs
@@ -13,6 +14,8 @@ from tests.unit.server.shell_rig import Outcome, PartitionRig
 
 class BusyLog:
     """A log that another partition writes to."""
+
+    files: Any = None
 
     def close_idle_files(self) -> bool:
         return False
