@@ -55,8 +55,10 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
     },
     "Disks and logs": {
         "disk_low": Explanation(
-            "Less than `--disk-low-bytes` are free: publishes are refused (`E_PUB_FAILED`, 503), delivery goes on.",
-            "Free space, lower `--retention`, or finish what channels hold back (`nsqha topic show`).",
+            "Less than `--disk-low-bytes` are free: publishes are refused (`E_PUB_FAILED`, 503), delivery goes on. "
+            "Finished messages stay for `--retention`, for replay: the line says how much they fill, in which topics.",
+            "Run the command that the line ends with (`nsqha topic set TOPIC --retention TIME`), free space, lower "
+            "`--retention`, or finish what channels hold back (`nsqha topic show`).",
         ),
         "disk_recovered": Explanation("There is room again: publishes are accepted."),
         "disk_hangs": Explanation(

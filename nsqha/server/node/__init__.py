@@ -7,6 +7,7 @@ Downwards:
     broker        the node while it runs: its parts put together, start, failure and stop
     snapshot      one moment of the broker as immutable records
     housekeeping  what is done once a second
+    disk_use      finished messages that are kept for replay, by topic
     data_watch    whether the data directory is at its path
     dead_letters  those that a policy has moved to another topic
     scrubbing     which replicas the scrub reads, and what happens to what it finds

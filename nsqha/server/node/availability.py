@@ -18,8 +18,11 @@ logger = Logger("broker")
 class Availability:
     """The state of one node that decides whether anything can be stored on it."""
 
-    def __init__(self, options: Options, overfull: Callable[[], bool]) -> None:
-        """`overfull`: deferred messages that can not be written down gather in memory."""
+    def __init__(
+        self, options: Options, overfull: Callable[[], bool], kept_for_replay: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`overfull`: deferred messages that can not be written down gather in memory. `kept_for_replay`: which topics
+        fill the disk with finished messages, and what to do; empty: none does."""
         self.exiting = False
         self.failure: str | None = None  # why the data directory is closed
         self.disk_refusing = False
@@ -27,6 +30,7 @@ class Availability:
         self.disk_low_bytes = options.disk_low_bytes
         self._data_path = options.data_path
         self._overfull = overfull
+        self._kept_for_replay = kept_for_replay
 
     def ends(self) -> str | None:
         """Why this node takes nothing any more; None if it goes on."""
@@ -62,11 +66,19 @@ class Availability:
             return False
         self.disk_refusing = refusing
         if refusing:
-            text = "%d bytes free, below %d: publishes are refused"
-            logger.warning("disk_low", text, self.space.free_bytes, self.disk_low_bytes)
+            text = "%d bytes free, below %d: publishes are refused%s"
+            logger.warning("disk_low", text, self.space.free_bytes, self.disk_low_bytes, self._advice())
         else:
             logger.info("disk_recovered", "%d bytes free: publishes are accepted again", self.space.free_bytes)
         return True
+
+    def _advice(self) -> str:
+        kept = self._kept_for_replay()
+        return f"; {kept}" if kept else ""
+
+    def _disk_space(self) -> str:
+        refuses = self.refuses_publish() or ""
+        return f"{refuses}{self._advice()}" if self.disk_refusing and not self.ending else refuses
 
     def health(self) -> str:
         return "OK" if self.failure is None else f"NOK - {self.failure}"
@@ -77,5 +89,5 @@ class Availability:
             Check("data_directory", self.failure is None, self.failure or "", live=True),
             Check("not_exiting", not self.exiting, "shutting down" if self.exiting else ""),
             Check("partitions", not stopped, stopped),
-            Check("disk_space", not self.disk_refusing, self.refuses_publish() or ""),
+            Check("disk_space", not self.disk_refusing, self._disk_space()),
         ]

@@ -30,6 +30,7 @@ from nsqha.server.http.broker_api import BoundPorts, Check
 from nsqha.server.node.availability import Availability
 from nsqha.server.node.cluster_side import ClusterSide, NoCluster
 from nsqha.server.node.dead_letters import DeadLetterMover
+from nsqha.server.node.disk_use import kept_for_replay
 from nsqha.server.node.housekeeping import Housekeeping
 from nsqha.server.node.log_sources import SingleNodeLogs
 from nsqha.server.node.parts import Endpoints, NodeParts, RoutedNode
@@ -74,7 +75,11 @@ class Broker:
         self.endpoints = Endpoints()
         self.start_time_ns = parts.clock.wall_ns()
         self.on_failure: Callable[[str], None] = lambda why: None
-        self.availability = Availability(options, lambda: opener.cursor_cache.overfull)
+        self.availability = Availability(
+            options,
+            lambda: opener.cursor_cache.overfull,
+            lambda: kept_for_replay(self.topics.values(), parts.clock.wall_ns()),
+        )
         self._clean = True  # unless a partition could not be closed
         self._tasks = TaskGroup(loop, log_failure)
         self.spawn = self._tasks.spawn  # ends with the broker
