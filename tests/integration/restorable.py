@@ -72,6 +72,14 @@ class Restorable:
         client.close()
         self.forget()
 
+    def wipe(self) -> None:
+        """All keys of all clusters are deleted; etcd itself goes on."""
+        client = EtcdClient(EtcdOptions((self.cluster.etcd.endpoint,)))
+        request = rpc.DeleteRangeRequest(key=b"/nsqha/", range_end=b"/nsqha0")
+        client.change(lambda stubs: stubs.kv.DeleteRange, request)
+        client.close()
+        self.forget()
+
     def _records(self) -> dict[bytes, bytes]:
         """Of the backup, but for what hangs on a process."""
         etcd = self.cluster.etcd

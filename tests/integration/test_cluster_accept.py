@@ -84,3 +84,23 @@ def test_an_etcd_that_has_nothing_at_all_gets_everything_from_the_nodes(restorab
     assert shown["restored"] == ["old"] and meta.epoch > 1
     assert cluster.cluster_id == id_before
     cluster.check_replicas()
+
+
+def test_an_etcd_whose_keys_were_deleted_gets_everything_from_the_running_nodes(restorable: Restorable) -> None:
+    cluster = restorable.cluster
+    cluster.create("old", "steady")
+    id_before = cluster.cluster_id
+    with UnderLoad(cluster, "old") as load:
+        restorable.wipe()
+        restorable.wait_waiting()
+        load.goes_on()
+        words = [str(BIN / "nsqha"), "check", "cluster", "--etcd-endpoint", cluster.etcd.endpoint]
+        checked = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert checked.returncode == 2 and "until then no topic can be created" in checked.stdout, checked
+        shown = restorable.accept("--yes")
+        restorable.wait_believed()
+        cluster.wait_isr("old", 3)
+    cluster.create("new", "steady")
+    assert shown["restored"] == ["old"] and shown["unheard"] == []
+    assert cluster.cluster_id == id_before
+    cluster.check_replicas()

@@ -27,7 +27,7 @@ from nsqha.cli.terminal.parser import (
 )
 from nsqha.cli.terminal.screen import print_json
 from nsqha.cli.verbs import VERBS
-from nsqha.errors import NsqhaError
+from nsqha.errors import NsqhaError, StaleMetadata
 
 HTTP_ADDRESS = "127.0.0.1:4151"
 ANSWER_BYTES_MAX = 1 << 20
@@ -112,6 +112,8 @@ def _add_channel(verbs: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     try:
         verdict: CheckResult = args.judge(args)
+    except StaleMetadata as error:  # what runs goes on, and nothing is decided until an operator comes
+        verdict = CheckResult(args.what.upper(), [Observation(Severity.CRITICAL, str(error))])
     except NsqhaError as error:
         verdict = CheckResult(args.what.upper(), [Observation(Severity.UNKNOWN, str(error))])
     except Exception as error:  # a check that ends with a traceback and status 1 would be a warning

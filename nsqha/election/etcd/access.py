@@ -14,12 +14,12 @@ from nsqha.clock import Clock
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.election.etcd.keys import ROOT, Keys, prefix_end, valid_cluster_name
-from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot
+from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot, look
 from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.etcd.view import Trouble
 from nsqha.election.model import TopicRecord, Versioned
 from nsqha.election.session import StoreIdentity
-from nsqha.errors import ConfigError, NotFound, NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.errors import ConfigError, NotFound, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.private_file import read_private
 
 PASSWORD_BYTES_MAX = 4096
@@ -76,9 +76,10 @@ def open_store(
 ) -> EtcdStore:
     """Open the metadata of the cluster; blocks up to a few seconds. Errors are `EtcdStore`'s, and name the flags.
 
-    Without `begin` a cluster that does not exist is not created: NotFound. Without `new_cluster` it is not created
-    either, ConfigError, if etcd has other clusters: the name may be misspelled. That is not asked of a process that has
-    been in a cluster (`seen`); an id alone is that of a folder that ran without one."""
+    Without `begin` a cluster that does not exist is not created: NotFound, or StaleMetadata if nodes of it wait for an
+    operator. Without `new_cluster` it is not created either, ConfigError, if etcd has other clusters: the name may be
+    misspelled. That is not asked of a process that has been in a cluster (`seen`); an id alone is that of a folder that
+    ran without one."""
     options = etcd_options(flags)
     try:
         if not begin:
@@ -111,7 +112,7 @@ def stored_topics(flags: EtcdFlags, clock: Clock) -> dict[str, Versioned[TopicRe
     """Read the topics in this etcd, trusted or not; empty if it has no such cluster. Raises Unavailable."""
     try:
         store = open_store(flags, clock, random.Random(), begin=False)
-    except NotFound:
+    except (NotFound, StaleMetadata):
         return {}
     try:
         return store.records.topics()
@@ -164,10 +165,13 @@ def _check_exists(options: EtcdOptions, name: str) -> None:
     client = EtcdClient(options)
     try:
         found = _exists(client, name)
+        why_not = "" if found else look(client, Keys(name)).why_not
     finally:
         client.close()
     if not found:
         where = ", ".join(options.endpoints)
+        if why_not:
+            raise StaleMetadata(f"etcd at {where} was wiped, it has no cluster {name}: {why_not}")
         raise NotFound(f"etcd at {where} has no cluster {name}; check --cluster-name, or start a broker to begin it")
 
 

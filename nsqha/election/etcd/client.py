@@ -83,6 +83,11 @@ class LoginToken(NamedTuple):
     text: str
     since: float  # of the monotonic clock
 
+    @property
+    def may_be_why(self) -> bool:
+        """True if a failure may be explained by this token."""
+        return bool(self.text) and CLOCK.monotonic() - self.since > TOKEN_TRUSTED_S
+
 
 NO_LOGIN = LoginToken("", 0.0)
 CLOCK = SystemClock()
@@ -172,6 +177,11 @@ class EtcdClient:
         if self._stale:
             raise StaleMetadata(self._stale)
 
+    def distrust(self, why: str) -> None:
+        """Raise StaleMetadata from now on, for this reason: an older state of our etcd was found by other signs."""
+        with self._lock:
+            self._stale = self._stale or why
+
     def saw(self, header: Any, *, at_least: int) -> None:
         """Check an answer's header: it must be of our etcd, and not older than `at_least`, the revision known before.
 
@@ -240,7 +250,7 @@ class EtcdClient:
                     failure = Unavailable(f"etcd does not take the login of {self.options.user}: {_text(error)}")
                     continue
                 failure = _meaning(error, self._unusable)
-                if isinstance(failure, ConfigError) and self._token_may_be_why():
+                if isinstance(failure, ConfigError) and self._token.may_be_why:
                     self.forget_token(token)
                     continue
                 if isinstance(failure, Full) or not (isinstance(failure, OutcomeUnknown) or _not_sent(error)):
@@ -279,7 +289,7 @@ class EtcdClient:
         """Use another endpoint, unless `failed` was left already: streams and calls notice one after the other that a
         member died, and without this check they would rotate back to it."""
         self._renew()
-        if self._token_may_be_why():
+        if self._token.may_be_why:
             self.forget_token()
         with self._rotating:
             if len(self._stubs) == 1 or failed != self._current:
@@ -360,11 +370,6 @@ class EtcdClient:
             raise
         self._token = LoginToken(answer.token, CLOCK.monotonic())
         return answer.token  # type: ignore[no-any-return]
-
-    def _token_may_be_why(self) -> bool:
-        """True if a failure may be explained by the token."""
-        text, since = self._token
-        return bool(text) and CLOCK.monotonic() - since > TOKEN_TRUSTED_S
 
     def forget_token(self, token: str | None = None) -> None:
         """Log in again before the next call, unless `token` has been replaced already."""

@@ -42,7 +42,7 @@ class EtcdSnapshot:
             return "nsqha cluster accept-metadata is under way, or was interrupted: run it again"
         if self.waiting:
             names = ", ".join(node.name or f"{uid:016x}" for uid, node in sorted(self.waiting.items()))
-            return f"nodes wait for nsqha cluster accept-metadata: {names}"
+            return f"nodes wait for nsqha cluster accept-metadata: {names}; until then no topic can be created"
         return ""
 
 

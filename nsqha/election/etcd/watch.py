@@ -17,7 +17,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -53,6 +53,7 @@ class EtcdWatch:
         self._next = 0  # the revision to watch from
         self._broke = False  # a stream has ended
         self._relist = False
+        self._has_cluster = False  # its record was in the last list
         self._doubted = False  # and that was reported
 
     def start(self) -> None:
@@ -84,6 +85,10 @@ class EtcdWatch:
         records = KeyedRecords(self._keys, self._trouble, revision)
         for kv in kvs:
             records.put(kv)
+        has_cluster = any(kv.key == self._keys.cluster for kv in kvs)
+        if self._has_cluster and not has_cluster:
+            self._wiped()
+        self._has_cluster = has_cluster
         self._records, self._next = records, revision + 1
         self._view = records.whole()
         self._publish(self._view, [""])
@@ -148,6 +153,12 @@ class EtcdWatch:
             stream.cancel()
             self._stream = None
 
+    def _wiped(self) -> NoReturn:
+        """The record of the cluster is gone, which no command removes. The last view stays: nodes are asked for it."""
+        why = f"etcd has no key {self._keys.prefix}cluster any more: it was wiped; see nsqha cluster accept-metadata"
+        self._client.distrust(why)
+        raise StaleMetadata(why)
+
     def _take(self, response: Any) -> None:
         self._client.saw(response.header, at_least=0)  # from a member that may lag
         if response.canceled:
@@ -157,6 +168,8 @@ class EtcdWatch:
             self._client.forget_token()  # an expired token looks like a missing permission
             raise NsqhaError(f"etcd refuses the watch: {response.cancel_reason}")
         if response.events:
+            if any(event.type == event.DELETE and event.kv.key == self._keys.cluster for event in response.events):
+                self._wiped()
             for event in response.events:
                 if event.type == event.DELETE:
                     self._records.remove(event.kv)

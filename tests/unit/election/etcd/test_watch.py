@@ -27,6 +27,7 @@ class WatchClient:
         self.watched_from: list[int] = []
         self.tokens_forgotten = 0
         self.confirmed = 0
+        self.distrusted: list[str] = []
         self.older = False
         self.away_at = 0  # which list fails
         self.done = threading.Event()
@@ -36,6 +37,10 @@ class WatchClient:
         if self.listed == self.away_at:
             raise Unavailable("etcd does not answer")
         return self.answers
+
+    def distrust(self, why: str) -> None:
+        self.older = True
+        self.distrusted.append(why)
 
     def confirm(self, key: bytes) -> None:
         assert key.startswith(KEYS.prefix.encode()), "a login that may read the cluster's keys may read no other"
@@ -134,6 +139,30 @@ def test_an_etcd_that_was_put_back_is_a_hint_once_and_is_not_watched() -> None:
     views, hints, _ = run(client)
     assert hints == [[""], ["intents/n3"], [""]]
     assert client.watched_from == [2] and views[-1] is views[-2], "nothing of it is taken"
+
+
+def test_an_etcd_whose_cluster_was_removed_is_not_followed() -> None:
+    """Whoever deletes keys deletes this one before the topics: what nodes have seen of them stays."""
+    wiped = response(4, deleted(KEYS.cluster, 4), deleted(KEYS.intent("n3"), 4))
+    client = WatchClient([response(3, created=True), response(3, intent(3)), wiped], [response(5, intent(5))])
+    views, hints, trouble = run(client)
+    assert hints == [[""], ["intents/n3"], [""]]
+    assert views[-1] is views[-2], "nothing of it is taken"
+    assert len(client.distrusted) == 1 and "it was wiped; see nsqha cluster accept-metadata" in client.distrusted[0]
+    assert any("it was wiped" in text for text in trouble)
+
+
+def test_a_list_without_the_cluster_that_was_there_is_not_taken() -> None:
+    client = WatchClient([response(9, canceled=True, compact_revision=8)], kvs=[kv(KEYS.cluster, b"{}", 1)])
+
+    def read(method: Callable[[Any], Any], request: Any) -> Any:
+        client.listed += 1
+        return client.answers if client.listed == 1 else rpc.RangeResponse(header=rpc.ResponseHeader(revision=9))
+
+    client.read = read  # type: ignore[method-assign]
+    client.distrust = lambda why: client.done.set()  # type: ignore[method-assign]
+    views, hints, _ = run(client)
+    assert set(map(tuple, hints)) == {("",)} and all(view is views[0] for view in views)
 
 
 def test_a_progress_notification_moves_it_to_its_header() -> None:
