@@ -26,7 +26,10 @@ from the load. So is `consistent` of /lookup. The other settings, and the fork's
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import chain
 from typing import Any
+
+import msgspec
 
 from lookupd.cluster_api import ClusterApi, LookupCluster, number
 from lookupd.directory import meta_info, producer
@@ -34,16 +37,17 @@ from lookupd.fork_api import ForkApi, settings_of
 from lookupd.registry import Peer, Registry
 from nsqha import NSQ_VERSION
 from nsqha.access.surfaces import LOOKUPD_HTTP
-from nsqha.clock import Clock, read
+from nsqha.clock import Clock, Now, read
 from nsqha.election.model import NodeInfo
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral
-from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest
+from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest, JsonStream
+from nsqha.server.http.streaming import AT_ONCE, Parts, in_order, json_list, json_object, json_parts, json_values
 from nsqha.server.runtime.measures import expired_certificates
 
 
 class LookupdApi:
-    """Answers from one registry, and one cluster if there is one. Handlers of reads never wait, so that each answer is
-    one consistent picture."""
+    """Answers from one registry, and one cluster if there is one. Answers to reads are made in parts as they are taken
+    (`server.http.streaming`): a large one has what was registered when each part of it was made."""
 
     def __init__(
         self,
@@ -99,8 +103,8 @@ class LookupdApi:
         from lookupd.metrics import LookupFigures, render  # not needed before the first scrape
 
         figures = LookupFigures(
-            topics=len(self._registry.topics()),
-            producers=len(self._registry.nodes(read(self._clock))),
+            topics=len(self._registry.topic_names()),
+            producers=len(self._registry.active_peers(read(self._clock))),
             requests=self._requests,
             cluster=self._cluster.figures() if self._cluster is not None else None,
         )
@@ -121,26 +125,28 @@ class LookupdApi:
 
     def topics(self, request: HttpRequest) -> object:
         topics = self._cluster.view.topics if self._cluster else {}
-        answer: dict[str, object] = {"topics": sorted({*self._registry.topics(), *topics})}
+        answer = {"topics": json_values(in_order([*self._registry.topic_names(), *topics]))}
         if topics and request.query.flag("metaInfo", False):
-            answer["meta_info"] = [
-                {"topic_name": name, **meta_info(topic.record)} for name, topic in sorted(topics.items())
-            ]
-        return answer
+            named = in_order(list(topics))
+            answer["meta_info"] = json_values(
+                {"topic_name": name, **meta_info(topics[name].record)} if isinstance(name, str) else name
+                for name in named
+            )
+        return JsonStream(json_object(answer))
 
     def channels(self, request: HttpRequest) -> object:
-        return {"channels": self._channels(request.query.require("topic"))}
+        return JsonStream(json_object({"channels": self._channels(request.query.require("topic"))}))
 
-    def _channels(self, topic: str) -> list[str]:
-        found = set(self._registry.channels(topic))
+    def _channels(self, topic: str) -> Parts:
+        found = self._registry.channel_names(topic)
         if self._cluster is not None:
-            found |= self._cluster.directory.channels(self._cluster.view, topic)
-        return sorted(found)
+            found.extend(self._cluster.directory.channels(self._cluster.view, topic))
+        return json_values(in_order(found))
 
     def lookup(self, request: HttpRequest) -> object:
         query, now = request.query, read(self._clock)
         topic = query.require("topic")
-        registered = self._registry.lookup(topic, now)
+        registered = self._registry.producers(topic, now)
         access = query.get("access") or ""
         if access not in ("", "r", "w"):
             raise ApiError(400, "INVALID_ARG_ACCESS")
@@ -153,21 +159,19 @@ class LookupdApi:
             leaders = {n: node for n, node in (leaders or {}).items() if n == chosen}
         # One entry per node, however many partitions it leads.
         nodes = {node.node_uid: node for node in (leaders or {}).values()}
-        stock = registered.producers if registered else []
+        stock = registered or []
         if leaders is not None:
             ours = self._our_addresses()
             stock = [peer for peer in stock if _address(peer) not in ours]
-        producers = [producer(node) for node in nodes.values()]
-        if wanted == "*":
-            producers += [_peer(peer) for peer in stock]
-        answer: dict[str, object] = {"channels": self._channels(topic), "producers": producers}
+        shown = chain(map(producer, nodes.values()), map(_peer, stock if wanted == "*" else ()))
+        answer = {"channels": self._channels(topic), "producers": json_values(shown)}
         if access or query.get("partition") is not None or query.get("metainfo") is not None:
-            answer["partitions"] = {str(n): producer(node) for n, node in (leaders or {}).items()}
+            answer["partitions"] = json_parts({str(n): producer(node) for n, node in (leaders or {}).items()})
         if self._cluster is not None and query.get("metainfo") is not None:
             found = self._cluster.view.topics.get(topic)
             if found is not None:
-                answer["meta"] = meta_info(found.record)
-        return answer
+                answer["meta"] = json_parts(meta_info(found.record))
+        return JsonStream(json_object(answer))
 
     def _leaders(self, topic: str, access: str) -> dict[int, NodeInfo] | None:
         if self._cluster is None:
@@ -180,23 +184,34 @@ class LookupdApi:
 
     def nodes(self, _: HttpRequest) -> object:
         now, ours = read(self._clock), self._our_addresses()
-        return {
-            "producers": self._cluster_nodes()
-            + [
-                _peer(node.peer)
-                | {"tombstones": [hidden for _, hidden in node.topics], "topics": [name for name, _ in node.topics]}
-                for node in self._registry.nodes(now)
-                if _address(node.peer) not in ours
-            ]
-        }
+        stock = [peer for peer in self._registry.active_peers(now) if _address(peer) not in ours]
+        items = chain(map(json_parts, self._cluster_nodes()), (self._node(peer, now) for peer in stock))
+        return JsonStream(json_object({"producers": json_list(items)}))
+
+    def _node(self, peer: Peer, now: Now) -> Parts:
+        names, hidden = list[str](), list[bool]()
+        for name in in_order(list(peer.topics)):
+            if not isinstance(name, str):
+                yield b""
+                continue
+            is_hidden = self._registry.hidden(peer, name, now)
+            if is_hidden is not None:
+                names.append(name)
+                hidden.append(is_hidden)
+                if len(names) % AT_ONCE == 0:
+                    yield b""
+        fields = {name: json_parts(value) for name, value in _peer(peer).items()}
+        yield from json_object(fields | {"tombstones": json_values(hidden), "topics": json_values(names)})
 
     def _cluster_nodes(self) -> list[dict[str, Any]]:
         if self._cluster is None:
             return []
         now, view, directory = read(self._clock), self._cluster.view, self._cluster.directory
         ephemeral: dict[tuple[str, int], list[str]] = {}
-        for registered in self._registry.nodes(now):
-            ephemeral[_address(registered.peer)] = [name for name, _ in registered.topics if is_ephemeral(name)]
+        ours = self._our_addresses()
+        for peer in self._registry.active_peers(now):
+            if _address(peer) in ours:
+                ephemeral[_address(peer)] = sorted(name for name in peer.topics if is_ephemeral(name))
         found = []
         for uid, led in directory.led(view).items():
             node = view.nodes[uid]
@@ -212,15 +227,18 @@ class LookupdApi:
         return found
 
     def debug(self, _: HttpRequest) -> object:
-        found: dict[str, list[dict[str, Any]]] = {}
-        for key, peer, tombstone in self._registry.registrations():
-            facts = {"id": peer.id, **_peer(peer)}
-            del facts["remote_address"]
-            facts["last_update"] = peer.heard.wall_ns
-            facts["tombstoned"] = tombstone is not None
-            facts["tombstoned_at"] = tombstone.wall_ns if tombstone else 0
-            found.setdefault(key, []).append(facts)
-        return found
+        return JsonStream(self._registrations())
+
+    def _registrations(self) -> Parts:
+        before = b"{"
+        for key, members in self._registry.registrations():
+            if not members:
+                yield b""
+                continue
+            yield before + msgspec.json.encode(key) + b":"
+            yield from json_values(_registered(peer, tombstone) for peer, tombstone in members)
+            before = b","
+        yield b"{}" if before == b"{" else b"}"
 
     # ---- changes
 
@@ -262,7 +280,7 @@ class LookupdApi:
 
     def delete_channel(self, request: HttpRequest) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")
-        known = channel in self._channels(topic)
+        known = self._cluster is not None and channel in self._cluster.directory.channels(self._cluster.view, topic)
         if not self._registry.delete_channel(topic, channel) and not known:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
 
@@ -287,6 +305,15 @@ def _async(answer: Callable[[HttpRequest], object]) -> Callable[[HttpRequest], A
 
 def _address(peer: Peer) -> tuple[str, int]:
     return peer.info.broadcast_address, peer.info.tcp_port
+
+
+def _registered(peer: Peer, tombstone: Now | None) -> dict[str, Any]:
+    facts = {"id": peer.id, **_peer(peer)}
+    del facts["remote_address"]
+    facts["last_update"] = peer.heard.wall_ns
+    facts["tombstoned"] = tombstone is not None
+    facts["tombstoned_at"] = tombstone.wall_ns if tombstone else 0
+    return facts
 
 
 def _peer(peer: Peer) -> dict[str, Any]:

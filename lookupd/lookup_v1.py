@@ -36,6 +36,8 @@ MAGIC = b"  V1"
 LINE_BYTES_MAX = 4096
 """nsqd's longest line is UNREGISTER with two names of 64."""
 IDENTIFY_BYTES_MAX = 64 * 1024
+FIELD_CHARACTERS_MAX = 255
+"""Of a text in IDENTIFY, as of a host name: answers show it once for each name that the peer registers."""
 AUTH_BYTES_MAX = TOKEN_BYTES_MAX
 STEPS_AT_ONCE = 100
 """Commands in one turn, some milliseconds of work. Then other connections have their turn."""
@@ -284,6 +286,9 @@ class LookupSession:
             topology_zone=said.topology_zone,
             topology_region=said.topology_region,
         )
+        for name in ("broadcast_address", "hostname", "version", "topology_zone", "topology_region"):
+            if len(getattr(info, name)) > FIELD_CHARACTERS_MAX:
+                raise _Fatal(f"E_BAD_BODY IDENTIFY {name} is longer than {FIELD_CHARACTERS_MAX} characters")
         self._introduced = info, hashlib.sha256(body).digest()
         ports = f"TCP:{info.tcp_port} HTTP:{info.http_port} Version:{info.version}"
         self._say("lookup_identify", f"CLIENT({self._peer_id}): IDENTIFY Address:{info.broadcast_address} {ports}")

@@ -23,6 +23,8 @@ from nsqha.ids import is_ephemeral
 
 NAMES_MAX = 1_000_000
 """Topics and channels together; a registration that would exceed it is refused."""
+REGISTRATIONS_MAX = 3_000_000
+"""Names times their producers; as above. Each takes about 300 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,8 @@ class Peer:
     id: str
     info: PeerInfo
     heard: Now
-    topics: set[str] = field(default_factory=set)
-    channels: set[tuple[str, str]] = field(default_factory=set)
+    topics: dict[str, set[str]] = field(default_factory=dict)
+    """The topics that it produces, and the channels of each that it registered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,7 @@ class LookupTopic:
 
     producers: dict[str, Production] = field(default_factory=dict)
     channels: dict[str, dict[str, Peer]] = field(default_factory=dict)
+    ephemeral: set[str] = field(default_factory=set)  # of its channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Registry:
         self._topics: dict[str, LookupTopic] = {}
         self._peers: dict[str, Peer] = {}
         self._names = 0
+        self._registered = 0  # producers of all topics and channels
 
     # ---- what peers do
 
@@ -104,25 +108,26 @@ class Registry:
 
     def leave(self, peer: Peer) -> None:
         """The peer is gone: remove all its registrations."""
-        for topic, channel in list(peer.channels):
-            self._drop_channel_producer(peer, topic, channel)
         for topic in list(peer.topics):
             self.unregister(peer, topic)
         if self._peers.get(peer.id) is peer:
             del self._peers[peer.id]
 
     def register(self, peer: Peer, topic: str, channel: str = "") -> bool:
-        """Add the peer to the topic and, if given, to its channel. False: NAMES_MAX is reached."""
-        if not self.create(topic, channel):
+        """Add the peer to the topic and, if given, to its channel. False: NAMES_MAX or REGISTRATIONS_MAX is reached."""
+        if self._registered + 2 > REGISTRATIONS_MAX or not self.create(topic, channel):
             return False
         entry = self._topics[topic]
         known = entry.producers.get(peer.id)
         if known is None or known.peer is not peer:
+            self._registered += known is None
             entry.producers[peer.id] = Production(peer)
-            peer.topics.add(topic)
+            peer.topics.setdefault(topic, set())
         if channel:
-            entry.channels[channel][peer.id] = peer
-            peer.channels.add((topic, channel))
+            members = entry.channels[channel]
+            self._registered += peer.id not in members
+            members[peer.id] = peer
+            peer.topics.setdefault(topic, set()).add(channel)
         return True
 
     def unregister(self, peer: Peer, topic: str, channel: str = "") -> None:
@@ -133,23 +138,25 @@ class Registry:
         entry = self._topics.get(topic)
         if entry is None:
             return
-        for name in list(entry.channels):
+        for name in [*peer.topics.get(topic, ()), *entry.ephemeral]:
             self._drop_channel_producer(peer, topic, name)
         known = entry.producers.get(peer.id)
         if known is not None and known.peer is peer:
             del entry.producers[peer.id]
-        peer.topics.discard(topic)
+            self._registered -= 1
+        peer.topics.pop(topic, None)
         if not entry.producers and is_ephemeral(topic):
             self.delete_topic(topic)
 
     def _drop_channel_producer(self, peer: Peer, topic: str, channel: str) -> None:
         entry = self._topics.get(topic)
-        peer.channels.discard((topic, channel))
+        peer.topics.get(topic, set()).discard(channel)
         if entry is None or channel not in entry.channels:
             return
         members = entry.channels[channel]
         if members.get(peer.id) is peer:
             del members[peer.id]
+            self._registered -= 1
         if not members and is_ephemeral(channel):
             self.delete_channel(topic, channel)
 
@@ -166,6 +173,8 @@ class Registry:
             entry = self._topics[topic] = LookupTopic()
         if channel:
             entry.channels.setdefault(channel, {})
+            if is_ephemeral(channel):
+                entry.ephemeral.add(channel)
         return True
 
     def delete_topic(self, topic: str) -> None:
@@ -176,7 +185,8 @@ class Registry:
         for channel in list(entry.channels):
             self.delete_channel(topic, channel)
         for production in entry.producers.values():
-            production.peer.topics.discard(topic)
+            production.peer.topics.pop(topic, None)
+        self._registered -= len(entry.producers)
         del self._topics[topic]
         self._names -= 1
 
@@ -185,8 +195,11 @@ class Registry:
         entry = self._topics.get(topic)
         if entry is None or channel not in entry.channels:
             return False
-        for peer in entry.channels.pop(channel).values():
-            peer.channels.discard((topic, channel))
+        members = entry.channels.pop(channel)
+        entry.ephemeral.discard(channel)
+        for peer in members.values():
+            peer.topics.get(topic, set()).discard(channel)
+        self._registered -= len(members)
         self._names -= 1
         return True
 
@@ -209,15 +222,19 @@ class Registry:
 
     def lookup(self, topic: str, now: Now) -> Lookup | None:
         """Who can be connected to for `topic` now; None for an unknown topic."""
+        shown = self.producers(topic, now)
+        return None if shown is None else Lookup(self.channels(topic), shown)
+
+    def producers(self, topic: str, now: Now) -> list[Peer] | None:
+        """The same without the channels."""
         entry = self._topics.get(topic)
         if entry is None:
             return None
-        shown = [
+        return [
             production.peer
             for production in entry.producers.values()
             if self._active(production.peer, now) and not self._hidden(production, now)
         ]
-        return Lookup(sorted(entry.channels), shown)
 
     def nodes(self, now: Now) -> list[LookupPeer]:
         """All active peers; a tombstone is shown, but does not hide a peer here."""
@@ -225,16 +242,40 @@ class Registry:
             LookupPeer(peer, self._topics_of(peer, now)) for peer in self._peers.values() if self._active(peer, now)
         ]
 
-    def registrations(self) -> Iterator[tuple[str, Peer, Now | None]]:
-        """All registrations, for /debug: ("category:key:subkey", peer, tombstone)."""
-        for peer in self._peers.values():
-            yield "client::", peer, None
-        for topic, entry in self._topics.items():
-            for production in entry.producers.values():
-                yield f"topic:{topic}:", production.peer, production.tombstone
-            for channel, members in entry.channels.items():
-                for peer in members.values():
-                    yield f"channel:{topic}:{channel}", peer, None
+    def topic_names(self) -> list[str]:
+        """In no order."""
+        return list(self._topics)
+
+    def channel_names(self, topic: str) -> list[str]:
+        """In no order; empty for an unknown topic."""
+        entry = self._topics.get(topic)
+        return list(entry.channels) if entry else []
+
+    def has_channel(self, topic: str, channel: str) -> bool:
+        entry = self._topics.get(topic)
+        return entry is not None and channel in entry.channels
+
+    def active_peers(self, now: Now) -> list[Peer]:
+        """All peers that are shown."""
+        return [peer for peer in self._peers.values() if self._active(peer, now)]
+
+    def hidden(self, peer: Peer, topic: str, now: Now) -> bool | None:
+        """Whether a tombstone hides the peer; None: it does not produce the topic any more."""
+        entry = self._topics.get(topic)
+        production = entry.producers.get(peer.id) if entry else None
+        return None if production is None or production.peer is not peer else self._hidden(production, now)
+
+    def registrations(self) -> Iterator[tuple[str, list[tuple[Peer, Now | None]]]]:
+        """All registrations, for /debug: ("category:key:subkey", each peer and its tombstone), also of names that no
+        peer has. The registry may change between two of them."""
+        yield "client::", [(peer, None) for peer in self._peers.values()]
+        for topic in self.topic_names():
+            entry = self._topics.get(topic)
+            if entry is None:
+                continue
+            yield f"topic:{topic}:", [(each.peer, each.tombstone) for each in entry.producers.values()]
+            for channel in list(entry.channels):
+                yield f"channel:{topic}:{channel}", [(peer, None) for peer in entry.channels.get(channel, {}).values()]
 
     def _topics_of(self, peer: Peer, now: Now) -> list[tuple[str, bool]]:
         return [(name, self._hidden(self._topics[name].producers[peer.id], now)) for name in sorted(peer.topics)]

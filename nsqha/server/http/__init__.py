@@ -9,6 +9,7 @@ Downwards:
     cluster_page  /cluster: the cluster as one daemon sees it
     failures    what a change that failed is answered
     server      NSQ's HTTP conventions; aiohttp's server
+    streaming   JSON answers in parts, for what may be large
     reading     what a connection has sent and is not parsed yet: parts, and turns
     heads       heads of requests as Go takes them
     browsers    changes that a page of another site asks for

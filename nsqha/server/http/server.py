@@ -15,8 +15,9 @@
     await server.close()
 
 A handler returns None (200, empty body, no Content-Type), str or bytes (sent raw as text/plain), an HttpReply (any
-other answer), or a value that msgspec encodes as JSON. It refuses with `raise ApiError(404, "TOPIC_NOT_FOUND")`, which
-becomes {"message":"TOPIC_NOT_FOUND"}. `await request.body(limit)` is None when the body is larger than `limit`.
+other answer), a JsonStream (JSON that may be large), or a value that msgspec encodes as JSON. It refuses with
+`raise ApiError(404, "TOPIC_NOT_FOUND")`, which becomes {"message":"TOPIC_NOT_FOUND"}. `await request.body(limit)` is
+None when the body is larger than `limit`.
 
 Every request gets these: 404 NOT_FOUND for an unknown path, 405 METHOD_NOT_ALLOWED with Allow for a wrong method, an
 answer to OPTIONS, a redirect for a path that differs from a known one by a trailing slash or its case (GET 301, else
@@ -46,7 +47,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -80,6 +81,12 @@ BODY_S = 60.0
 TAKE_S = 60.0
 """How long a peer may take to read what is buffered for it."""
 ROOM_S = 30.0
+STREAM_BYTES = 64 * 1024
+"""How much of a large answer is made before the caller takes it."""
+STREAMS_AT_ONCE = 4
+STREAM_S = 120.0
+STREAM_SECONDS = 0.0004
+"""How long such an answer is made in one go."""
 SMALL_BODY_BYTES = 64 * 1024
 """About the size that is read of each request in any case, before a handler asks for its body."""
 LINGER_S = 5.0
@@ -123,6 +130,14 @@ class HttpReply:
     content_type: str = TEXT
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStream:
+    """An answer that may be large, in parts (`server.http.streaming`). One that fits into STREAM_BYTES is sent as any
+    other; of larger ones STREAMS_AT_ONCE are made at a time, and each must be taken within STREAM_S."""
+
+    parts: Iterator[bytes]
 
 
 class Query:
@@ -257,6 +272,15 @@ class HttpRequest:
             except Unavailable as error:
                 raise ApiError(503, "UNAVAILABLE", detail=str(error)) from None
             self._taken = size
+
+    async def answer_with(self, response: web.StreamResponse) -> None:
+        """Send the head of an answer whose body follows in parts."""
+        await response.prepare(self._inner)
+
+    def drop(self) -> None:
+        """End the connection at once."""
+        if self._inner.transport is not None:
+            self._inner.transport.abort()
 
     def give_room(self) -> None:
         """The request is answered: return its size to the budget."""
@@ -475,6 +499,7 @@ class HttpServer:
         self._gate = gate
         self._room = room
         self._turns = turns or SharedTurns(asyncio.get_running_loop())
+        self._streams = asyncio.Semaphore(STREAMS_AT_ONCE)
         self._web: _WebServer | None = None
         self._listeners: list[Acceptor] = []
 
@@ -497,10 +522,11 @@ class HttpServer:
             self._web.pre_shutdown()
             await self._web.shutdown(DRAIN_S)
 
-    async def _answer(self, inner: web.BaseRequest) -> web.Response:
+    async def _answer(self, inner: web.BaseRequest) -> web.StreamResponse:
         started = time.perf_counter_ns()
         await self._turns.enter_for(REQUEST_SECONDS)
         request = HttpRequest(inner, self._room)
+        response: web.StreamResponse
         quiet, name = False, NO_ROUTE
         try:
             if why := browsers.refusal(inner.method, inner.headers, self._names):
@@ -543,10 +569,15 @@ class HttpServer:
                 self._refused.refused(request.remote, *line)
         return response
 
-    async def _run(self, route: Route, request: HttpRequest) -> web.Response:
+    async def _run(self, route: Route, request: HttpRequest) -> web.StreamResponse:
         try:
             self._doors.check(route.need, request)
             result = await route.handler(request)
+            if isinstance(result, JsonStream):
+                first, more = await self._part(result.parts)
+                if more:
+                    return await self._stream(first, result.parts, request, None if route.plain else _NSQ)
+                result = HttpReply(first, JSON)
         except ApiError as refusal:
             return _refusal(refusal, request, plain=route.plain)
         except (ConnectionError, asyncio.CancelledError):
@@ -556,6 +587,50 @@ class HttpServer:
             return _refusal(ApiError(500, "INTERNAL_ERROR"), request, plain=route.plain)
         reply = result if isinstance(result, HttpReply) else _reply(result)
         return _response(reply, None if route.plain else _NSQ)
+
+
+    async def _part(self, parts: Iterator[bytes]) -> tuple[bytes, bool]:
+        """The next STREAM_BYTES of the answer, made as the loop has time for it, and whether there may be more."""
+        found: list[bytes] = []
+        size = 0
+        until = time.perf_counter() + STREAM_SECONDS
+        for part in parts:
+            found.append(part)
+            size += len(part)
+            if size >= STREAM_BYTES:
+                return b"".join(found), True
+            if time.perf_counter() > until:
+                await self._turns.enter_for(STREAM_SECONDS)
+                await asyncio.sleep(0)  # others, also where there is room
+                until = time.perf_counter() + STREAM_SECONDS
+        return b"".join(found), False
+
+    async def _stream(
+        self, part: bytes, parts: Iterator[bytes], request: HttpRequest, extra: tuple[str, str] | None
+    ) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(ROOM_S):
+                await self._streams.acquire()
+        except TimeoutError:
+            raise ApiError(503, "UNAVAILABLE", detail="too many large answers are being read: try again") from None
+        try:
+            headers = {"Server": "nsqha", "Content-Type": JSON} | dict([extra] if extra else [])
+            response = web.StreamResponse(headers=headers)
+            async with asyncio.timeout(STREAM_S):
+                await request.answer_with(response)
+                more = True
+                while True:
+                    await response.write(part)
+                    if not more:
+                        break
+                    part, more = await self._part(parts)
+                await response.write_eof()
+        except TimeoutError:
+            request.drop()  # it sees an answer without an end
+            raise ConnectionError(f"a large answer was not taken within {STREAM_S:g} s") from None
+        finally:
+            self._streams.release()
+        return response
 
 
 def _reply(result: object) -> HttpReply:

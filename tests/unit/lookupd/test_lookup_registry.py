@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,8 +92,8 @@ def test_unregister_of_a_topic_leaves_its_channels_too() -> None:
     db.register(peer, "orders", "billing")
     db.unregister(peer, "orders")
     assert producers(db, "orders") == []
-    assert not peer.channels
-    assert [key for key, _, _ in db.registrations()] == ["client::"]
+    assert not any(peer.topics.values())
+    assert [key for key, members in db.registrations() if members] == ["client::"]
 
 
 def test_unknown_names_can_be_unregistered() -> None:
@@ -151,7 +152,7 @@ def test_a_deleted_topic_is_unknown_and_can_come_back() -> None:
     db.delete_topic("orders")
     assert db.lookup("orders", T0) is None
     assert not peer.topics
-    assert not peer.channels
+    assert not any(peer.topics.values())
     db.register(peer, "orders")
     assert producers(db, "orders") == ["p1"]
 
@@ -256,13 +257,47 @@ def test_any_history_gives_what_a_naive_model_gives(operations: list[tuple[str, 
     names = {(topic, "") for topic in db.topics()}
     names |= {(topic, channel) for topic in db.topics() for channel in db.channels(topic)}
     facts = set()
-    for key, peer, _ in db.registrations():
+    for key, members in db.registrations():
         category, topic, channel = key.split(":")
         if category != "client":
-            facts.add((topic, channel, peer.id))
+            facts.update((topic, channel, peer.id) for peer, _ in members)
     assert names == model.names
     assert facts == model.facts
     assert db._names == len(names)
     for peer in peers.values():
-        assert peer.topics == {fact[0] for fact in facts if fact[2] == peer.id and not fact[1]}
-        assert peer.channels == {fact[:2] for fact in facts if fact[2] == peer.id and fact[1]}
+        mine = {fact[:2] for fact in facts if fact[2] == peer.id}
+        assert {*peer.topics} == {topic for topic, channel in mine if not channel}
+        assert {(topic, channel) for topic, of in peer.topics.items() for channel in of} == {
+            name for name in mine if name[1]
+        }
+    assert db._registered == len(facts)
+
+
+def test_registrations_are_bounded_by_names_times_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "REGISTRATIONS_MAX", 10)
+    db = registry()
+    peers = [db.join(f"p{number}", info(f"p{number}"), T0) for number in range(6)]
+    assert [db.register(peer, "t", "c") for peer in peers] == [True] * 5 + [False]
+    assert not db.register(peers[0], "other") and db.topics() == ["t"], "a refused name is not kept"
+    db.unregister(peers[0], "t", "c")
+    assert not db.register(peers[5], "t", "c")
+    db.leave(peers[1])
+    assert db.register(peers[5], "t", "c")
+    db.delete_topic("t")
+    assert db.register(peers[0], "t", "c") and db._registered == 2
+
+
+def test_what_goes_while_an_answer_is_made_is_passed_over() -> None:
+    db = registry()
+    peer = db.join("p1", info("p1"), T0)
+    for topic in ("a", "b", "c"):
+        db.register(peer, topic, "x")
+    found = []
+    for key, members in db.registrations():
+        found += [key] if members else []
+        if key == "topic:a:":
+            db.delete_channel("a", "x")
+            db.delete_topic("b")
+            db.register(peer, "d")
+    assert found == ["client::", "topic:a:", "topic:c:", "channel:c:x"]
+    assert (db.hidden(peer, "b", T0), db.hidden(peer, "c", T0)) == (None, False)

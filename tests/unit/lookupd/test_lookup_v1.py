@@ -117,6 +117,14 @@ def test_another_magic_is_refused(magic: bytes) -> None:
         (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),
         (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body too big 2147483647 > 65536"),
         (IDENTIFY + b"AUTH\n" + sized(b"x"), b"E_AUTH_DISABLED AUTH disabled"),
+        (
+            b"IDENTIFY\n" + sized(BODY.replace(b'"a"', b'"%s"' % (b"a" * 256))),
+            b"E_BAD_BODY IDENTIFY broadcast_address is longer than 255 characters",
+        ),
+        (
+            b"IDENTIFY\n" + sized(BODY.replace(b'"h"', b'"%s"' % (b"h" * 60_000))),
+            b"E_BAD_BODY IDENTIFY hostname is longer than 255 characters",
+        ),
     ],
 )
 def test_every_error_is_said_and_closes(sent: bytes, answer: bytes) -> None:
@@ -219,7 +227,7 @@ def test_no_input_raises_or_is_kept_beyond_the_limits(pieces: list[bytes]) -> No
         assert len(talk.session._buffer) <= max(LINE_BYTES_MAX, IDENTIFY_BYTES_MAX)
     talk.session.eof()
     talk.session.leave()
-    assert not list(talk.registry.registrations())
+    assert not any(members for _, members in talk.registry.registrations())
 
 
 # ---- a daemon with an access file
