@@ -154,7 +154,7 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         "log_lines_lost": Explanation(
             "Whatever reads standard error is slower than this process writes. The process did not wait for it: as "
             "many lines as the message says are missing here.",
-            "Look at what reads it (journald, docker, `| logger`) and at its disk; `--log-level=warn` writes less.",
+            "Look at what reads it (journald, docker, a pipe) and at its disk; `--log-level=warn` writes less.",
         ),
         "sync_threads_lacking": Explanation(
             "Descriptors or threads were lacking at the first disk round; slower threads make them until a restart.",
@@ -173,6 +173,11 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
             "Raise the limit of open files (`LimitNOFILE=`), or find who connects so often.",
         ),
         "accept": Explanation("A connection could not be accepted: descriptors or memory are short."),
+        "tls_refused": Explanation(
+            "A TLS handshake of a client failed; the line has its address and the reason, and the client an alert. Of "
+            "each address the first has a line; those of the next ten seconds have one together.",
+            "`peer did not return a certificate`: give the client one; `unknown ca`: give it the CA of `--tls-cert`.",
+        ),
         "connection": Explanation("A connection at the peer port broke before its first stream."),
         "http_request": Explanation("A request over HTTP that was answered."),
         "http_refused": Explanation(

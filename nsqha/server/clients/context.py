@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nsqha.server.clients.unfinished import ReadingBudget
     from nsqha.server.runtime.budget import PublishBudget, SharedTurns
     from nsqha.server.runtime.measures import Measures
+    from nsqha.server.runtime.rare_warnings import RefusalLog
     from nsqha.server.topics.topics import Topics
     from nsqha.wire.limits import ProtocolLimits
 
@@ -40,4 +41,5 @@ class ClientContext:
     topics: Topics
     publishing: Publishing
     subscriptions: Subscriptions
+    tls_refused: RefusalLog
     tokens: TokenAuth | None = None  # of the access file

@@ -73,7 +73,7 @@ class Negotiation:
         assert context is not None
         if not self._transport.connected or session.unread.take():
             return client.close  # bytes in clear behind the IDENTIFY are not part of the TLS session
-        write = await self._transport.start_tls(context)
+        write = await self._transport.start_tls(context, self._context.tls_refused)
         if write is None:
             # Of a handshake that failed the transport informs the TLS layer, not the connection.
             return lambda: client.connection_lost(None)

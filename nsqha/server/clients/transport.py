@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nsqha.server.runtime.listen import address_text
+from nsqha.server.runtime.rare_warnings import RefusalLog
+from nsqha.server.runtime.tls import Handshake
 from nsqha.wire.compression import Codec
 
 TLS_SECONDS_MAX = 5.0
@@ -53,15 +55,20 @@ class ClientTransport:
             self.remote_address = address_text(transport.get_extra_info("peername"))
         return transport.write
 
-    async def start_tls(self, context: ssl.SSLContext) -> Write | None:
-        """Put TLS over the connection; returns what writes to it, None if the handshake failed."""
+    async def start_tls(self, context: ssl.SSLContext, refused: RefusalLog) -> Write | None:
+        """Put TLS over the connection; returns what writes to it, None if the handshake failed: `refused` has why."""
         transport = self._transport
         assert transport is not None
         transport.pause_reading()
         try:
-            upgraded = await self._loop.start_tls(
-                transport, transport.get_protocol(), context, server_side=True, ssl_handshake_timeout=TLS_SECONDS_MAX
-            )
+            with Handshake(self.remote_address, refused):
+                upgraded = await self._loop.start_tls(
+                    transport,
+                    transport.get_protocol(),
+                    context,
+                    server_side=True,
+                    ssl_handshake_timeout=TLS_SECONDS_MAX,
+                )
         except (OSError, ssl.SSLError, ConnectionError):
             transport.abort()
             return None

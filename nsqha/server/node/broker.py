@@ -43,6 +43,7 @@ from nsqha.server.runtime.cache import CacheWriter
 from nsqha.server.runtime.journal import JournalWriter
 from nsqha.server.runtime.measures import expired_certificates
 from nsqha.server.runtime.metadata import NodeMetadata
+from nsqha.server.runtime.rare_warnings import RefusalLog
 from nsqha.server.runtime.tasks import Changes, TaskGroup, log_failure
 from nsqha.server.segments.log_source import reachable
 from nsqha.server.topics.channels import Channels
@@ -297,6 +298,7 @@ class Broker:
             topics=self.topics,
             publishing=self.publishing,
             subscriptions=self.subscriptions,
+            tls_refused=RefusalLog(logger.warning, "tls_refused"),
             tokens=None if self.endpoints.guard is None else TokenAuth(self.endpoints.guard),
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from contextlib import nullcontext
 from typing import Protocol
 
 from nsqha.errors import Unavailable
@@ -22,7 +23,7 @@ from nsqha.server.runtime.budget import SharedTurns
 from nsqha.server.runtime.certificates import CertificateFiles
 from nsqha.server.runtime.rare_warnings import RareWarnings
 from nsqha.server.runtime.tasks import TaskGroup
-from nsqha.server.runtime.tls import cluster_stream_context
+from nsqha.server.runtime.tls import Handshake, cluster_stream_context, why
 
 ACCEPTED_MAX = 16  # connections in one turn of the loop
 CONNECTION_SECONDS = 0.0003  # what one takes of the loop until it is read
@@ -101,28 +102,31 @@ class PeerListener:
             sock.close()
 
     async def _connect(self, sock: socket.socket) -> None:
-        address = "?"
+        address, handshake = "?", None
         try:
             address = listen.address_text(sock.getpeername())
-            context = self._tls()
+            context, handshake = self._tls(), Handshake(address)
             stream = self._streams.connection(address)
             task = asyncio.current_task()
             assert task is not None
             # Another one takes its place; ignored after the end.
             stream.messages.over.add_done_callback(lambda _: task.cancel())
             try:
-                await self._loop.connect_accepted_socket(
-                    lambda: stream, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS if context else None
-                )
+                with handshake if context else nullcontext():
+                    await self._loop.connect_accepted_socket(
+                        lambda: stream, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS if context else None
+                    )
             except BaseException:
                 stream.close("no connection")
                 raise
         except Exception as error:
             sock.close()
-            self._complain(address, error)
+            self._complain(address, error if handshake is None else handshake.error or error)
 
     def _complain(self, address: str, error: Exception) -> None:
-        self._failed.warning("a connection from %s failed: %s", address, str(error) or type(error).__name__)
+        self._failed.warning(
+            "a connection from %s failed: %s", address, why(error) if isinstance(error, OSError) else error
+        )
 
     def _tls(self) -> ssl.SSLContext | None:
         """The context for the newest certificates; None: there is no TLS."""

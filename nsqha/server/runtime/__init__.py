@@ -11,9 +11,9 @@ Downwards:
     certificates  certificate files, read again when they change
     tasks         work that continues when its callers are gone, and changes of a topic one at a time
     backoff       how long an owner waits before it tries again
-    tls           TLS from nsqd's flags
+    tls           TLS from nsqd's flags; a peer that is refused gets the alert, and the log says why
     service_manager  what systemd is told: recovery goes on, it is ready, the loop runs, it stops
-    rare_warnings warnings that others may cause as often as they like
+    rare_warnings lines that others may cause as often as they like
     allocator     large blocks are used again; what a storm has left goes back to the kernel; full collections are short
     grpc_threads  gRPC's own threads get a core only as far as the loop leaves it
     measures      what the node counts, the free space of its disk, what its process uses

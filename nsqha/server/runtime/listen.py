@@ -25,7 +25,7 @@ import resource
 import socket
 import stat
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import ConfigError
@@ -44,6 +44,7 @@ a restart. An event loop listens once more, with 100 unless it is given this."""
 ACCEPTED_A_TURN = 16  # connections, of one listener, beside the loop's own
 ACCEPTED_AT_ONCE = 2_048  # of these, if none came before
 ACCEPTED_A_SECOND = 128  # in the long run
+ACCEPT_PAUSE_SECONDS = 1.0  # after one could not be accepted
 ACCEPTED_SECONDS = 0.0001  # that one takes of the loop until it is read
 SPARE_FILES = 256  # descriptors; at most a quarter of what there are
 KEEPALIVE_S = 15
@@ -70,9 +71,11 @@ class Acceptor:
         handshake_seconds: float | None = None,
     ) -> None:
         """`turns`: what connections do in them comes before those that wait to be accepted. `handshake_seconds`: only
-        with `tls`."""
+        with `tls`, a context that `tls.tells_peers`."""
         import asyncio  # here, as sockets listen before it is imported
 
+        from nsqha.nsqlog import Logger
+        from nsqha.server.runtime.rare_warnings import RefusalLog
         from nsqha.server.runtime.tasks import TaskGroup
 
         self._loop = asyncio.get_running_loop()
@@ -80,6 +83,8 @@ class Acceptor:
         self._connection = connection
         self._turns = turns
         self._tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": handshake_seconds}
+        self._refused = RefusalLog(Logger("tls").warning, "tls_refused")
+        self._pause: asyncio.TimerHandle | None = None  # after TLS connections could not be accepted
         self._connecting = TaskGroup(self._loop, failed=self._lost)
         self._server: asyncio.Server | None = None
         self._scheduled = False
@@ -87,20 +92,60 @@ class Acceptor:
 
     async def start(self) -> None:
         """Accept connections."""
-        self._server = await self._loop.create_server(self._first, sock=self._socket, backlog=BACKLOG, **self._tls)
+        if self._tls["ssl"] is None:
+            self._server = await self._loop.create_server(self._first, sock=self._socket, backlog=BACKLOG)
+        else:  # the loop would not say which handshakes fail
+            self._watch()
 
     def close(self) -> None:
         """Accept no more. Connections are closed by their owner."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        elif self._socket.fileno() >= 0:
+            if self._pause is not None:
+                self._pause.cancel()
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._socket, self._tls_first)
+
+    def _tls_first(self) -> None:
+        """A TLS connection waits: accept it, as the loop does without TLS."""
+        try:
+            sock, name = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            self._loop.remove_reader(self._socket)
+            self._pause = self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._watch)
+            return
+        self._schedule_others()
+        self._begin(sock, name)
 
     def _first(self) -> asyncio.Protocol:
         """The loop has accepted a connection."""
+        self._schedule_others()
+        return self._connection()
+
+    def _schedule_others(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._accept_others)
-        return self._connection()
+
+    def _begin(self, sock: socket.socket, name: object) -> None:
+        sock.setblocking(False)
+        self._connecting.spawn(self._connect(sock, name))
+
+    async def _connect(self, sock: socket.socket, name: object) -> None:
+        handshake: AbstractContextManager[object] = nullcontext()
+        if self._tls["ssl"] is not None:
+            from nsqha.server.runtime.tls import Handshake
+
+            handshake = Handshake(address_text(name), self._refused)
+        with handshake:
+            await self._loop.connect_accepted_socket(self._connection, sock, **self._tls)
 
     def _accept_others(self) -> None:
         self._scheduled = False
@@ -113,19 +158,18 @@ class Acceptor:
                 self._turns.wait(self._accept_others)
                 return
             try:
-                sock, _ = self._socket.accept()
+                sock, name = self._socket.accept()
             except OSError:
                 return  # nobody waits, or the port was closed; for other reasons the loop's own call fails, and tells
             self._left -= 1
             if self._turns is not None:
                 self._turns.charge(ACCEPTED_SECONDS)
-            sock.setblocking(False)
-            self._connecting.spawn(self._loop.connect_accepted_socket(self._connection, sock, **self._tls))
+            self._begin(sock, name)
             if is_spare(sock.fileno()):
                 return  # refused in a later turn; more of them at once would take what is kept for HTTP, too
 
     def _lost(self, error: BaseException) -> None:
-        """A client that is gone, or whose TLS is none of ours, is no news; all else is a bug."""
+        """A client that is gone is no news, and one whose TLS was refused has its line; all else is a bug."""
         if not isinstance(error, OSError):
             self._loop.call_exception_handler({"message": "a connection could not be begun", "exception": error})
 

@@ -27,6 +27,7 @@ of this CA, such as one with an IP address only, is refused everything. The CA i
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import ssl
@@ -35,10 +36,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 from nsqha.errors import ConfigError
 from nsqha.options import TLS_VERSIONS, VERIFIED, Options
+from nsqha.server.runtime.rare_warnings import RefusalLog
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:ECDHE+AES:DHE+AES:AES:!aNULL:!eNULL:!MD5"
 _WEAK = ("TOO_WEAK", "TOO_SMALL")
@@ -69,7 +72,7 @@ def server_context(options: ListenerTlsFlags) -> ssl.SSLContext | None:
     """The context of the TCP and HTTPS listeners; None without a certificate. ConfigError names the unusable flag."""
     if not options.tls_cert:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = tells_peers(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     if TLS_VERSIONS[options.tls_min_version] < ssl.TLSVersion.TLSv1_2:
         _lower_security(context)
     _set_lowest_version(context, options)
@@ -214,7 +217,7 @@ def cluster_client_context(tls: ClusterTls) -> ssl.SSLContext:
 
 def cluster_stream_context(tls: ClusterTls) -> ssl.SSLContext:
     """The context for streams from other nodes: they need a certificate of the cluster's CA."""
-    context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
+    context = _cluster_context(tells_peers(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)), tls)
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols([HTTP2_ALPN])
     return context
@@ -269,6 +272,101 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
             except ssl.SSLWantReadError:
                 continue
             waiting.discard(end)
+
+
+# ---- handshakes
+#
+# A peer that is refused gets the alert that says why, and so does the log.
+#
+#     with Handshake(address, refused):
+#         await loop.start_tls(..)            # or connect_accepted_socket, with a context that `tells_peers`
+#
+# OpenSSL makes an alert when a handshake fails. The event loops close the connection without sending it: the peer sees
+# an end of file, and takes it for a network that is broken. So `_AlertFirst` lets the loop send it before the handshake
+# ends. The peer answers by closing; one that does not is closed when it sends more, or by the handshake's time-out.
+#
+# Neither loop gives its caller the `ssl.SSLObject` of a handshake. Both begin it in a callback that they schedule while
+# they are called, so one that is scheduled just before says which `Handshake` it is. (A context variable does not do:
+# uvloop's start_tls begins it in the context of the connection.)
+
+
+class Handshake:
+    """The handshake that the next call of the loop begins."""
+
+    def __init__(self, address: str, refused: RefusalLog | None = None) -> None:
+        """`refused` gets one that fails; it is not a refusal if the peer only closes the connection."""
+        self.error: ssl.SSLError | None = None
+        self._address = address
+        self._refused = refused
+
+    def __enter__(self) -> Handshake:
+        asyncio.get_running_loop().call_soon(self._begins)
+        return self
+
+    def _begins(self) -> None:
+        global _next
+        _next = self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.error is None and isinstance(error, (ConnectionAbortedError, TimeoutError)):
+            self._log("the peer did not complete the handshake in time")
+
+    def failed(self, error: ssl.SSLError) -> None:
+        self.error = error
+        self._log(why(error))
+
+    def _log(self, text: str) -> None:
+        if self._refused is not None:
+            self._refused.refused(self._address, "%s: TLS handshake failed: %s", self._address, text)
+
+
+_next: Handshake | None = None  # that of the handshake which the next callback begins
+
+
+def _take_next() -> Handshake | None:
+    global _next
+    taken, _next = _next, None
+    return taken
+
+
+def tells_peers(context: ssl.SSLContext) -> ssl.SSLContext:
+    """The context, with handshakes that send their alert."""
+    context.sslobject_class = _AlertFirst
+    return context
+
+
+def why(error: OSError) -> str:
+    """The reason of a handshake that failed, in OpenSSL's words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
+    reason = getattr(error, "reason", None)
+    return str(reason).replace("_", " ").lower() if reason else str(error) or type(error).__name__
+
+
+class _AlertFirst(ssl.SSLObject):
+    """A handshake that asks for more from the peer when it has failed, once, so that the loop sends the alert."""
+
+    _begun = False
+    _handshake: Handshake | None = None
+    _error: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._begun:
+            self._begun, self._handshake = True, _take_next()
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self._error, handshake = error, self._handshake
+            if handshake is not None:
+                handshake.failed(error)
+            raise ssl.SSLWantReadError from None
+        self._handshake = None
 
 
 # ---- what was negotiated

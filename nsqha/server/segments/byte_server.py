@@ -45,7 +45,7 @@ from nsqha.server.authorization.guard import Denied
 from nsqha.server.http.stats import SegmentStats
 from nsqha.server.peers.api import READER_URI, PeerIdentity
 from nsqha.server.runtime import listen
-from nsqha.server.runtime.tls import cluster_reader_context
+from nsqha.server.runtime.tls import cluster_reader_context, why
 from nsqha.server.segments.heads import HEAD_BYTES_MAX, Head
 from nsqha.server.segments.ranges import Answer, Ask, LocatedRange, Refusal, chain_at, check_chain, found, planned
 from nsqha.server.segments.sending import FileShortened, Sender, opened, read_once
@@ -435,7 +435,7 @@ class ReaderConnection:
         try:
             secured.do_handshake()
         except OSError as error:
-            self.server.counts.stranger(self.address, f"TLS: {getattr(error, 'reason', None) or error}")
+            self.server.counts.stranger(self.address, f"TLS handshake failed: {why(error)}")
             raise
         named = (secured.getpeercert() or {}).get("subjectAltName", ())
         of = {kind: [str(entry[1]) for entry in named if entry[0] == kind] for kind in ("DNS", "URI")}

@@ -602,7 +602,9 @@ def test_the_collector_has_nothing_to_do_with_who_is_gone(said: bytes, answered:
 
 
 def test_a_handshake_that_fails_leaves_no_connection_behind():
-    bench = Bench(limits=ProtocolLimits(tls=True), tls_context=object())
+    refused: list[str] = []
+    log = SimpleNamespace(refused=lambda address, text, *args: refused.append(text % args))
+    bench = Bench(limits=ProtocolLimits(tls=True), tls_context=object(), tls_refused=log)
 
     async def start_tls(*args: Any, **kwargs: Any) -> None:
         raise ConnectionAbortedError("no client hello")
@@ -613,3 +615,4 @@ def test_a_handshake_that_fails_leaves_no_connection_behind():
     bench.send(b"IDENTIFY\n" + struct.pack(">I", len(body)) + body)
     assert not bench.connections
     assert bench.loop.armed == []
+    assert refused == ["127.0.0.1:5: TLS handshake failed: the peer did not complete the handshake in time"]
