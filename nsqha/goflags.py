@@ -158,8 +158,10 @@ def load(
     environ: Mapping[str, str],
     env_prefix: str,
     read_toml: Callable[[str], Mapping[str, Any]],
+    old: Mapping[str, str] | None = None,
 ) -> FlagValues:
-    """Read all sources. `read_toml` gets the path that the flag `config` names, if it is set."""
+    """Read all sources. `read_toml` gets the path that the flag `config` names, if it is set. `old`: keys of the file
+    that were settings once, and why each has no effect."""
     table = {flag.name: flag for flag in flags}
     given = parse_arguments(table, argv)
     if given.get("version"):
@@ -168,11 +170,14 @@ def load(
     for name, value in _from_environment(table, environ, env_prefix).items():
         if name not in given:
             given[name], sources[name] = value, "env"
+    notices = []
     if path := given.get("config"):
-        for name, value in _from_file(table, path, read_toml(path)).items():
+        data, old = dict(read_toml(path)), old or {}
+        notices = [f"{key} in {path} has no effect: {old[key]}" for key in old if data.pop(key, None) is not None]
+        for name, value in _from_file(table, path, data).items():
             if name not in given:
                 given[name], sources[name] = value, "file"
-    notices = [f"--{name} has no effect: {table[name].inert}" for name in given if table[name].inert]
+    notices += [f"--{name} has no effect: {table[name].inert}" for name in given if table[name].inert]
     defaults = {name: flag.default for name, flag in table.items()}
     return FlagValues(defaults | given, sources, tuple(notices))
 
@@ -248,6 +253,9 @@ def _from_file(table: Mapping[str, Flag], path: str, data: Mapping[str, Any]) ->
         try:
             found[flag.name] = flag.kind.of_file(value)
         except ValueError as error:
+            if flag.inert and flag.kind is BOOL:  # nsqd has the flag for its old users, and does not look for the key
+                found[flag.name] = False
+                continue
             raise ConfigError(f"{path}: {key} = {value!r}: {error}") from None
     return found
 

@@ -243,7 +243,8 @@ class Options:
     max_clock_skew_ns: int = _flag(
         DURATION,
         10 * SECOND,
-        "a node whose clock is further off does not lead; stamps are at most this far off; 0: off", least=0,
+        "a node whose clock is further off does not lead; stamps are at most this far off; 0: off",
+        least=0,
     )
     topic_replicas: int = _flag(
         INT, 0, "replicas of a new topic's partitions; 0: three, or as many as there are nodes", least=0
@@ -274,13 +275,17 @@ class Options:
         INT, 8 * MIB, "bytes/s of reading stored messages that have no readers, to find damage early; 0: off", least=0
     )
     catch_up_bytes_per_second: int = _flag(
-        INT, 32 * MIB, "bytes/s that replicas outside the ISR pull to this node at most, or get from it; 0: no limit",
-        least=0
+        INT,
+        32 * MIB,
+        "bytes/s that replicas outside the ISR pull to this node at most, or get from it; 0: no limit",
+        least=0,
     )
     scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "shortest time between two such reads of everything", least=1)
     max_topic_channels: int = _flag(
-        INT, 1000, "channels of a topic; one more is refused, as each costs every change of their list; 0: no limit",
-        least=0
+        INT,
+        1000,
+        "channels of a topic; one more is refused, as each costs every change of their list; 0: no limit",
+        least=0,
     )
     max_node_partitions: int = _flag(
         INT, 20_000, "partitions of a node, replicas included; a topic beyond that is refused; 0: no limit", least=0
@@ -289,8 +294,10 @@ class Options:
         STRING, "127.0.0.0/8,::1/128", "networks from which PUT /config is allowed, with commas; empty: from none"
     )
     ephemeral_topic_bytes: int = _flag(
-        INT, 64 * MIB, "memory of an #ephemeral topic's messages; beyond 3/4 of it the oldest unread ones are dropped",
-        least=MIB
+        INT,
+        64 * MIB,
+        "memory of an #ephemeral topic's messages; beyond 3/4 of it the oldest unread ones are dropped",
+        least=MIB,
     )
     ephemeral_bytes: int = _flag(
         INT, 256 * MIB, "... of all #ephemeral topics of this node, in equal shares above it", least=MIB
@@ -635,7 +642,7 @@ def _key(field_name: str, key: str) -> str:
 
 
 def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[T]:
-    settings = load(flags_of(kind), argv, environ=environ, env_prefix=prefix, read_toml=_read_toml)
+    settings = load(flags_of(kind), argv, environ=environ, env_prefix=prefix, read_toml=_read_toml, old=OLD_KEYS)
     names = {item.name: item.metadata["name"] or _flag_name(item.name) for item in fields(kind)}
     options = kind(**{attribute: settings.values[name] for attribute, name in names.items()})
     known = [prefix + flag.name.upper().replace("-", "_") for flag in flags_of(kind) if flag.key]
@@ -675,6 +682,10 @@ def misspelt(unknown: Mapping[str, str]) -> list[str]:
         for variable, nearest in unknown.items()
         if nearest
     ]
+
+
+OLD_KEYS = {"max_message_size": "removed from nsqd; max_msg_size replaced it"}
+"""Keys in files of old nsqds that are no flags any more, and why each has no effect."""
 
 
 def _read_toml(path: str) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ def parse_toml(text: bytes, bytes_max: int) -> dict[str, Any]:
     if max(line.count(b".") for line in lines) >= KEY_PARTS_MAX:
         raise ConfigError(f"not a TOML file that is read here: a key has more than {KEY_PARTS_MAX} parts")
     try:
-        return tomllib.loads(text.decode())
+        return tomllib.loads(text.decode("utf-8-sig"))  # editors put a byte order mark in front
     except ValueError as error:  # also of a number with thousands of digits
         raise ConfigError(f"not a TOML file: {error}") from None
     except RecursionError:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,6 +217,24 @@ def test_the_config_file_of_nsqd_is_understood(tmp_path: Path) -> None:
     assert sorted(loaded.notices) == [
         "--node-id has no effect: ids of messages come from topic, partition and offset; it is only shown",
         "--verbose has no effect: --log-level decides",
+    ]
+
+
+@pytest.mark.parametrize("load", [load_nsqd, load_nsqlookupd])
+def test_a_config_file_may_begin_with_a_byte_order_mark(tmp_path: Path, load: Callable[..., Any]) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_bytes(b'\xef\xbb\xbftcp_address = "127.0.0.1:1"\n')
+    assert load([f"--config={file}"], {}).options.tcp_address == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("value", ["false", "7", '"yes"', "[1]", "1979-05-27"])
+def test_keys_of_old_nsqds_may_have_any_value(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_text("".join(f"{key} = {value}\n" for key in ("verbose", "worker_id", "max_message_size")))
+    assert sorted(load_nsqd([f"--config={file}"], {}).notices) == [
+        "--verbose has no effect: --log-level decides",
+        "--worker-id has no effect: removed from nsqd; --node-id replaced it",
+        f"max_message_size in {file} has no effect: removed from nsqd; max_msg_size replaced it",
     ]
 
 

@@ -39,6 +39,6 @@ def wanted() -> str:
 def _read(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            return file.read(BYTES_MAX + 1).decode("ascii", "replace")
+            return file.read(BYTES_MAX + 1).decode("utf-8-sig", "replace")
     except OSError as error:
         raise exits.Exit(exits.USAGE, f"--token-file: {path}: {error.strerror}") from None

@@ -293,7 +293,7 @@ class Registrar:
 
 def read_token(path: str) -> str:
     """The token for lookup daemons. ConfigError: the file can not be used."""
-    token = read_private(TOKEN_FLAG, path, TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+    token = read_private(TOKEN_FLAG, path, TOKEN_BYTES_MAX).decode("utf-8-sig", "replace").strip()
     if not token or not token.isascii() or not token.isprintable():
         raise ConfigError(f"{TOKEN_FLAG}={path}: it must have the token in one line, and nothing else")
     return token

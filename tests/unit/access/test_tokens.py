@@ -36,6 +36,11 @@ def test_a_file_is_read() -> None:
     assert table.find(b"Secret") is None and table.find(b"") is None and table.find(DIGEST.encode()) is None
 
 
+def test_a_byte_order_mark_is_passed_over() -> None:
+    table = parse(b'\xef\xbb\xbfanonymous = ["viewer"]')
+    assert table.anonymous.may(BROKER_HTTP["GET /stats"])
+
+
 def test_an_empty_file_lets_nobody_do_anything() -> None:
     table = parse(b"")
     assert table.tokens == () and not table.anonymous.may(BROKER_HTTP["GET /stats"])

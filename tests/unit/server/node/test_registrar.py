@@ -441,6 +441,13 @@ def test_only_a_daemon_that_the_options_name_is_shown_the_token(
     assert ("only daemons that --lookupd-tcp-address names" in caplog.text) is not trusted
 
 
+def test_a_token_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(b"\xef\xbb\xbfsecret\n")
+    path.chmod(0o600)
+    assert read_token(str(path)) == "secret"
+
+
 @pytest.mark.parametrize(("text", "why"), [("", "in one line"), ("a\nb", "in one line"), ("x" * 4097, "more than")])
 def test_a_file_without_one_token_is_refused(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "token"
