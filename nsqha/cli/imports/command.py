@@ -19,7 +19,10 @@ only read. Shows the plan, then asks.
 
 Messages get new ids and the time of the import; attempts begin again. Every channel gets all it had; one gets messages
 that it had finished where the plan counts repeats. Topics that exist at the broker are refused. An import that was
-interrupted goes on when the same command is given again; at most 200 messages then come twice."""
+interrupted goes on when the same command is given again; at most 200 messages then come twice.
+
+The status is 7 if bytes of a file cannot be read, and 1 if there are fewer messages than nsqd has counted: files are
+missing or cut. All others are published."""
 
 SHAPE = (
     '{"done", "topics": [{"topic", "paused", "messages", "bytes", "channels": [{"channel", "paused", "messages", '
@@ -65,10 +68,11 @@ def run(args: argparse.Namespace) -> int:
 
     with NsqdFolder(args.folder) as folder:
         layouts = [lay_out(folder, topic) for _, topic in sorted(folder.topics.items()) if _kept(topic.name)]
-        damaged = any(layout.damage for layout in layouts)
+        damage = [each for layout in layouts for each in layout.damage]
+        status = exits.FAILED if any(each.lost for each in damage) else exits.PARTLY if damage else exits.OK
         if args.plan:
             _show(args, folder, layouts, done=False)
-            return exits.PARTLY if damaged else exits.OK
+            return status
         name = os.path.basename(folder.path) or "root"
         state = ImportState(args.state or f"{name}.nsqha-import.json", folder, args.to)
         target = HttpTarget(args.to, args.timeout / 1e9)
@@ -95,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             target.close()
         _show(args, folder, layouts, done=True)
         say(f"published {show_count(published)} to {args.to}")
-        return exits.PARTLY if damaged else exits.OK
+        return status
 
 
 def _kept(topic: str) -> bool:

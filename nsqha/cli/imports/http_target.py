@@ -14,6 +14,8 @@ from nsqha import gojson
 from nsqha.cli.brokers.discovery import host_and_port
 from nsqha.cli.terminal import exits
 
+ANSWER_BYTES_MAX = 256 << 20
+
 _U32 = struct.Struct(">I")
 
 
@@ -66,7 +68,7 @@ class HttpTarget:
         try:
             self._connection.request(method, f"{path}?{urlencode(query)}", body)
             response = self._connection.getresponse()
-            answer = response.read()
+            answer = response.read(ANSWER_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             why = str(error) or type(error).__name__

@@ -9,14 +9,19 @@ QUEUE is TOPIC, for what no channel has yet, or TOPIC:CHANNEL. Reading goes from
 the last file: what lies behind the write position was written before a crash and is not in the meta file. A record that
 makes no sense ends its file, as there is no telling where the next one begins; reading continues with the next file.
 
+The meta file says where reading begins and where writing ended, and counts the messages between. After a crash there
+may be more in the files. Less is lost: files are missing or were cut, by whoever copied or cleaned the folder.
+
 nsqd locks its folder with flock; a shared lock here finds one that runs, and keeps it from being started meanwhile.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +37,9 @@ _FILE = re.compile(r"(?P<queue>.+)\.diskqueue\.(?P<number>\d{6,}|meta)\.dat(?P<b
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">qH16s")
 _RECORD_MAX = 1 << 30
+_META_BYTES_MAX = 1 << 10
+_METADATA_BYTES_MAX = 256 << 20
+_NUMBER_MAX = 1 << 62  # of a file, a position, a depth
 METADATA = "nsqd.dat"
 
 
@@ -45,14 +53,17 @@ class Queued(NamedTuple):
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of the folder that hold no readable message."""
+    """Bytes of the folder that hold no readable message, or that are not there."""
 
     file: str
     position: int
     size: int
     why: str
+    lost: bool = False  # nsqd counts messages that are not there
 
     def __str__(self) -> str:
+        if not self.size:
+            return f"{self.file}: {self.why}"
         return f"{self.file}: {self.size:,} bytes from {self.position:,} on cannot be read: {self.why}"
 
 
@@ -71,6 +82,16 @@ class _Metadata(msgspec.Struct):
     """What `nsqd.dat` holds."""
 
     topics: list[_TopicEntry] = []
+
+
+class Extent(NamedTuple):
+    """What a queue has by its meta file."""
+
+    depth: int = 0
+    first: int = 0  # file and position of the next message
+    position: int = 0
+    last: int = 0  # file and position behind the last one
+    end: int = 0
 
 
 @dataclass
@@ -127,16 +148,16 @@ class NsqdFolder:
                 continue
             if match["bad"]:
                 self._bad.append(name)
-            elif match["number"] != "meta":
-                self._files.setdefault(match["queue"], []).append(int(match["number"]))
+            else:
+                numbers = self._files.setdefault(match["queue"], [])
+                numbers += [int(match["number"])] if match["number"] != "meta" else []
         for numbers in self._files.values():
             numbers.sort()
 
     def _read_metadata(self) -> None:
         path = os.path.join(self.path, METADATA)
         try:
-            with open(path, "rb") as file:
-                metadata = gojson.decode(file.read(), _Metadata)
+            metadata = gojson.decode(read_file(path, _METADATA_BYTES_MAX), _Metadata)
         except FileNotFoundError:
             if not self._files:
                 raise exits.Exit(
@@ -144,7 +165,7 @@ class NsqdFolder:
                 ) from None
             self.remarks.append(f"{METADATA} is missing: topics and channels are taken from the names of the files")
             metadata = _Metadata()
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise exits.Exit(exits.FAILED, f"{path} cannot be read as nsqd's metadata: {error}") from None
         self._take_metadata(metadata)
         for queue in self._files:
@@ -179,57 +200,103 @@ class NsqdFolder:
         names = [METADATA] if os.path.exists(os.path.join(self.path, METADATA)) else []
         names += [name for name in sorted(os.listdir(self.path)) if _FILE.fullmatch(name)]
         found = [(name, os.stat(os.path.join(self.path, name))) for name in names]
-        return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
+        return [[name, seen.st_size, seen.st_mtime_ns] for name, seen in found]
 
     # ---- queues
 
     def messages(self, topic: str, channel: str | None, damage: list[Damage]) -> Iterator[Queued]:
-        """The messages of a queue, in its order. What cannot be read is added to `damage`."""
+        """The messages of a queue, in its order. What cannot be read, or is not there, is added to `damage`."""
         queue = topic if channel is None else f"{topic}:{channel}"
-        numbers = self._files.get(queue, [])
-        first, position = self._read_position(queue, damage)
-        wanted = [number for number in numbers if number >= first]
-        if wanted:
-            for missing in sorted(set(range(first or wanted[0], wanted[-1])) - set(wanted)):
-                damage.append(Damage(_name(queue, missing), 0, 0, "the file is missing"))
+        extent = self._extent(queue, damage)
+        wanted = [number for number in self._files.get(queue, []) if number >= extent.first]
+        damage += self._missing(queue, wanted, extent)
+        found = 0
         for number in wanted:
-            yield from self._records(_name(queue, number), position if number == first else 0, damage)
+            name, position = _name(queue, number), extent.position if number == extent.first else 0
+            for message in self._records(name, position, extent.end if number == extent.last else 0, damage):
+                found += 1
+                yield message
+        if found < extent.depth:
+            why = f"it counts {extent.depth:,} messages, and the files have {found:,}"
+            damage.append(Damage(_meta_name(queue), 0, 0, why, lost=True))
         for name in self._bad:
             if name.startswith(f"{queue}.diskqueue."):
                 size = os.path.getsize(os.path.join(self.path, name))
                 damage.append(Damage(name, 0, size, "nsqd has set this file aside as damaged"))
 
-    def _read_position(self, queue: str, damage: list[Damage]) -> tuple[int, int]:
-        name = f"{queue}.diskqueue.meta.dat"
-        try:
-            with open(os.path.join(self.path, name), encoding="ascii") as file:
-                _, read, _ = file.read().split()
-                number, position = read.split(",")
-                return int(number), int(position)
-        except FileNotFoundError:
-            if self._files.get(queue):
-                damage.append(
-                    Damage(name, 0, 0, "the file is missing; the queue is read from the beginning of its files")
-                )
-        except ValueError:
-            damage.append(Damage(name, 0, 0, "it makes no sense; the queue is read from the beginning of its files"))
-        return 0, 0
+    def _missing(self, queue: str, wanted: list[int], extent: Extent) -> Iterator[Damage]:
+        """One for each gap between the files that are there, and the ends that the meta file names."""
+        before = extent.first - 1 if extent.first or extent.end or extent.last else (wanted or [0])[0] - 1
+        end = extent.last + (extent.end > 0 and (extent.first, extent.position) != (extent.last, extent.end))
+        for number in [*wanted, max(end, wanted[-1] + 1) if wanted else end]:
+            if number > before + 1:
+                gap = number - before - 1
+                more = f", and so are the next {gap - 1:,}" if gap > 1 else ""
+                yield Damage(_name(queue, before + 1), 0, 0, f"the file is missing{more}", lost=True)
+            before = number
 
-    def _records(self, name: str, position: int, damage: list[Damage]) -> Iterator[Queued]:
+    def _extent(self, queue: str, damage: list[Damage]) -> Extent:
+        name = _meta_name(queue)
         try:
-            with open(os.path.join(self.path, name), "rb") as file:
+            depth, read, write = read_file(os.path.join(self.path, name), _META_BYTES_MAX).split()
+            numbers = [int(number) for part in (depth, read, write) for number in part.split(b",")]
+            extent = Extent(*numbers)
+            if len(numbers) == len(extent) and all(0 <= number < _NUMBER_MAX for number in numbers):
+                return extent
+            why = "it makes no sense"
+        except FileNotFoundError:
+            if not self._files.get(queue):
+                return Extent()
+            why = "the file is missing"
+        except (ValueError, TypeError):
+            why = "it makes no sense"
+        except OSError as error:
+            why = error.strerror or str(error)
+        damage.append(Damage(name, 0, 0, f"{why}; the queue is read from the beginning of its files"))
+        return Extent()
+
+    def _records(self, name: str, position: int, written: int, damage: list[Damage]) -> Iterator[Queued]:
+        """The messages of a file from `position` on. nsqd has written at least `written` bytes of it."""
+        try:
+            with open_file(os.path.join(self.path, name)) as file:
                 end = os.fstat(file.fileno()).st_size
+                written = max(position, written)
                 file.seek(position)
                 while position < end:
                     record = _record(file, end - position)
                     if isinstance(record, str):
-                        damage.append(Damage(name, position, end - position, record))
+                        damage.append(Damage(name, position, end - position, record, lost=end < written))
                         return
                     timestamp_ns, _, message_id = _HEAD.unpack_from(record)
                     yield Queued(message_id, timestamp_ns, record[_HEAD.size :])
                     position += _SIZE.size + len(record)
+                if end < written:
+                    why = f"it has {end:,} bytes, and nsqd was at {written:,}"
+                    damage.append(Damage(name, end, 0, why, lost=True))
         except OSError as error:
             damage.append(Damage(name, position, 0, error.strerror or str(error)))
+
+
+def open_file(path: str) -> BinaryIO:
+    """Open a regular file. OSError for anything else: a pipe would be waited for, and a device may have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "this is no regular file")
+    return open(descriptor, "rb")
+
+
+def read_file(path: str, bytes_max: int) -> bytes:
+    """All bytes of a regular file. OSError as `open_file`, and for a longer one."""
+    with open_file(path) as file:
+        found = file.read(bytes_max + 1)
+    if len(found) > bytes_max:
+        raise OSError(errno.EFBIG, f"it has more than {bytes_max:,} bytes")
+    return found
+
+
+def _meta_name(queue: str) -> str:
+    return f"{queue}.diskqueue.meta.dat"
 
 
 def _name(queue: str, number: int) -> str:

@@ -13,11 +13,12 @@ from itertools import islice
 
 from nsqha.cli.imports.http_target import HttpTarget
 from nsqha.cli.imports.layout import TopicLayout
-from nsqha.cli.imports.nsqd_folder import NsqdFolder, Queued
+from nsqha.cli.imports.nsqd_folder import NsqdFolder, Queued, read_file
 from nsqha.cli.terminal import exits
 
 RUN_MESSAGES = 200
 RUN_BYTES = 256 << 10
+STATE_BYTES_MAX = 256 << 20
 
 
 class ImportState:
@@ -28,15 +29,14 @@ class ImportState:
         self.begun: dict[str, list[int]] = {}  # topic -> level, messages of it that are acknowledged
         self._head = {"source": folder.path, "target": target, "files": folder.fingerprint()}
         try:
-            with open(path, encoding="utf-8") as file:
-                found = json.load(file)
+            found = json.loads(read_file(path, STATE_BYTES_MAX))
             if any(found[key] != value for key, value in self._head.items()):
                 why = "is of an import of another folder, to another broker, or nsqd has written to the folder since"
                 raise exits.Exit(exits.CONFLICT, f"{path} {why}; to begin from the start, name another with --state")
             self.begun = found["topics"]
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise exits.Exit(exits.FAILED, f"{path} cannot be read as the state of an import: {error}") from None
 
     def reached(self, topic: str, level: int, published: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nsqha.cli import build_parser
 from nsqha.cli.imports import takeover
 from nsqha.cli.imports.layout import lay_out
 from nsqha.cli.imports.nsqd_folder import NsqdFolder
@@ -170,3 +171,127 @@ def test_a_folder_in_use_is_refused_and_nothing_in_it_is_changed(source):
     with NsqdFolder(str(source)) as folder:
         lay_out(folder, folder.topics["t"])
     assert before == {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in source.iterdir()}
+
+
+def three_files(source: Path, *, missing: tuple[int, ...] = ()) -> None:
+    nsqd_data(source, channels={"c": False})
+    for number in range(3):
+        data = b"".join(record(100 * number + one) for one in range(100))
+        if number not in missing:
+            (source / f"t:c.diskqueue.{number:06d}.dat").write_bytes(data)
+    (source / "t:c.diskqueue.meta.dat").write_text(f"300\n0,0\n2,{len(data)}\n")
+
+
+def damage_of(source: Path) -> list[str]:
+    with NsqdFolder(str(source)) as folder:
+        return [str(damage) for damage in lay_out(folder, folder.topics["t"]).damage]
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ((), None),
+        ((0,), "t:c.diskqueue.000000.dat: the file is missing"),
+        ((1,), "t:c.diskqueue.000001.dat: the file is missing"),
+        ((2,), "t:c.diskqueue.000002.dat: the file is missing"),
+        ((1, 2), "t:c.diskqueue.000001.dat: the file is missing, and so are the next 1"),
+        ((0, 1, 2), "t:c.diskqueue.000000.dat: the file is missing, and so are the next 2"),
+    ],
+)
+def test_files_that_nsqd_counts_and_that_are_not_there_are_damage(
+    source: Path, missing: tuple[int, ...], said: str | None
+) -> None:
+    three_files(source, missing=missing)
+    count = f"t:c.diskqueue.meta.dat: it counts 300 messages, and the files have {300 - 100 * len(missing)}"
+    assert damage_of(source) == ([] if said is None else [said, count])
+    args = build_parser("import").parse_args(["import", "nsqd", str(source), "--plan"])
+    assert args.run(args) == (exits.OK if said is None else exits.FAILED)
+
+
+def test_a_file_that_was_cut_between_two_records_is_damage(source: Path) -> None:
+    nsqd_data(source, channels={"c": False})
+    path = write_queue(source, "t:c", [1, 2])
+    path.write_bytes(record(1))
+    assert damage_of(source) == [
+        f"t:c.diskqueue.000000.dat: it has {len(record(1))} bytes, and nsqd was at {2 * len(record(1))}",
+        "t:c.diskqueue.meta.dat: it counts 2 messages, and the files have 1",
+    ]
+
+
+def test_a_read_position_behind_the_end_is_damage(source: Path) -> None:
+    nsqd_data(source, channels={"c": False})
+    path = write_queue(source, "t:c", [1, 2], read=2)
+    assert damage_of(source) == []
+    path.write_bytes(b"")
+    assert len(damage_of(source)) == 1
+
+
+def test_more_than_nsqd_counted_is_none(source: Path) -> None:
+    """It was written before a crash, and the meta file was not written any more."""
+    nsqd_data(source, channels={"c": False})
+    path = write_queue(source, "t:c", [1, 2])
+    path.write_bytes(path.read_bytes() + record(3))
+    (source / "t:c.diskqueue.000001.dat").write_bytes(record(4))
+    assert damage_of(source) == []
+
+
+def test_an_empty_queue_needs_no_file(source: Path) -> None:
+    nsqd_data(source, channels={"c": False})
+    for meta in ("0\n0,0\n0,0\n", "0\n7,0\n7,0\n", "0\n7,99\n7,99\n"):
+        (source / "t:c.diskqueue.meta.dat").write_text(meta)
+        assert damage_of(source) == []
+
+
+def test_a_queue_of_which_only_the_meta_file_is_left_is_seen(source: Path) -> None:
+    (source / "t:c.diskqueue.meta.dat").write_text("5\n0,0\n0,99\n")
+    assert len(damage_of(source)) == 2
+
+
+@pytest.mark.parametrize("meta", ["", "1\n0,0\n", "1\n0\n0\n", "-1\n0,0\n0,0\n", f"1\n0,{10**30}\n0,0\n", "\xff"])
+def test_a_meta_file_without_sense_is_one_line(source: Path, meta: str) -> None:
+    nsqd_data(source, channels={"c": False})
+    write_queue(source, "t:c", [1])
+    (source / "t:c.diskqueue.meta.dat").write_text(meta)
+    (line,) = damage_of(source)
+    assert line == "t:c.diskqueue.meta.dat: it makes no sense; the queue is read from the beginning of its files"
+
+
+def test_numbers_far_apart_are_one_gap(source: Path) -> None:
+    nsqd_data(source, channels={"c": False})
+    write_queue(source, "t:c", [1])
+    (source / "t:c.diskqueue.999999999999999.dat").write_bytes(record(2))
+    (line,) = damage_of(source)
+    assert "and so are the next 999,999,999,999,997" in line
+
+
+@pytest.mark.parametrize("name", ["t:c.diskqueue.000000.dat", "t:c.diskqueue.meta.dat"])
+def test_a_pipe_or_a_device_in_place_of_a_queue_is_not_read(source: Path, name: str) -> None:
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
+        nsqd_data(source, channels={"c": False})
+        write_queue(source, "t:c", [1])
+        (source / name).unlink()
+        make(source / name)
+        assert "this is no regular file" in damage_of(source)[0]
+        (source / name).rmdir() if make is os.mkdir else (source / name).unlink()
+
+
+def test_metadata_that_cannot_be_read_is_one_line(source: Path) -> None:
+    path = source / "nsqd.dat"
+    for make in (
+        os.mkfifo,
+        lambda path: os.symlink("/dev/zero", path),
+        lambda path: path.write_text("[" * 1_000_000),
+        lambda path: path.write_text('{"topics":' + "[" * 1_000_000),
+    ):
+        make(path)
+        with pytest.raises(exits.Exit, match="cannot be read as nsqd's metadata") as caught:
+            NsqdFolder(str(source))
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+        path.unlink()
+
+
+def test_a_state_that_cannot_be_read_is_one_line(source: Path, tmp_path: Path) -> None:
+    nsqd_data(source, channels={"c": False})
+    os.mkfifo(tmp_path / "state")
+    with NsqdFolder(str(source)) as folder, pytest.raises(exits.Exit, match="cannot be read as the state"):
+        ImportState(str(tmp_path / "state"), folder, "x:1")
