@@ -239,7 +239,8 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
     cursors = []
     windows = []
     times = [topic.ended.times(name)]
-    paused = False
+    listed = topic.record.channels.channels.get(name)
+    paused = listed is not None and listed.paused  # where it is led, the channel itself knows
     died = Counter[Reason]()
     for partition in topic.led:
         yield from _channel_prepared(topic, partition, name, now)

@@ -75,6 +75,16 @@ async def test_what_a_partition_counted_is_in_the_sum_once_when_it_is_not_led_an
     assert found.message_count == channel.message_count == 2
 
 
+@on_a_broker
+async def test_a_node_that_does_not_lead_shows_whether_a_channel_is_paused(broker: Broker) -> None:
+    topic = await with_a_channel(broker)
+    await broker.channels.create("t", "other")
+    await broker.channels.pause("t", "c", True)
+    topic.remove_led(topic.led[0], "moved")
+    (found,) = broker.snapshot().topics
+    assert {channel.channel_name: channel.paused for channel in found.channels} == {"c": True, "other": False}
+
+
 async def with_a_channel(broker: Broker) -> Topic:
     await broker.topics.create_topic("t", TopicSettings())
     await broker.channels.create("t", "c")
