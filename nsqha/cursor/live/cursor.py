@@ -64,6 +64,8 @@ class ChannelCursor:
         self.context = context
         self.is_dirty = False
         self._counted_from = committed.floor  # where message_count begins
+        self.inherited = 0
+        """Messages that waited, or were finished behind one that did, where `message_count` begins."""
         self.passing = PassingOver()
         self.dead = DeadLetters(self.name, context.policies, ephemeral=self.ephemeral)
         self.reload()
@@ -240,6 +242,7 @@ class ChannelCursor:
     def count_from(self, offset: int) -> None:
         """`message_count` begins here: what was handed over before this leader began is not counted again."""
         self._counted_from = offset
+        self.inherited = max(offset - self.floor, 0)
 
     # ---- into the log
 

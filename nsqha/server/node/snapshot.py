@@ -208,6 +208,7 @@ def _topic_in_steps(topic: Topic, now: Now, clients: bool, side: ClusterSide) ->
         depth=unhanded,
         backend_depth=0 if topic.ephemeral else unhanded,
         message_count=sum(p.batches.publishes.message_count for p in topic.led) + topic.ended.topic["message_count"],
+        inherited_count=sum(p.inherited for p in topic.led) + topic.ended.topic["inherited_count"],
         message_bytes=sum(p.batches.publishes.message_bytes for p in topic.led) + topic.ended.topic["message_bytes"],
         paused=topic.record.channels.paused,
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
@@ -240,6 +241,7 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
     windows = []
     times = [topic.ended.times(name)]
     listed = topic.record.channels.channels.get(name)
+    inherited = 0
     paused = listed is not None and listed.paused  # where it is led, the channel itself knows
     died = Counter[Reason]()
     for partition in topic.led:
@@ -254,6 +256,7 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
         if channel.answers.finished or not channel.answers.followed.handed_out.empty:
             times.append(channel.answers.times())
         cursors.append(cursor_stats(partition, channel, delivery.stuck or "", now))
+        inherited += channel.cursor.inherited
         if cursors[-1].died_count:
             died.update(channel.cursor.dead.died)
         yield
@@ -268,6 +271,7 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
         in_flight_count=sum(c.in_flight_count for c in cursors),
         deferred_count=sum(c.deferred_count for c in cursors),
         message_count=sum(c.message_count for c in cursors) + ended["message_count"],
+        inherited_count=inherited + ended["inherited_count"],
         requeue_count=sum(c.requeue_count for c in cursors) + ended["requeue_count"],
         timeout_count=sum(c.timeout_count for c in cursors) + ended["timeout_count"],
         finish_count=sum(c.finish_count for c in cursors) + ended["finish_count"],

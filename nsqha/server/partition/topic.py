@@ -99,11 +99,16 @@ class EndedCounts:
     def keep(self, partition: Partition) -> None:
         """The partition is not led here any more."""
         published = partition.batches.publishes
-        self.topic.update(message_count=published.message_count, message_bytes=published.message_bytes)
+        self.topic.update(
+            message_count=published.message_count,
+            message_bytes=published.message_bytes,
+            inherited_count=partition.inherited,
+        )
         for name, delivery in partition.deliveries.items():
             channel = delivery.channel
             self._channels[name].update(
                 message_count=channel.cursor.message_count,
+                inherited_count=channel.cursor.inherited,
                 requeue_count=channel.answers.requeued,
                 timeout_count=channel.answers.timed_out,
                 finish_count=channel.finished_count,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nsqha.server.http.stats import Selection, select
 from nsqha.server.node.snapshot import topic_stats
 from nsqha.server.partition.group_commit import BATCH_BYTES
 from nsqha.server.routing.relay_server import UNTAKEN_BYTES, joined
@@ -409,6 +410,34 @@ def test_counters_do_not_go_back_when_a_partition_moves():
         await until(lambda: counted(1)[:2] == (4, 6))
 
     RelayNodes(partitions=2).run(story)
+
+
+def test_after_a_leader_moves_no_more_messages_wait_than_are_counted():
+    side: Any = SimpleNamespace(replication=lambda *_: {}, changes=lambda _: {})
+
+    async def story(nodes: Any) -> None:
+        def figures(node: int) -> tuple[int, int, int, int]:
+            """Depth and count of the channel, count of the topic, and what it has published here."""
+            stats = topic_stats(nodes[node].topic, nodes[node].now(), False, side)
+            in_cluster: Any = SimpleNamespace(topics=(stats,), producers=(), node=SimpleNamespace(cluster=True))
+            (shown,) = select(in_cluster, Selection()).topics or ()
+            (channel,) = [c for c in shown.channels if c.channel_name == "c"]
+            return channel.depth, channel.message_count, shown.message_count, stats.message_count
+
+        nodes.elect(1)
+        await until(lambda: all(p.serving for p in nodes[1].topic.led))
+        nodes[1].publish(b"a", b"b", b"c")
+        await until(lambda: figures(1) == (3, 3, 3, 3))
+        nodes.elect(2)
+        await until(lambda: all(p.serving for p in nodes[2].topic.led))
+        assert figures(2) == (3, 3, 3, 0), "metrics add up what nodes have published"
+        nodes[2].publish(b"d")
+        await until(lambda: figures(2) == (4, 4, 4, 1))
+        nodes.elect(1)
+        await until(lambda: all(p.serving for p in nodes[1].topic.led))
+        assert figures(2)[2:] == (4, 1), "it does not go back"
+
+    RelayNodes().run(story)
 
 
 def test_a_consumer_that_names_a_partition_gets_that_one_alone_wherever_it_is_led():
