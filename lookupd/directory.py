@@ -142,11 +142,15 @@ class LookupDirectory:
 def meta_info(record: TopicRecord) -> dict[str, Any]:
     """The answer to `metainfo` of clients of the Youzan fork."""
     replicas = record.settings.replicas or max((len(meta.replicas) for meta in record.partitions.values()), default=0)
+    return meta_of(len(record.partitions), replicas, record.settings.ordered)
+
+
+def meta_of(partitions: int, replicas: int, ordered: bool) -> dict[str, Any]:
     return {
-        "partition_num": len(record.partitions),
+        "partition_num": partitions,
         "replica": replicas,
         "extend_support": False,
-        "ordered": record.settings.ordered,
+        "ordered": ordered,
         "multi_part": True,
         "disable_channel_auto_create": False,
     }

@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from lookupd.cluster_api import ClusterApi, LookupCluster, number
-from lookupd.directory import meta_info, producer
+from lookupd.directory import meta_info, meta_of, producer
 from lookupd.fork_api import ForkApi, settings_of
 from lookupd.registry import Peer, Registry
 from nsqha import NSQ_VERSION
@@ -154,23 +154,30 @@ class LookupdApi:
         if registered is None and leaders is None:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         wanted = query.get("partition") or "*"
+        stock = [production.peer for production in registered or ()]
+        alone = stock[0] if len(stock) == 1 and leaders is None else None  # a node without a cluster
+        numbers = range(registered[0].partitions) if registered and alone else range(0)
         if wanted != "*":
             chosen = number(request, "partition", None, 0, PARTITIONS_MAX)
+            numbers = range(chosen, chosen + 1) if chosen in numbers else range(0)
             leaders = {n: node for n, node in (leaders or {}).items() if n == chosen}
         # One entry per node, however many partitions it leads.
         nodes = {node.node_uid: node for node in (leaders or {}).values()}
-        stock = registered or []
         if leaders is not None:
             ours = self._our_addresses()
             stock = [peer for peer in stock if _address(peer) not in ours]
-        shown = chain(map(producer, nodes.values()), map(_peer, stock if wanted == "*" else ()))
+        peers = stock if wanted == "*" else [alone] if alone and numbers else []
+        shown = chain(map(producer, nodes.values()), map(_peer, peers))
         answer = {"channels": self._channels(topic), "producers": json_values(shown)}
         if access or query.get("partition") is not None or query.get("metainfo") is not None:
-            answer["partitions"] = json_parts({str(n): producer(node) for n, node in (leaders or {}).items()})
+            led = {str(n): producer(node) for n, node in (leaders or {}).items()}
+            answer["partitions"] = json_parts(led | {str(n): _peer(alone) for n in numbers if alone})
         if self._cluster is not None and query.get("metainfo") is not None:
             found = self._cluster.view.topics.get(topic)
             if found is not None:
                 answer["meta"] = json_parts(meta_info(found.record))
+        if alone and registered and query.get("metainfo") is not None:
+            answer["meta"] = json_parts(meta_of(registered[0].partitions, replicas=1, ordered=False))
         return JsonStream(json_object(answer))
 
     def _leaders(self, topic: str, access: str) -> dict[int, NodeInfo] | None:

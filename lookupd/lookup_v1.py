@@ -6,8 +6,9 @@
     daemon  -> [size i32][text]                                no frame type; OK, JSON, or an error
     peer    -> "AUTH\\n" [size i32][secret]                     as in V2, where the answer to IDENTIFY has auth_required
 
-Commands: IDENTIFY (once, before any registration), AUTH, REGISTER topic [channel], UNREGISTER topic [channel], PING.
-Replies leave in command order. Every error is fatal: it is sent, then the connection closes.
+Commands: IDENTIFY (once, before any registration), AUTH, REGISTER topic [channel], UNREGISTER topic [channel], PING. A
+broker of ours that has all partitions of a topic says how many: `REGISTER topic  4`, an empty channel and the number,
+which nsqlookupd ignores. Replies leave in command order. Every error is fatal: it is sent, then the connection closes.
 
 A daemon with an access file admits a peer by its address or by AUTH (`Admission`). Until then the peer is in no list:
 consumers connect to what is listed, and show their tokens there. The file may change: `judge_again`.
@@ -30,7 +31,7 @@ from lookupd.registry import Peer, PeerInfo, Registry
 from nsqha import gojson
 from nsqha.access.tokens import TOKEN_BYTES_MAX
 from nsqha.clock import Now
-from nsqha.ids import valid_name
+from nsqha.ids import PARTITIONS_MAX, valid_name
 
 MAGIC = b"  V1"
 LINE_BYTES_MAX = 4096
@@ -245,7 +246,9 @@ class LookupSession:
 
     def _register(self, params: list[str]) -> bytes:
         peer, topic, channel = self._named("REGISTER", params)
-        if not self._registry.register(peer, topic, channel):
+        word = params[2] if len(params) > 2 and not channel else ""
+        partitions = int(word) if word.isascii() and word.isdecimal() and len(word) < 5 else 0
+        if not self._registry.register(peer, topic, channel, min(partitions, PARTITIONS_MAX)):
             raise _Fatal("E_INVALID REGISTER too many topics and channels are registered")
         self._say("lookup_register", f"DB: client({self._peer_id}) REGISTER topic:{topic} channel:{channel}")
         return b"OK"

@@ -62,6 +62,7 @@ class Production:
 
     peer: Peer
     tombstone: Now | None = None
+    partitions: int = 1  # that the topic has there
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +80,8 @@ class Lookup:
 
     channels: list[str]
     producers: list[Peer]
+    partitions: int = 0
+    """How many there are, all of them at the one producer; 0: with several producers there is no telling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,9 @@ class Registry:
         if self._peers.get(peer.id) is peer:
             del self._peers[peer.id]
 
-    def register(self, peer: Peer, topic: str, channel: str = "") -> bool:
-        """Add the peer to the topic and, if given, to its channel. False: NAMES_MAX or REGISTRATIONS_MAX is reached."""
+    def register(self, peer: Peer, topic: str, channel: str = "", partitions: int = 0) -> bool:
+        """Add the peer to the topic and, if given, to its channel. False: NAMES_MAX or REGISTRATIONS_MAX is reached.
+        `partitions`: how many the topic has there; 0: not said."""
         if self._registered + 2 > REGISTRATIONS_MAX or not self.create(topic, channel):
             return False
         entry = self._topics[topic]
@@ -123,6 +127,8 @@ class Registry:
             self._registered += known is None
             entry.producers[peer.id] = Production(peer)
             peer.topics.setdefault(topic, set())
+        if partitions or not channel:
+            entry.producers[peer.id].partitions = partitions or 1
         if channel:
             members = entry.channels[channel]
             self._registered += peer.id not in members
@@ -223,15 +229,18 @@ class Registry:
     def lookup(self, topic: str, now: Now) -> Lookup | None:
         """Who can be connected to for `topic` now; None for an unknown topic."""
         shown = self.producers(topic, now)
-        return None if shown is None else Lookup(self.channels(topic), shown)
+        if shown is None:
+            return None
+        partitions = shown[0].partitions if len(shown) == 1 else 0
+        return Lookup(self.channels(topic), [production.peer for production in shown], partitions)
 
-    def producers(self, topic: str, now: Now) -> list[Peer] | None:
+    def producers(self, topic: str, now: Now) -> list[Production] | None:
         """The same without the channels."""
         entry = self._topics.get(topic)
         if entry is None:
             return None
         return [
-            production.peer
+            production
             for production in entry.producers.values()
             if self._active(production.peer, now) and not self._hidden(production, now)
         ]

@@ -130,21 +130,25 @@ class Registrar:
         registrations: Registrations,
         *,
         answer_bytes_max: int,
+        partitions: Callable[[str], int] = lambda _: 0,
         channels_max: int = 0,
         connect_seconds: float = 2.0,
         request_seconds: float = 5.0,
         credentials: Credentials | None = None,
     ) -> None:
-        """`channels_max`: what a new topic may begin with; 0: no limit."""
+        """`partitions`: how many a topic has, if all of them are here. `channels_max`: what a new topic may begin
+        with; 0: no limit."""
         self._credentials = credentials or Credentials()
         self._identity = identity
         self._registrations = registrations
+        self._partitions = partitions
         self._answer_bytes_max = answer_bytes_max
         self._channels_max = channels_max
         self._seconds = (connect_seconds, request_seconds)
         self._peers: dict[str, _Peer] = {}
         self._tasks = TaskGroup()
         self._announced = {topic: set(channels) for topic, channels in registrations().items()}
+        self._announced_partitions = {topic: max(partitions(topic), 1) for topic in self._announced}
         self._session: aiohttp.ClientSession | None = None
         self._told_of_port = False
         self._logger = Logger("lookupd")
@@ -168,7 +172,7 @@ class Registrar:
         for address in wanted:
             if address not in self._peers:
                 self._logger.info("lookupd_added", "LOOKUP: adding peer %s", address)
-                peer = _Peer(address, self._identity, self._registrations, self._answer_bytes_max, self._credentials)
+                peer = _Peer(address, self._identity, self._everything, self._answer_bytes_max, self._credentials)
                 self._peers[address] = peer
                 peer.task = self._tasks.spawn(peer.run())
 
@@ -191,8 +195,10 @@ class Registrar:
     def changed(self, topic: str, channels: Iterable[str] | None) -> None:
         """What this node has of a topic now, None: nothing. The daemons hear what is new about that."""
         before, now = self._announced.get(topic), None if channels is None else set(channels)
-        if before is None and now is not None:
-            self._tell(f"REGISTER {topic}\n")
+        partitions = max(self._partitions(topic), 1)
+        if now is not None and (before is None or partitions != self._announced_partitions[topic]):
+            self._tell(_registering(topic, partitions))
+            self._announced_partitions[topic] = partitions
         for channel in sorted((now or set()) - (before or set())):
             self._tell(f"REGISTER {topic} {channel}\n")
         for channel in sorted((before or set()) - (now or set())):
@@ -201,7 +207,7 @@ class Registrar:
             self._announced[topic] = now
         elif before is not None:
             self._tell(f"UNREGISTER {topic}\n")
-            del self._announced[topic]
+            del self._announced[topic], self._announced_partitions[topic]
 
     def channels_changed(self, topic: str, channels: Mapping[str, bool]) -> None:
         """Which of these channels there are now of a topic that this node has."""
@@ -213,6 +219,15 @@ class Registrar:
             elif not there and channel in announced:
                 announced.remove(channel)
                 self._tell(f"UNREGISTER {topic} {channel}\n")
+
+    def _everything(self) -> list[str]:
+        lines = []
+        for topic, channels in self._registrations().items():
+            lines += [f"REGISTER {topic} {channel}\n" for channel in channels]
+            partitions = self._partitions(topic)
+            if not channels or partitions > 1:
+                lines.append(_registering(topic, partitions))
+        return lines
 
     def _tell(self, line: str) -> None:
         for peer in self._peers.values():
@@ -310,6 +325,12 @@ def _why(error: Exception, seconds: float) -> str:
     )  # aiohttp keeps the error of the socket there
 
 
+def _registering(topic: str, partitions: int) -> str:
+    """The command for a topic. With several partitions, all of them here, their number follows an empty channel: our
+    daemon shows them, nsqlookupd ignores the word."""
+    return f"REGISTER {topic}  {partitions}\n" if partitions > 1 else f"REGISTER {topic}\n"
+
+
 class _Channels(msgspec.Struct):
     channels: list[str] = []
 
@@ -321,17 +342,18 @@ class _Peer:
         self,
         address: str,
         identity: ProducerIdentity,
-        registrations: Registrations,
+        everything: Callable[[], list[str]],
         answer_bytes_max: int,
         credentials: Credentials,
     ) -> None:
+        """`everything`: the commands that register what there is."""
         self._credentials = credentials
         self._by_token = False  # the next try: the daemon has another cluster's secret
         self.info: LookupInfo | None = None  # None while it does not know us
         self.tried = asyncio.Event()  # it knows us, or did not the first time
         self._address = address
         self._identity = identity
-        self._registrations = registrations
+        self._everything = everything
         self._answer_bytes_max = answer_bytes_max
         self._changes: list[bytes] = []
         self._unanswered = 0
@@ -382,7 +404,7 @@ class _Peer:
                     await self._authenticate(reader, writer, info, identity)
             self._logger.info("lookupd_connected", "LOOKUPD(%s): peer info %s", self._address, info, peer=self._address)
             # No await between these two: a change is either in the list or comes as a change.
-            self._changes = self._everything()
+            self._changes = [line.encode() for line in self._everything()]
             self.info = info
             self.tried.set()
             self._unanswered = 0
@@ -417,14 +439,6 @@ class _Peer:
         if not self._credentials.trusted(self._address):
             raise LookupdLost(UNTOLD)
         return (await self._credentials.token()).encode()
-
-    def _everything(self) -> list[bytes]:
-        lines = []
-        for topic, channels in self._registrations().items():
-            lines += [f"REGISTER {topic} {channel}\n".encode() for channel in channels]
-            if not channels:
-                lines.append(f"REGISTER {topic}\n".encode())
-        return lines
 
     async def _talk(self, writer: asyncio.StreamWriter, answers: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()

@@ -434,6 +434,7 @@ class Node:
                 topology_region=options.topology_region,
             ),
             broker.topics.registrations,
+            partitions=broker.topics.partitions_here,
             answer_bytes_max=options.max_body_size,
             channels_max=options.max_topic_channels,
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,

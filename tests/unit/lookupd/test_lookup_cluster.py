@@ -142,11 +142,10 @@ def test_a_node_without_a_port_is_named_to_nobody(address: str) -> None:
 
     async def story(s: Site) -> None:
         s.world.create(partitions=2)
-        await s.world.led()
-        view, now = s.world.store.watch.view(), read(s.clock)
-        directory = LookupDirectory(45)
-        leaders = directory.leaders(view, "t", now)
-        assert leaders is not None and len(leaders) == 2
+        directory, now = LookupDirectory(45), read(s.clock)
+        await s.world.until(lambda: len(directory.leaders(s.world.store.watch.view(), "t", now) or ()) == 2)
+        view = s.world.store.watch.view()
+        leaders = directory.leaders(view, "t", now) or {}
         leader = leaders[0].node_uid
         changed = replace(view.nodes[leader], tcp_address=address)
         without = replace(view, nodes={**view.nodes, leader: changed})

@@ -73,6 +73,31 @@ def test_identify_is_read_as_nsqlookupd_reads_it() -> None:
     assert (info.broadcast_address, info.hostname) == ("caf\ufffd", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "partitions"),
+    [
+        (b"REGISTER t", 1),
+        (b"REGISTER t c", 1),
+        (b"REGISTER t  4", 4),
+        (b"REGISTER t  4\nREGISTER t c", 4),
+        (b"REGISTER t  4\nREGISTER t", 1),
+        (b"REGISTER t c 4", 1),
+        (b"REGISTER t  9999", 1023),
+        (b"REGISTER t  99999", 1),
+        (b"REGISTER t  x", 1),
+    ],
+)
+def test_a_producer_that_has_all_partitions_says_how_many(line: bytes, partitions: int) -> None:
+    talk = Talk()
+    talk.send(IDENTIFY + line + b"\n")
+    found = talk.registry.lookup("t", T0)
+    assert found is not None and found.partitions == partitions
+    other = LookupSession(talk.registry, "1.2.3.4:6", b"{}", lambda *_: None)
+    other.receive(b"  V1" + IDENTIFY + b"REGISTER t  2\n", T0)
+    found = talk.registry.lookup("t", T0)
+    assert found is not None and found.partitions == 0, "which of them has which there is no telling"
+
+
 def test_ping_keeps_the_producer_shown() -> None:
     talk = Talk()
     talk.send(IDENTIFY)

@@ -126,6 +126,27 @@ def test_a_producer_from_hello_to_goodbye() -> None:
     run(story)
 
 
+def test_the_partitions_of_a_node_without_a_cluster_are_shown_to_clients_of_the_fork() -> None:
+    async def story(world: World) -> None:
+        nsqd = await world.nsqd()
+        await nsqd.identify()
+        await nsqd.ask(b"REGISTER t  3")
+        plain = await world.get("/lookup?topic=t")
+        assert isinstance(plain, dict) and list(plain) == ["channels", "producers"]
+        (producer,) = plain["producers"]
+        whole = await world.get("/lookup?topic=t&access=w&metainfo=true")
+        assert isinstance(whole, dict)
+        assert whole["producers"] == [producer]
+        assert whole["partitions"] == {"0": producer, "1": producer, "2": producer}
+        assert whole["meta"]["partition_num"] == 3
+        for number, shown in ((2, [producer]), (3, [])):
+            one = await world.get(f"/lookup?topic=t&partition={number}")
+            assert isinstance(one, dict)
+            assert one["producers"] == shown and one["partitions"] == {str(number): producer for producer in shown}
+
+    run(story)
+
+
 def test_tombstones_and_silence_follow_the_clock_and_the_flags() -> None:
     async def story(world: World) -> None:
         nsqd = await world.nsqd()

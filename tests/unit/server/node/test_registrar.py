@@ -194,6 +194,20 @@ def test_changes_are_told_as_they_happen() -> None:
     run(conversation, lambda: {"a": []})
 
 
+def test_the_number_of_partitions_is_told_if_all_are_here() -> None:
+    counts = {"a": 4, "b": 1, "c": 0}
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a x", "REGISTER a  4", "REGISTER b", "REGISTER c")
+        for topic, count in (("a", 6), ("b", 1), ("c", 1), ("d", 2)):
+            counts[topic] = count
+            registrar.changed(topic, ["x"] if topic == "a" else [])
+        await lookupd.until_heard("REGISTER a  6", "REGISTER d  2")
+
+    run(conversation, lambda: {"a": ["x"], "b": [], "c": []}, partitions=lambda topic: counts.get(topic, 0))
+
+
 def test_of_some_channels_only_what_is_new_is_told() -> None:
     async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
         registrar.set_peers([address])
