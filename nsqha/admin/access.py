@@ -34,7 +34,7 @@ from nsqha.access.surfaces import ADMINISTER, BODIES_TOO, DEAD_LETTER_TOPIC, GRP
 from nsqha.election.policy import target_topic
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, segments_pb2
-from nsqha.server.authorization.audit import AdminAction, Audit
+from nsqha.server.authorization.audit import AdminAction, Audit, skips_text
 from nsqha.server.authorization.guard import FORBIDDEN, TOO_MANY, UNAUTHORIZED, UNKNOWN, Denied, Guard, bearer
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers.api import ADMINISTRATOR_URI, PeerIdentity
@@ -329,10 +329,18 @@ def target_of(request: Any) -> str:
 
 
 def outcome_of(answer: Any) -> str:
-    """`done`, or in how many partitions it failed: an answer has a line for each."""
+    """`done`, or in how many partitions it failed: an answer has a line for each; and how many messages that were never
+    finished it skips."""
     lists = [getattr(answer, field.name) for field in answer.DESCRIPTOR.fields if field.is_repeated]
-    failed = sum(bool(getattr(part, "error", "")) for parts in lists for part in parts)
-    return f"failed: PARTITIONS ({failed})" if failed else "done"
+    parts = [part for parts in lists for part in parts]
+    failed = sum(bool(getattr(part, "error", "")) for part in parts)
+    skips = sum(_skips_of(one) for one in (answer, *parts))
+    return (f"failed: PARTITIONS ({failed})" if failed else "done") + skips_text(skips)
+
+
+def _skips_of(answer: Any) -> int:
+    counts = (getattr(answer, name, 0) for name in ("skipped", "messages_lost"))
+    return sum(count for count in counts if isinstance(count, int))
 
 
 def _outcome(code: Any) -> str:

@@ -213,6 +213,16 @@ class Describer:
         whole = self._whole_channel(topic, request.channel, parts, elsewhere)
         return admin_pb2.DescribeChannelResponse(channel=whole, unreachable=elsewhere.lost)
 
+    async def unfinished(self, topic: str, channel: str = "") -> int:
+        """Messages that consumers of the channel still have to do with, or that no channel of the topic got yet; of
+        partitions whose leader does not answer none. NotFound."""
+        if not channel:
+            of_topic = (await self.topic(admin_pb2.DescribeTopicRequest(topic=topic))).topic
+            return sum(max(p.log_end_offset - p.pump_offset, 0) for p in of_topic.partitions)
+        wanted = admin_pb2.DescribeChannelRequest(topic=topic, channel=channel)
+        one = (await self.channel(wanted)).channel
+        return 0 if one.reader else int(one.depth + one.in_flight + one.deferred)
+
     def _whole_channel(self, topic: Topic, name: str, parts: Sequence[Any], elsewhere: NodeAnswers) -> Any:
         record = self._record(topic)
 

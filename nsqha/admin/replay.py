@@ -18,7 +18,7 @@ A plan's bytes come from the commitlog: no message is read for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.cursor import events
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError
 from nsqha.pb.v1 import admin_pb2
+from nsqha.server.topics.channels import in_steps
 
 if TYPE_CHECKING:
     from nsqha.admin.peer_admins import PeerAdmins
@@ -56,7 +57,7 @@ class MoveChannel:
     topic: Topic
     rpc: str
     message: Any
-    plan: Callable[[Partition], PlannedSeek]
+    plan: Callable[[Partition], Awaitable[PlannedSeek]]
 
     async def here(self, numbers: list[int]) -> dict[int, Any]:
         planned: dict[int, PlannedSeek] = {}
@@ -64,7 +65,7 @@ class MoveChannel:
         led = {partition.number: partition for partition in serving(self.topic, numbers)}
         for number, partition in led.items():
             try:
-                planned[number] = self.plan(partition)
+                planned[number] = await self.plan(partition)
             except _UnknownId:
                 raise
             except NsqhaError as error:
@@ -100,9 +101,9 @@ async def seek(broker: Broker, message: Any, fan_out: FanOut) -> Any:
     numbers, number = concerned(topic, message, message_id)
     _check(target)
 
-    def plan(partition: Partition) -> PlannedSeek:
+    async def plan(partition: Partition) -> PlannedSeek:
         to = _offset_of(partition, target, number, topic.name)
-        found = partition.cursors.requests.plan_seek(message.channel, to)
+        found = await in_steps(partition.cursors.requests.planning_seek(message.channel, to))
         return PlannedSeek(to, _answer(partition, found, _before_log(partition, target, found)))
 
     return _response(message, await fan_out.answers(MoveChannel(broker, topic, "Seek", message, plan), numbers))
@@ -113,8 +114,8 @@ async def undo(broker: Broker, message: Any, fan_out: FanOut) -> Any:
     topic = _topic(broker, message)
     numbers, _ = concerned(topic, message)
 
-    def plan(partition: Partition) -> PlannedSeek:
-        found = partition.cursors.requests.plan_undo(message.channel)
+    async def plan(partition: Partition) -> PlannedSeek:
+        found = await in_steps(partition.cursors.requests.planning_undo(message.channel))
         return PlannedSeek(None, _answer(partition, found, found.clamped))
 
     return _response(message, await fan_out.answers(MoveChannel(broker, topic, "UndoSeek", message, plan), numbers))
@@ -125,14 +126,18 @@ def _response(message: Any, answers: dict[int, Any]) -> Any:
 
 
 def _answer(partition: Partition, plan: SeekPlan, clamped: bool) -> Any:
-    messages = plan.again - plan.skipped
-    first, end = sorted((plan.target, plan.target + messages))
+    first, end = sorted((plan.floor, plan.target))
     return admin_pb2.SeekPartition(
         partition=partition.number,
         from_offset=plan.floor,
         to_offset=plan.target,
         clamped=clamped,
-        messages=messages,
+        messages=plan.again - plan.skipped,
+        again=plan.again,
+        skipped=plan.skipped,
+        deferred=plan.deferred,
+        dead=plan.dead,
+        in_flight=plan.in_flight,
         bytes=bytes_between(partition, first, end),
         undo_repeats=not plan.exact,
         deferred_again=plan.deferred_again,

@@ -71,7 +71,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, broker: Broker, others: PeerAdmins | None = None) -> None:
         """`others`: how to ask other nodes; None for a single node."""
         self._broker = broker
-        self._describer = Describer(broker, others)
+        self.describer = Describer(broker, others)
         self._fan_out = FanOut(None if broker.cluster is None else broker.cluster.leaders, others)
 
     # ---- node and topics
@@ -98,11 +98,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def ListTopics(self, request: Any) -> Any:
-        return await self._describer.topics(request)
+        return await self.describer.topics(request)
 
     @answers
     async def DescribeTopic(self, request: Any) -> Any:
-        return await self._describer.topic(request)
+        return await self.describer.topic(request)
 
     @answers
     async def CreateTopic(self, request: Any) -> Any:
@@ -130,8 +130,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def EmptyTopic(self, request: Any) -> Any:
+        skipped = await self.describer.unfinished(request.topic)
         await self._broker.channels.empty_topic(request.topic)
-        return admin_pb2.EmptyTopicResponse()
+        return admin_pb2.EmptyTopicResponse(skipped=skipped)
 
     @answers
     async def UpdateTopicSettings(self, request: Any) -> Any:
@@ -154,11 +155,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def ListChannels(self, request: Any) -> Any:
-        return await self._describer.channels(request)
+        return await self.describer.channels(request)
 
     @answers
     async def DescribeChannel(self, request: Any) -> Any:
-        return await self._describer.channel(request)
+        return await self.describer.channel(request)
 
     @answers
     async def CreateChannel(self, request: Any) -> Any:
@@ -168,12 +169,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise Conflict(f"channel {request.channel} of topic {request.topic} exists already")
         await (channels.readers.ensure if request.reader else channels.create)(request.topic, request.channel)
         wanted = admin_pb2.DescribeChannelRequest(topic=request.topic, channel=request.channel)
-        return admin_pb2.CreateChannelResponse(channel=(await self._describer.channel(wanted)).channel)
+        return admin_pb2.CreateChannelResponse(channel=(await self.describer.channel(wanted)).channel)
 
     @answers
     async def DeleteChannel(self, request: Any) -> Any:
+        skipped = await self.describer.unfinished(request.topic, request.channel)
         await self._broker.channels.delete(request.topic, request.channel)
-        return admin_pb2.DeleteChannelResponse()
+        return admin_pb2.DeleteChannelResponse(skipped=skipped)
 
     @answers
     async def PauseChannel(self, request: Any) -> Any:
@@ -182,9 +184,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def EmptyChannel(self, request: Any) -> Any:
+        skipped = await self.describer.unfinished(request.topic, request.channel)
         await self._broker.channels.empty(request.topic, request.channel)
         described = admin_pb2.DescribeChannelRequest(topic=request.topic, channel=request.channel)
-        return admin_pb2.EmptyChannelResponse(dead=(await self._describer.channel(described)).channel.dead)
+        dead = (await self.describer.channel(described)).channel.dead
+        return admin_pb2.EmptyChannelResponse(dead=dead, skipped=skipped)
 
     @answers
     async def ListMessages(self, request: Any) -> Any:
@@ -236,7 +240,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise
 
     async def _topic(self, name: str) -> Any:
-        return (await self._describer.topic(admin_pb2.DescribeTopicRequest(topic=name))).topic
+        return (await self.describer.topic(admin_pb2.DescribeTopicRequest(topic=name))).topic
 
 
 def settings_of(message: Any) -> TopicSettings:
@@ -328,6 +332,7 @@ class AdminServer:
         service = AdminService(self._broker, self._others)
         admin_pb2_grpc.add_AdminServicer_to_server(service, server)
         self._broker.endpoints.finish_message = service.finish_message
+        self._broker.endpoints.unfinished = service.describer.unfinished
         segments = self._segments = SegmentsService(self._broker, self._others)
         segments_pb2_grpc.add_SegmentsServicer_to_server(segments, server)
         self.renewals = segments.renewals

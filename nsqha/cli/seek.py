@@ -10,7 +10,7 @@ from typing import Any
 from nsqha.cli.brokers.admin import Admin, record
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, duration, name, topic_and_partition
-from nsqha.cli.terminal.screen import confirm, print_json, say, show_bytes, table
+from nsqha.cli.terminal.screen import confirm, never_finished, print_json, say, show_bytes, table
 from nsqha.cli.terminal.times import LogTarget, parse_place, show_duration, show_time
 from nsqha.cli.verbs import VERBS
 
@@ -19,15 +19,18 @@ Move a channel: replay messages that it delivered, or skip messages that it did 
 asks.
 
 TO is a time (-2h, -1d12h, @2026-11-20T10:00, local unless it ends with Z or +01:00), start, end, an offset, or a
-message id of 16 hex digits. A time means the first batch at or after it, less --clock-skew. Deferred messages stay as
-they are; messages in flight are forgotten and a FIN for one of them fails. Repeating a seek is safe. --undo goes back
-to where the channel was before the last seek or empty; it is a seek itself, so a second --undo reverts the first.
+message id of 16 hex digits. A time means the first batch at or after it, less --clock-skew. The plan counts finished
+messages that come again, messages that were never finished and are skipped, and those that stay: deferred ones, dead
+letters. Messages in flight are taken from their consumers, whose FIN fails: behind TO they come again, before it they
+are skipped. To skip messages that were never finished, type skip, or add --yes. Repeating a seek is safe. --undo goes
+back to where the channel was before the last seek or empty; it is a seek itself, so a second --undo reverts the first.
 It defers again what empty dropped, up to 2,000 messages of a partition; the plan counts those that stay dropped.
 Offsets count per partition; TOPIC/PARTITION moves only that one."""
 
 SHAPE = (
     '{"topic", "channel", "done", "partitions": [{"partition", "from_offset", "to_offset", "clamped", "messages", '
-    '"bytes", "undo_repeats", "error", "to_timestamp_ns", "deferred_again", "deferred_lost"}]}'
+    '"bytes", "undo_repeats", "error", "to_timestamp_ns", "deferred_again", "deferred_lost", "again", "skipped", '
+    '"deferred", "dead", "in_flight"}]}'
 )
 CLOCK_SKEW_NS = 10**9  # the broker's default
 PLACE_FIELDS = {"time": "timestamp_ns", "offset": "offset"}
@@ -46,7 +49,7 @@ def add_parser(commands: Any) -> None:
             "nsqha seek orders billing --undo --yes",
             "nsqha seek orders/0 billing 3 --yes --json",
         ),
-        shape=SHAPE + '  messages < 0: this number is skipped; "done": false for a plan',
+        shape=SHAPE + '  messages: again less skipped; "done": false for a plan',
         statuses=(exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.PARTLY, exits.NOT_CONFIRMED),
         times=True,
     )
@@ -81,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
             return _tell(args, plan)
         if not args.yes:
             _show(plan, sys.stderr)
-            confirm(f"move channel {args.channel} of topic {topic}?", yes=False)
+            skips = sum(_again_and_skipped(p)[1] for p in plan.partitions)
+            confirm(f"move channel {args.channel} of topic {topic}?", yes=False, skips=skips)
         return _tell(args, admin.call(rpc, **fields))
 
 
@@ -109,6 +113,8 @@ def _tell(args: argparse.Namespace, answer: Any) -> int:
         print_json({"topic": args.topic[0], "channel": args.channel, "done": answer.done, **_partitions(answer)})
     else:
         _show(answer, sys.stdout)
+        if skips := sum(_again_and_skipped(p)[1] for p in answer.partitions):
+            say(f"skipped {never_finished(skips)}" if answer.done else f"it would skip {never_finished(skips)}")
     failed = [p for p in answer.partitions if p.error]
     for partition in failed:
         say(f"{args.parser.prog}: partition {partition.partition}: {partition.error}")
@@ -127,7 +133,7 @@ def _show(answer: Any, out: Any) -> None:
             p.partition,
             p.from_offset,
             p.to_offset,
-            f"{abs(p.messages):,} {'skipped' if p.messages < 0 else 'again'}" if p.messages else "0",
+            _messages(p),
             show_bytes(p.bytes),
             show_time(p.to_timestamp_ns) if p.to_timestamp_ns else "(end)",
             "; ".join(_remarks(p)),
@@ -139,8 +145,26 @@ def _show(answer: Any, out: Any) -> None:
         table(("PARTITION", "FROM", "TO", "MESSAGES", "BYTES", "PUBLISHED", ""), rows, out)
 
 
+def _again_and_skipped(partition: Any) -> tuple[int, int]:
+    """Finished messages that come again, and messages that were never finished and are skipped."""
+    if partition.again or partition.skipped:
+        return partition.again, partition.skipped
+    return max(partition.messages, 0), max(-partition.messages, 0)  # a broker of an older version
+
+
+def _messages(partition: Any) -> str:
+    again, skipped = _again_and_skipped(partition)
+    parts = [f"{again:,} again"] if again else []
+    return ", ".join([*parts, f"{skipped:,} skipped"] if skipped else parts) or "0"
+
+
 def _remarks(partition: Any) -> list[str]:
     remarks = []
+    if _again_and_skipped(partition)[1]:
+        remarks.append("skipped: never finished")
+    stay = (("deferred", partition.deferred), ("dead", partition.dead), ("in flight", partition.in_flight))
+    if any(count for _, count in stay):
+        remarks.append("stay: " + ", ".join(f"{count:,} {what}" for what, count in stay if count))
     if partition.clamped:
         remarks.append("clamped to the log")
     if partition.undo_repeats:

@@ -12,7 +12,17 @@ from nsqha.cli.brokers.admin import USUAL, Admin, done, record, replication, uns
 from nsqha.cli.channel.command import HEADERS, row
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
-from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, show_bytes, show_count, some, table
+from nsqha.cli.terminal.screen import (
+    Cell,
+    confirm,
+    never_finished,
+    print_json,
+    say,
+    show_bytes,
+    show_count,
+    some,
+    table,
+)
 from nsqha.cli.terminal.times import show_duration, show_time
 from nsqha.cli.verbs import VERBS
 
@@ -129,7 +139,7 @@ def _add_pause_empty_delete(verbs: Any) -> None:
         run_empty,
         "drop messages that are not in any channel yet (the topic is paused, or has no channel)",
         ("nsqha topic empty orders --yes",),
-        shape='{"topic", "emptied"}',
+        shape='{"topic", "emptied", "skipped"}',
         statuses=(*USUAL, exits.NOT_CONFIRMED),
     )
     add_yes(verb)
@@ -343,9 +353,11 @@ def run_empty(args: argparse.Namespace) -> int:
         topic = admin.call("DescribeTopic", topic=args.topic).topic
         waiting = sum(max(p.log_end_offset - p.pump_offset, 0) for p in topic.partitions)
         what = f"drop {show_count(waiting)} of topic {args.topic} that are not in any channel yet?"
-        confirm(f"{what} This cannot be undone.", yes=args.yes or not waiting)
-        admin.call("EmptyTopic", topic=args.topic)
-    return done(args, {"topic": args.topic, "emptied": True}, "emptied")
+        confirm(f"{what} This cannot be undone.", yes=args.yes or not waiting, skips=waiting)
+        skipped = admin.call("EmptyTopic", topic=args.topic).skipped
+    if skipped and not args.json:
+        say(f"skipped {never_finished(skipped)}")
+    return done(args, {"topic": args.topic, "emptied": True, "skipped": skipped}, "emptied")
 
 
 def run_delete(args: argparse.Namespace) -> int:

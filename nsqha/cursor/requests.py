@@ -6,17 +6,19 @@ seek is made into an event only then, because the event says where the cursor wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from nsqha.cursor import events
 from nsqha.cursor import seek as seeks
-from nsqha.cursor.committed.state import PartitionState
+from nsqha.cursor.committed.state import PartitionState, Undo
 from nsqha.cursor.listing import NO_CHANNELS, ChannelEntry, Listing
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.policy import ChannelPolicies
 from nsqha.errors import NotFound
+
+Planning = Generator[None, None, seeks.SeekPlan]
 
 
 @dataclass(frozen=True)
@@ -97,41 +99,37 @@ class ChannelRequests:
 
     # ---- where they are
 
-    def plan_seek(self, name: str, target: int) -> seeks.SeekPlan:
-        """What `seek` would do now."""
-        return seeks.plan(self._state, self._cursor(name), target)
-
-    def seek(self, name: str, target: int) -> seeks.SeekPlan:
-        """Move a channel's cursor to an offset (`events.TARGET_END`: the pump)."""
+    def planning_seek(self, name: str, target: int) -> Planning:
+        """What `seek` would do now, counted in steps."""
         cursor = self._cursor(name)
-        self.queue.append(_SeekRequest(cursor, target))
-        return seeks.plan(self._state, cursor, target)
+        return seeks.planning(self._state, cursor, seeks.move_to(self._state, cursor, target), target)
+
+    def planning_undo(self, name: str) -> Planning:
+        """What `undo` would do now, counted in steps."""
+        cursor = self._cursor(name)
+        return seeks.planning(self._state, cursor, seeks.move_back(self._state, cursor, self._undo(name)))
+
+    def seek(self, name: str, target: int) -> None:
+        """Move a channel's cursor to an offset (`events.TARGET_END`: the pump)."""
+        self.queue.append(_SeekRequest(self._cursor(name), target))
 
     def advance(self, name: str, target: int) -> None:
         """Move a channel's cursor forward to an offset; it stays if it is there, or beyond, when that is applied."""
         self.queue.append(_SeekRequest(self._cursor(name), target, forward=True))
 
-    def empty(self, name: str) -> seeks.SeekPlan:
+    def empty(self, name: str) -> None:
         """Drop everything a channel has: unread, in flight, waiting, deferred."""
-        cursor = self._cursor(name)
-        self.queue.append(_SeekRequest(cursor, events.TARGET_END, drop_deferred=True))
-        return seeks.plan(self._state, cursor, events.TARGET_END)
+        self.queue.append(_SeekRequest(self._cursor(name), events.TARGET_END, drop_deferred=True))
 
-    def plan_undo(self, name: str) -> seeks.SeekPlan:
-        """What `undo` would do now."""
-        cursor = self._cursor(name)
-        if cursor.committed.undo is None:
-            raise NotFound(f"channel {name} has no seek to undo")
-        return seeks.undo_plan(self._state, cursor, cursor.committed.undo)
-
-    def undo(self, name: str) -> seeks.SeekPlan:
+    def undo(self, name: str) -> None:
         """Go back to where the channel's last seek came from."""
-        plan = self.plan_undo(name)
-        cursor = self._cursor(name)
-        undo = cursor.committed.undo
-        assert undo is not None
-        self.queue.append(_SeekRequest(cursor, undo.floor, undo=True))
-        return plan
+        self.queue.append(_SeekRequest(self._cursor(name), self._undo(name).floor, undo=True))
+
+    def _undo(self, name: str) -> Undo:
+        undo = self._cursor(name).committed.undo
+        if undo is None:
+            raise NotFound(f"channel {name} has no seek to undo")
+        return undo
 
     def _cursor(self, name: str) -> ChannelCursor:
         channel = self._channels.get(name)

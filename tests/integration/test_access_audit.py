@@ -314,6 +314,22 @@ def test_one_record_for_each_verb_that_changes_a_broker(node: Node) -> None:
     assert not wrong
 
 
+def test_a_record_says_how_many_messages_were_skipped(node: Node) -> None:
+    log = AuditLog(node)
+    log.fresh()
+    at = ("--grpc-address", flag(node, "grpc-address"))
+    for topic in ("s1", "s2", "s3", "s4"):
+        nsqha("topic", "create", topic, *at)
+        nsqha("channel", "create", topic, "c", *at)
+        assert send(node.http, "POST /mpub", f"?topic={topic}", b"a\nb", "publisher") == 200
+    log.fresh(8)
+    for words in (("seek", "s1", "c", "end"), ("channel", "empty", "s2", "c"), ("channel", "delete", "s3", "c")):
+        nsqha(*words, "--yes", *at)
+        assert changes(log)[-1].endswith(": done; skips 2 never finished")
+    assert send(node.http, "POST /channel/empty", "?topic=s4&channel=c", b"") == 200
+    assert log.fresh(1)[-1].endswith(": done; skips 2 never finished")
+
+
 # ---- a cluster: its lookup daemon, and the verbs that write into etcd
 
 LOOKUPD_CHANGES: Mapping[str, str] = {

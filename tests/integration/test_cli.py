@@ -308,22 +308,62 @@ def test_an_unconfirmed_seek_changes_nothing(node: DevNode) -> None:
     assert node.json("channel", "show", "quiet", "c")["partitions"] == before
 
 
+def asked(node: DevNode, answer: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a verb does for somebody who answers this."""
+    mine, theirs = pty.openpty()
+    os.write(mine, answer.encode())
+    command = [str(BIN / "nsqha"), *words]
+    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, env=node.environment, timeout=60)
+    os.close(mine)
+    os.close(theirs)
+    return done
+
+
 @pytest.mark.parametrize(("answer", "status", "floor"), [("y\n", 0, 0), ("n\n", 8, 2), ("\n", 8, 2)])
 def test_on_a_terminal_it_asks(node: DevNode, answer: str, status: int, floor: int) -> None:
     topic = f"asked-{ord(answer[0])}"
     node.create(topic, "c")
     node.publish(topic, "a", "b")
     node.ok("seek", topic, "c", "end", "--yes")
-    mine, theirs = pty.openpty()
-    os.write(mine, answer.encode())
-    command = [str(BIN / "nsqha"), "seek", topic, "c", "start"]
-    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, env=node.environment, timeout=60)
-    os.close(mine)
-    os.close(theirs)
+    done = asked(node, answer, "seek", topic, "c", "start")
     assert done.returncode == status
     assert "2 again" in done.stderr
     assert "[y/N]" in done.stderr
     assert node.json("channel", "show", topic, "c")["partitions"][0]["floor"] == floor
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "depth"), [("skip\n", 0, 0), ("y\n", 8, 2), ("yes\n", 8, 2), ("\n", 8, 2)]
+)
+@pytest.mark.parametrize("words", [("seek", "end"), ("channel empty",), ("channel delete",)])
+def test_skipping_what_was_never_finished_takes_the_word(
+    node: DevNode, words: tuple[str, ...], answer: str, status: int, depth: int
+) -> None:
+    topic = f"skips-{words[0].replace(' ', '-')}-{len(answer)}"
+    node.create(topic, "c")
+    node.publish(topic, "a", "b")
+    done = asked(node, answer, *words[0].split(), topic, "c", *words[1:])
+    assert done.returncode == status, done
+    assert "It skips 2 messages that were never finished: type skip to do it: " in done.stderr
+    assert ("skipped 2 messages that were never finished" in done.stderr) == (status == 0)
+    if words[0] != "channel delete":
+        assert node.json("channel", "show", topic, "c")["depth"] == depth
+
+
+def test_with_yes_the_line_says_what_is_skipped(node: DevNode) -> None:
+    node.create("says", "c")
+    node.publish("says", "a", "b", "c")
+    said = node.run("seek", "says", "c", "1", "--plan")
+    assert "1 skipped" in said.stdout and "it would skip 1 message that was never finished" in said.stderr
+    assert "skipped 1 message that was never finished" in node.run("seek", "says", "c", "1", "--yes").stderr
+    (partition,) = node.json("seek", "says", "c", "--undo", "--plan")["partitions"]
+    assert (partition["again"], partition["skipped"]) == (1, 0)
+    assert node.json("channel", "empty", "says", "c", "--yes")["skipped"] == 2
+    (partition,) = node.json("seek", "says", "c", "--undo", "--yes")["partitions"]
+    assert (partition["again"], partition["skipped"], partition["messages"]) == (2, 0, 2)
+    node.ok("topic", "pause", "says")
+    node.publish("says", "d")
+    assert "skipped 1 message that was never finished" in node.run("topic", "empty", "says", "--yes").stderr
 
 
 # ---- pub, sub, tail

@@ -22,7 +22,7 @@ from nsqha.errors import NsqhaError
 from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition.partition import Partition
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
-from nsqha.server.topics.channels import Channels
+from nsqha.server.topics.channels import Channels, in_steps
 from tests.sim.planting import batch_readers, in_order, mutant, topics_go
 
 # ---- operators
@@ -35,7 +35,12 @@ def seek_answered_before_it_is_committed() -> Iterator[None]:
     async def move(self: Channels, partition: Partition, channel: str, target: int | None) -> Any:
         cursors = partition.cursors
         try:
-            plan = cursors.requests.undo(channel) if target is None else cursors.requests.seek(channel, target)
+            if target is None:
+                plan = await in_steps(cursors.requests.planning_undo(channel))
+                cursors.requests.undo(channel)
+            else:
+                plan = await in_steps(cursors.requests.planning_seek(channel, target))
+                cursors.requests.seek(channel, target)
         except NsqhaError as error:
             return error
         partition.write_events()

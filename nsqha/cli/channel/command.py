@@ -9,7 +9,7 @@ from nsqha.cli.brokers.admin import USUAL, Admin, done, record, warn
 from nsqha.cli.channel import policies
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, name
-from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, show_count, table
+from nsqha.cli.terminal.screen import Cell, confirm, never_finished, print_json, say, show_count, table
 from nsqha.cli.terminal.times import show_duration
 from nsqha.cli.verbs import VERBS
 
@@ -82,7 +82,7 @@ def _add_changes(verbs: Any) -> None:
         run_empty,
         "drop all messages of a channel: waiting, in flight, deferred",
         ("nsqha channel empty orders billing --yes",),
-        shape='{"topic", "channel", "emptied", "dead"}',
+        shape='{"topic", "channel", "emptied", "dead", "skipped"}',
         statuses=(*USUAL, exits.NOT_CONFIRMED),
     )
     add_yes(verb)
@@ -93,7 +93,7 @@ def _add_changes(verbs: Any) -> None:
         run_delete,
         "delete a channel; its consumers are disconnected",
         ("nsqha channel delete orders audit --yes",),
-        shape='{"topic", "channel", "deleted", "dead"}',
+        shape='{"topic", "channel", "deleted", "dead", "skipped"}',
         statuses=(*USUAL, exits.NOT_CONFIRMED),
     )
     add_yes(verb)
@@ -186,19 +186,24 @@ def run_pause(args: argparse.Namespace) -> int:
 def run_empty(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
         _confirm(admin, args, "empty")
-        dead = admin.call("EmptyChannel", topic=args.topic, channel=args.channel).dead
+        answer = admin.call("EmptyChannel", topic=args.topic, channel=args.channel)
+    dead, skipped = answer.dead, answer.skipped
+    if skipped and not args.json:
+        say(f"skipped {never_finished(skipped)}; nsqha seek {args.topic} {args.channel} --undo brings them back")
     if dead and not args.json:
         say(f"it keeps {show_count(dead, 'dead letter')}: nsqha dead list {args.topic} {args.channel}")
-    return done(args, _named(args) | {"emptied": True, "dead": dead}, "emptied")
+    return done(args, _named(args) | {"emptied": True, "dead": dead, "skipped": skipped}, "emptied")
 
 
 def run_delete(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
         dead = _confirm(admin, args, "delete").dead
-        admin.call("DeleteChannel", topic=args.topic, channel=args.channel)
+        skipped = admin.call("DeleteChannel", topic=args.topic, channel=args.channel).skipped
+    if skipped and not args.json:
+        say(f"skipped {never_finished(skipped)}")
     if dead and not args.json:
         say(f"it dropped {show_count(dead, 'dead letter')}")
-    return done(args, _named(args) | {"deleted": True, "dead": dead}, "deleted")
+    return done(args, _named(args) | {"deleted": True, "dead": dead, "skipped": skipped}, "deleted")
 
 
 def _confirm(admin: Admin, args: argparse.Namespace, word: str) -> Any:
@@ -207,7 +212,8 @@ def _confirm(admin: Admin, args: argparse.Namespace, word: str) -> Any:
     what = f"{c.depth:,} waiting, {c.in_flight:,} in flight, {c.deferred:,} deferred, {c.consumers} consumers"
     if c.dead and word == "delete":
         what += f", {show_count(c.dead, 'dead letter')}"
-    confirm(f"{word} channel {args.channel} of topic {args.topic} ({what})?", yes=args.yes)
+    skips = 0 if c.reader else c.depth + c.in_flight + c.deferred
+    confirm(f"{word} channel {args.channel} of topic {args.topic} ({what})?", yes=args.yes, skips=skips)
     return c
 
 

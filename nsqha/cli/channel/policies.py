@@ -8,7 +8,7 @@ from typing import Any
 from nsqha.cli.brokers.admin import USUAL, Admin, record
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import add_grpc, add_json, add_verb, add_yes, count, duration, name
-from nsqha.cli.terminal.screen import confirm, print_json, say
+from nsqha.cli.terminal.screen import confirm, never_finished, print_json, say
 from nsqha.cli.terminal.times import show_duration
 
 EVERY_CHANNEL = "*"
@@ -111,10 +111,10 @@ def _confirm(admin: Admin, args: argparse.Namespace) -> None:
     """What is passed over is gone for the consumers, unless somebody seeks back while the log has it."""
     if not (args.skip or args.max_depth or args.ttl or args.dead_letter == "drop"):
         return
-    there = "of each channel that says nothing itself"
+    there, unread = "of each channel that says nothing itself", 0
     if args.channel != EVERY_CHANNEL:
         channel = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
-        partitions = len(channel.partitions)
+        partitions, unread = len(channel.partitions), channel.depth
         there = f"of channel {args.channel}, which has {channel.depth:,} in {partitions} partition(s),"
     parts = ["all unread messages"] if args.skip else []
     if args.ttl:
@@ -124,7 +124,9 @@ def _confirm(admin: Admin, args: argparse.Namespace) -> None:
     what = [f"pass over {', '.join(parts)}"] if parts else []
     if args.dead_letter == "drop":
         what.append("drop what dies")
-    confirm(f"{' and '.join(what)} {there} from now on?", yes=args.yes)
+    confirm(f"{' and '.join(what)} {there} from now on?", yes=args.yes, skips=unread if args.skip else 0)
+    if unread and args.skip and not args.json:
+        say(f"it skips {never_finished(unread)}")
 
 
 def show(own: Any, defaults: Any) -> None:

@@ -99,16 +99,25 @@ def show_bytes(n: int) -> str:
     return f"{size:.1f} TB"
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Return if the user answers y. Raises Exit for another answer, or if stdin is not a terminal."""
+def confirm(question: str, *, yes: bool, skips: int = 0) -> None:
+    """Return if the user answers y. Raises Exit for another answer, or if stdin is not a terminal.
+
+    `skips`: messages that were never finished, and would not be delivered; then the answer is `skip`."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise exits.Exit(exits.NOT_CONFIRMED, "not confirmed: stdin is not a terminal; add --yes")
-    sys.stderr.write(f"{question} [y/N] ")
+    if skips:
+        question = f"{question} It skips {never_finished(skips)}: type skip to do it"
+    sys.stderr.write(f"{question}: " if skips else f"{question} [y/N] ")
     sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if sys.stdin.readline().strip().lower() not in (("skip",) if skips else ("y", "yes")):
         raise exits.Exit(exits.NOT_CONFIRMED, "not confirmed: nothing was changed")
+
+
+def never_finished(count: int) -> str:
+    """`2 messages that were never finished`."""
+    return f"{show_count(count)} that {'were' if count != 1 else 'was'} never finished"
 
 
 class ProgressLine:

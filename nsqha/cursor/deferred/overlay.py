@@ -326,3 +326,9 @@ def overdue(overlay: DeferredOverlay, now_ns: int) -> int:
         held = None if change.fresh else committed.get(offset)
         count -= held is not None and held.due_ns <= now_ns
     return count
+
+
+def count_between(overlay: DeferredOverlay, first: int, end: int) -> int:
+    """How many there are in [first, end); quick where the committed set's `counted_from` knows both places."""
+    count = overlay.committed.count_from(first) - overlay.committed.count_from(end)
+    return count + sum(change.weight for offset, change in overlay._changes.items() if first <= offset < end)

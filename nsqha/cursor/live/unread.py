@@ -82,6 +82,22 @@ class UnreadLog:
             settled -= sum(self._deferred.get(offset) is not None for offset in self._twice | self._back)
         return max(end - place - settled, 0)
 
+    def left(self, first: int, end: int) -> int:
+        """Messages of [first, end), which is in front of the reader, that are to be handed out for the first time."""
+        if first >= end:
+            return 0
+        settled = self.passed.count_below(end) - self.passed.count_below(first)
+        settled += self._deferred.count_from(first) - self._deferred.count_from(end)
+        both = (offset for offset in self._twice | self._back if first <= offset < end)
+        return end - first - settled + sum(self._deferred.get(offset) is not None for offset in both)
+
+    def finished(self, first: int, end: int) -> int:
+        """Messages of [first, end), which is in front of the reader, that are done."""
+        if first >= end:
+            return 0
+        back = sum(first <= offset < end for offset in self._back)
+        return self.passed.count_below(end) - self.passed.count_below(first) - back
+
     def prepare_count(self) -> bool:
         """Count some of what `count` needs, about COUNT_ROWS rows; whether it is quick now. The reader may move between
         two calls."""

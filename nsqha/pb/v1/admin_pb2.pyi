@@ -743,12 +743,17 @@ Global___EmptyTopicRequest: _TypeAlias = EmptyTopicRequest  # noqa: Y015
 class EmptyTopicResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    skipped: _builtins.int
+    """messages that no channel got, as they were just before"""
     def __init__(
         self,
+        *,
+        skipped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1304,12 +1309,17 @@ Global___DeleteChannelRequest: _TypeAlias = DeleteChannelRequest  # noqa: Y015
 class DeleteChannelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    skipped: _builtins.int
+    """messages that were never finished, as they were just before"""
     def __init__(
         self,
+        *,
+        skipped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1382,16 +1392,20 @@ class EmptyChannelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEAD_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
     dead: _builtins.int
     """dead letters, which it keeps"""
+    skipped: _builtins.int
+    """messages that were never finished: unread, in flight, deferred, as they were just before"""
     def __init__(
         self,
         *,
         dead: _builtins.int = ...,
+        skipped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1968,6 +1982,11 @@ class SeekPartition(_message.Message):
     NOT_LED_FIELD_NUMBER: _builtins.int
     DEFERRED_AGAIN_FIELD_NUMBER: _builtins.int
     DEFERRED_LOST_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    DEFERRED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     from_offset: _builtins.int
     """the floor before"""
@@ -1975,9 +1994,9 @@ class SeekPartition(_message.Message):
     clamped: _builtins.bool
     """the wish lay outside [log start, pump]"""
     messages: _builtins.int
-    """that will be delivered again; negative: that many are skipped"""
+    """`again` less `skipped`, for callers of older versions"""
     bytes: _builtins.int
-    """that they take in the log; a batch that is cut through counts in proportion"""
+    """of the log between the two places; a batch that is cut through counts in proportion"""
     undo_repeats: _builtins.bool
     """undoing it may deliver finished messages again"""
     error: _builtins.str
@@ -1990,6 +2009,16 @@ class SeekPartition(_message.Message):
     """of an undo: messages dropped by the last empty that are deferred again"""
     deferred_lost: _builtins.int
     """of an undo: messages dropped by the last empty that do not come back"""
+    again: _builtins.int
+    """finished messages that are delivered again"""
+    skipped: _builtins.int
+    """messages that were never finished and will not be delivered"""
+    deferred: _builtins.int
+    """messages that wait for a time, and go on to"""
+    dead: _builtins.int
+    """dead letters, which stay"""
+    in_flight: _builtins.int
+    """messages in flight; those that are not deferred are taken from their consumers"""
     def __init__(
         self,
         *,
@@ -2005,10 +2034,15 @@ class SeekPartition(_message.Message):
         not_led: _builtins.bool = ...,
         deferred_again: _builtins.int = ...,
         deferred_lost: _builtins.int = ...,
+        again: _builtins.int = ...,
+        skipped: _builtins.int = ...,
+        deferred: _builtins.int = ...,
+        dead: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "clamped", b"clamped", "deferred_again", b"deferred_again", "deferred_lost", b"deferred_lost", "error", b"error", "from_offset", b"from_offset", "messages", b"messages", "not_led", b"not_led", "partition", b"partition", "to_offset", b"to_offset", "to_timestamp_ns", b"to_timestamp_ns", "undo_repeats", b"undo_repeats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "bytes", b"bytes", "clamped", b"clamped", "dead", b"dead", "deferred", b"deferred", "deferred_again", b"deferred_again", "deferred_lost", b"deferred_lost", "error", b"error", "from_offset", b"from_offset", "in_flight", b"in_flight", "messages", b"messages", "not_led", b"not_led", "partition", b"partition", "skipped", b"skipped", "to_offset", b"to_offset", "to_timestamp_ns", b"to_timestamp_ns", "undo_repeats", b"undo_repeats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

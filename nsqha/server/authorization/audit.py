@@ -40,7 +40,7 @@ class AdminAction:
     method: str
     target: str
     plan: bool  # only the plan was asked for: nothing was changed
-    outcome: str  # `done`, or how it failed: a status and a code
+    outcome: str  # `done`, or how it failed: a status and a code; and what it skips (`skips_text`)
     took: float  # seconds
 
     def fields(self) -> dict[str, Any]:
@@ -55,6 +55,11 @@ class AdminAction:
             "outcome": self.outcome,
             "took": round(self.took, 6),
         }
+
+
+def skips_text(messages: int) -> str:
+    """For the end of an outcome: so many messages that were never finished will not be delivered."""
+    return f"; skips {messages} never finished" if messages else ""
 
 
 def _short(text: str, most: int) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from nsqha.access.surfaces import ADMINISTER, DEAD_LETTER_TOPIC
 from nsqha.election.model import ChannelList
 from nsqha.election.policy import EVERY_CHANNEL, target_topic
+from nsqha.errors import NsqhaError
 from nsqha.server.http.failures import done
 from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 
@@ -60,13 +61,23 @@ class AdministrationRoutes:
 
     async def topic_empty(self, request: HttpRequest) -> None:
         request.query.require_name("topic", "INVALID_TOPIC")
-        await done(self._broker.channels.empty_topic(self._existing(request)), self._broker)
+        topic = self._existing(request)
+        skips = await self._unfinished(topic)
+        await done(self._broker.channels.empty_topic(topic), self._broker)
+        request.skips = skips
 
     async def topic_pause(self, request: HttpRequest) -> None:
         await done(self._broker.channels.pause_topic(self._existing(request), True), self._broker)
 
     async def topic_unpause(self, request: HttpRequest) -> None:
         await done(self._broker.channels.pause_topic(self._existing(request), False), self._broker)
+
+    async def _unfinished(self, topic: str, channel: str = "") -> int:
+        """For the audit: so many messages that were never finished are about to go; 0 if that cannot be counted."""
+        try:
+            return await self._broker.endpoints.unfinished(topic, channel)
+        except NsqhaError:
+            return 0
 
     def _existing(self, request: HttpRequest) -> str:
         topic = request.query.require("topic")
@@ -82,11 +93,15 @@ class AdministrationRoutes:
         topic, channel = self._named(request)
         with self._done_elsewhere((topic, channel)):
             self._existing_channel(request)
+            skips = await self._unfinished(topic, channel)
             await done(self._broker.channels.delete(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+            request.skips = skips
 
     async def channel_empty(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
+        skips = await self._unfinished(topic, channel)
         await done(self._broker.channels.empty(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+        request.skips = skips
 
     async def channel_pause(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)

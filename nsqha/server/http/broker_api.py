@@ -125,12 +125,17 @@ class ChannelsApi(Protocol):
 
 
 class MessagesApi(Protocol):
-    """What is done to single messages, by the administration."""
+    """What the administration does to single messages, and counts of them in the whole cluster."""
 
     @property
     def finish_message(self) -> Callable[[str, str, str], Awaitable[None]]:
         """(topic, channel, message id): nobody gets it any more. ValueError: that is no message id. NotFound, Conflict:
         it is not there."""
+
+    @property
+    def unfinished(self) -> Callable[[str, str], Awaitable[int]]:
+        """(topic, channel): messages that its consumers still have to do with; channel "": that no channel got yet.
+        NotFound; Unavailable."""
 
 
 class ClusterPageApi(Protocol):

@@ -66,7 +66,7 @@ from nsqha.errors import Unavailable
 from nsqha.goflags import format_duration
 from nsqha.ids import valid_name
 from nsqha.nsqlog import Logger
-from nsqha.server.authorization.audit import AdminAction, Audit
+from nsqha.server.authorization.audit import AdminAction, Audit, skips_text
 from nsqha.server.authorization.guard import CODES, Denied, Guard
 from nsqha.server.http import browsers
 from nsqha.server.http.heads import BAD, NO_SUCH_CODING, SMALL_BYTES, TOO_LARGE, RequestHeads
@@ -185,7 +185,7 @@ class HttpRequest:
 
     __slots__ = (
         "_continued", "_inner", "_query", "_room", "_taken", "demand", "judge_again", "method", "need", "param", "path",
-        "query_text", "refusal", "who",
+        "query_text", "refusal", "skips", "who",
     )  # fmt: skip
 
     def __init__(self, inner: web.BaseRequest, room: PublishBudget | None = None) -> None:
@@ -202,6 +202,7 @@ class HttpRequest:
         self.path = _decode(path) if "%" in path else path
         self.param = ""
         self.who = ANONYMOUS
+        self.skips = 0  # messages that were never finished, and are not delivered any more
         self.refusal = ""  # the code with which it was refused or failed
         self.need: Need | None = None  # the last that was asked of its caller
         self.judge_again: Callable[[], None] = _nothing
@@ -457,7 +458,7 @@ class HttpDoors:
                 method=f"{request.method} {request.path}",
                 target=_target(request),
                 plan=False,
-                outcome=f"{kind}: {code}" if code else "done",
+                outcome=(f"{kind}: {code}" if code else "done") + skips_text(request.skips),
                 took=took,
             )
         )

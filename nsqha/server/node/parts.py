@@ -50,6 +50,10 @@ async def _starting(topic: str, channel: str, message_id: str) -> None:
     raise Unavailable("the node is starting")
 
 
+async def _not_counted(topic: str, channel: str = "") -> int:
+    raise Unavailable("the node is starting")
+
+
 @dataclass(slots=True)
 class Endpoints:
     """Where a node listens and what it announces; filled in while it starts."""
@@ -59,6 +63,7 @@ class Endpoints:
     segments: ByteServer | None = None
     registrar: Registrar | None = None
     finish_message: Callable[[str, str, str], Awaitable[None]] = _starting  # the administration's, which starts last
+    unfinished: Callable[[str, str], Awaitable[int]] = _not_counted  # likewise
     guard: Guard | None = None  # who may do what; None: everybody everything
     audit: Audit = field(default_factory=Audit)
     audit_topic: AuditTopic | None = None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.cursor.events import TARGET_END
+from nsqha.cursor.requests import Planning
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import ChannelList
 from nsqha.election.policy import EVERY_CHANNEL, TO_TOPIC, ChannelPolicy
@@ -40,6 +41,17 @@ if TYPE_CHECKING:
     from nsqha.server.topics.topics import Topics
 
 logger = Logger("channels")
+
+
+async def in_steps(planning: Planning) -> SeekPlan:
+    """The plan, once it is counted; other work on the loop gets its turn in between."""
+    while True:
+        try:
+            next(planning)
+        except StopIteration as end:
+            plan: SeekPlan = end.value
+            return plan
+        await asyncio.sleep(0)
 
 
 class Channels:
@@ -241,8 +253,14 @@ class Channels:
         if not partition.serving:
             return Unavailable(partition.begins)  # before an event is queued
         moved = cursors.channels.get(channel)
+        requests = cursors.requests
         try:
-            plan = cursors.requests.undo(channel) if target is None else cursors.requests.seek(channel, target)
+            if target is None:
+                plan = await in_steps(requests.planning_undo(channel))
+                requests.undo(channel)
+            else:
+                plan = await in_steps(requests.planning_seek(channel, target))
+                requests.seek(channel, target)
             await partition.commit_events()
         except NsqhaError as error:
             return error

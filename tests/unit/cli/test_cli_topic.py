@@ -187,7 +187,7 @@ def test_a_retention_that_keeps_less_is_shown_with_what_it_removes(
 
 
 def test_emptying_a_topic_says_how_many_messages_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, bool]] = []
+    asked: list[tuple[str, bool, int]] = []
     states = [
         pb.PartitionState(log_end_offset=500, pump_offset=100),
         pb.PartitionState(log_end_offset=7, pump_offset=0),
@@ -195,13 +195,14 @@ def test_emptying_a_topic_says_how_many_messages_go(monkeypatch: pytest.MonkeyPa
 
     class Answers:
         def call(self, rpc: str, **_: Any) -> Any:
-            return SimpleNamespace(topic=pb.Topic(name="orders", partitions=states))
+            return SimpleNamespace(topic=pb.Topic(name="orders", partitions=states), skipped=0)
 
-    monkeypatch.setattr(topic, "confirm", lambda question, *, yes: asked.append((question, yes)))
+    monkeypatch.setattr(topic, "confirm", lambda question, *, yes, skips: asked.append((question, yes, skips)))
     monkeypatch.setattr(Admin, "of", lambda args: Entered(Answers()))  # type: ignore[arg-type]
     args = build_parser("topic").parse_args(["topic", "empty", "orders"])
     assert args.run(args) == exits.OK
     states[:] = [pb.PartitionState(log_end_offset=7, pump_offset=7)]
     assert args.run(args) == exits.OK
-    (question, yes), (_, nothing) = asked
+    (question, yes, skips), (_, nothing, _) = asked
     assert "drop 407 messages of topic orders" in question and not yes and nothing, "nothing is there to ask about"
+    assert skips == 407

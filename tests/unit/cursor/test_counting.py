@@ -7,13 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from nsqha.cursor.committed.state import Undo
 from nsqha.cursor.deferred import store
 from nsqha.cursor.deferred.dead import DEAD_FROM
 from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.deferred.overlay import DeferredOverlay, overdue
 from nsqha.cursor.deferred.store import DeferredStore
+from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.live import figures
 from nsqha.cursor.live.cursor import ChannelCursor
+from nsqha.cursor.requests import Planning
+from nsqha.cursor.seek import SeekPlan
 from tests.unit.cursor.counted_table import ENOUGH, ROWS, CountedTable, Owner, store_of
 from tests.unit.cursor.tiny import Leader
 
@@ -205,3 +209,40 @@ def test_without_a_depth_to_keep_nothing_is_counted_on() -> None:
     assert cursor.passing.counting
     leader.ask(skip=True)
     assert not cursor.passing.counting
+
+
+def in_small_steps(planning: Planning, table: CountedTable) -> tuple[SeekPlan, int]:
+    """The plan, and how many steps it took."""
+    steps = 0
+    while True:
+        try:
+            next(planning)
+        except StopIteration as end:
+            assert table.take_read() <= ENOUGH
+            return end.value, steps
+        steps += 1
+        assert table.take_read() <= ENOUGH
+
+
+def test_the_plan_of_a_seek_reads_few_rows_in_each_step() -> None:
+    leader, cursor, table = leader_with_many_deferred()
+    planning = leader.cursors.requests.planning_seek("c", 25 * ROWS + 7)
+    for gone in (21 * ROWS, 29 * ROWS):  # before the target, and behind it
+        next(planning)
+        cursor.committed.deferred.remove(gone)
+    table.take_read()
+    plan, steps = in_small_steps(planning, table)
+    assert steps >= 3
+    assert (plan.again, plan.skipped, plan.deferred) == (1, 0, 20 * ROWS - 2)
+    plan, _ = in_small_steps(leader.cursors.requests.planning_seek("c", 5 * ROWS), table)
+    assert (plan.again, plan.skipped) == (15 * ROWS + 2, 0)
+    plan, _ = in_small_steps(leader.cursors.requests.planning_seek("c", TARGET_END), table)
+    assert (plan.again, plan.skipped) == (0, 10)
+
+
+def test_the_plan_of_an_undo_reads_few_rows_in_each_step() -> None:
+    leader, cursor, table = leader_with_many_deferred()
+    cursor.committed.undo = Undo(5 * ROWS, ((6 * ROWS, 7 * ROWS), (21 * ROWS, 35 * ROWS)))
+    plan, steps = in_small_steps(leader.cursors.requests.planning_undo("c"), table)
+    assert steps >= 14
+    assert (plan.target, plan.again, plan.skipped, plan.deferred) == (5 * ROWS, 14 * ROWS, 0, 20 * ROWS)

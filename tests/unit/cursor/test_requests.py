@@ -71,7 +71,7 @@ def test_empty_is_a_seek_to_the_end_that_drops_what_is_deferred():
     leader.create("c")
     leader.publish(5)
     requests = leader.cursors.requests
-    assert requests.empty("c").target == 5
+    requests.empty("c")
     (seek,) = requests.take()
     assert isinstance(seek, Seek) and seek.drop_deferred and seek.target == TARGET_END
 

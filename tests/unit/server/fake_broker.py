@@ -70,6 +70,9 @@ class FakeEndpoints:
     async def finish_message(self, topic: str, channel: str, message_id: str) -> None:
         raise NotFound(message_id)
 
+    async def unfinished(self, topic: str, channel: str) -> int:
+        return 0
+
 
 class FakeChannels:
     def __init__(self, topics: FakeTopics) -> None:
