@@ -194,9 +194,9 @@ class ClusterApi:
         api.add("GET", "/cluster/balance", self.preview)
         api.add("POST", "/cluster/balance", self.pause)
         api.add("POST", "/cluster/spread", self.spread)
-        api.add("POST", "/cluster/move", self.move)
-        api.add("POST", "/cluster/decommission", self.decommission)
-        api.add("POST", "/cluster/recommission", self.recommission)
+        api.add("POST", "/cluster/move", self.move, takes=("topic", "partition"))
+        api.add("POST", "/cluster/decommission", self.decommission, takes=("node",))
+        api.add("POST", "/cluster/recommission", self.recommission, takes=("node",))
 
     async def controller(self, _: HttpRequest) -> object:
         view, shell, doubt = self._cluster.view, self._cluster.shell, ""

@@ -48,9 +48,9 @@ class ForkApi:
         self._describe = describe
 
     def add_to(self, api: HttpApi) -> None:
-        api.add("POST", "/topic/partition/expand", self.expand)
-        api.add("POST", "/topic/meta/update", self.update)
-        api.add("POST", "/topic/partition/move", self.move)
+        api.add("POST", "/topic/partition/expand", self.expand, takes=("topic",))
+        api.add("POST", "/topic/meta/update", self.update, takes=("topic",))
+        api.add("POST", "/topic/partition/move", self.move, takes=("topic", "partition"))
         api.add("POST", "/cluster/node/remove", self.remove)
         api.add("GET", "/listlookup", self.lookups)
 

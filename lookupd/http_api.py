@@ -74,15 +74,15 @@ class LookupdApi:
         api.add("GET", "/lookup", _async(self.lookup))
         api.add("GET", "/nodes", _async(self.nodes))
         api.add("GET", "/debug", _async(self.debug))
-        api.add("POST", "/topic/create", self.create_topic)
-        api.add("POST", "/topic/delete", _async(self.delete_topic))
-        api.add("POST", "/topic/tombstone", self.tombstone)
-        api.add("POST", "/channel/create", self.create_channel)
-        api.add("POST", "/channel/delete", _async(self.delete_channel))
+        api.add("POST", "/topic/create", self.create_topic, takes=("topic",))
+        api.add("POST", "/topic/delete", _async(self.delete_topic), takes=("topic",))
+        api.add("POST", "/topic/tombstone", self.tombstone, takes=("topic", "node"))
+        api.add("POST", "/channel/create", self.create_channel, takes=("topic", "channel"))
+        api.add("POST", "/channel/delete", _async(self.delete_channel), takes=("topic", "channel"))
         if self._cluster is not None:
             ClusterApi(self._cluster).add_to(api)
             ForkApi(self._cluster, self._describe).add_to(api)
-            api.add("PUT", "/topic/create", self.create_topic)  # the fork's
+            api.add("PUT", "/topic/create", self.create_topic, takes=("topic",))  # the fork's
         return api
 
     def observed_routes(self) -> HttpApi:

@@ -213,15 +213,17 @@ class Describer:
         whole = self._whole_channel(topic, request.channel, parts, elsewhere)
         return admin_pb2.DescribeChannelResponse(channel=whole, unreachable=elsewhere.lost)
 
-    async def unfinished(self, topic: str, channel: str = "") -> int:
+    async def unfinished(self, topic: str, channel: str = "", partition: int | None = None) -> int:
         """Messages that consumers of the channel still have to do with, or that no channel of the topic got yet; of
         partitions whose leader does not answer none. NotFound."""
         if not channel:
             of_topic = (await self.topic(admin_pb2.DescribeTopicRequest(topic=topic))).topic
-            return sum(max(p.log_end_offset - p.pump_offset, 0) for p in of_topic.partitions)
-        wanted = admin_pb2.DescribeChannelRequest(topic=topic, channel=channel)
-        one = (await self.channel(wanted)).channel
-        return 0 if one.reader else int(one.depth + one.in_flight + one.deferred)
+            counts = {p.partition: max(p.log_end_offset - p.pump_offset, 0) for p in of_topic.partitions}
+        else:
+            wanted = admin_pb2.DescribeChannelRequest(topic=topic, channel=channel)
+            one = (await self.channel(wanted)).channel
+            counts = {p.partition: 0 if one.reader else p.depth + p.in_flight + p.deferred for p in one.partitions}
+        return sum(counts.values()) if partition is None else counts.get(partition, 0)
 
     def _whole_channel(self, topic: Topic, name: str, parts: Sequence[Any], elsewhere: NodeAnswers) -> Any:
         record = self._record(topic)

@@ -449,3 +449,24 @@ def test_every_request_with_ids_or_offsets_reaches_the_leader_of_each(cluster: C
     for check in dict.fromkeys(requests.values()):
         for n, admin in enumerate(admins):
             check(topic, admin, n)
+
+
+def test_one_partition_is_emptied_wherever_it_is_led(cluster: Cluster, admins: list[Admin]) -> None:
+    """As tools of the Youzan fork ask for it: at any node."""
+    topic = spread_topic(cluster, admins)
+    for number in range(3):
+        cluster.nodes[0].request(f"/pub?topic={topic}&partition={number}", b"x")
+
+    def depths() -> list[int]:
+        channel = admins[0]("DescribeChannel", topic=topic, channel="steady").channel
+        return [partition.depth for partition in channel.partitions]
+
+    wait_until(lambda: depths() == [1, 1, 1], "each partition has a message")
+    for number, node in ((1, cluster.nodes[0]), (0, cluster.nodes[2])):
+        node.request(f"/channel/empty?topic={topic}&channel=steady&partition={number}", b"")
+    assert depths() == [0, 0, 1]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        cluster.nodes[0].request(f"/channel/empty?topic={topic}&channel=steady&partition=77", b"")
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        cluster.nodes[0].request(f"/channel/delete?topic={topic}&channel=steady&partition=2", b"")
+    assert depths() == [0, 0, 1]

@@ -115,9 +115,9 @@ class ChannelsApi(Protocol):
 
     async def pause_topic(self, topic: str, paused: bool) -> None: ...
 
-    async def empty(self, topic: str, channel: str) -> None: ...
+    async def empty(self, topic: str, channel: str, partition: int | None = None) -> None: ...
 
-    async def empty_topic(self, topic: str) -> None: ...
+    async def empty_topic(self, topic: str, partition: int | None = None) -> None: ...
 
     # ---- queries
 
@@ -133,9 +133,9 @@ class MessagesApi(Protocol):
         it is not there."""
 
     @property
-    def unfinished(self) -> Callable[[str, str], Awaitable[int]]:
-        """(topic, channel): messages that its consumers still have to do with; channel "": that no channel got yet.
-        NotFound; Unavailable."""
+    def unfinished(self) -> Callable[[str, str, int | None], Awaitable[int]]:
+        """(topic, channel, partition): messages that its consumers still have to do with; channel "": that no channel
+        got yet; partition None: of all. NotFound; Unavailable."""
 
 
 class ClusterPageApi(Protocol):

@@ -327,6 +327,14 @@ class Route:
     plain: bool = False
     quiet: bool = False
     need: Need = INSPECT
+    takes: tuple[str, ...] = ()  # of NARROWING
+
+
+NARROWING = ("topic", "channel", "partition", "node")
+"""Parameters that narrow what a change is about. A route that does not take one refuses it: a change that acts on more
+than its caller asked for cannot be taken back."""
+WHOLE = ("", "*", "**")
+"""Of a parameter that narrows: it does not. The Youzan fork names all partitions with stars."""
 
 
 class HttpApi:
@@ -341,12 +349,21 @@ class HttpApi:
         self.requests: Counter[tuple[str, int]] = Counter() if counts is None else counts  # by route and status
         self._needs = needs
 
-    def add(self, method: str, path: str, handler: Handler, *, plain: bool = False, quiet: bool = False) -> None:
-        """ConfigError: it is not said what the route needs."""
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        plain: bool = False,
+        quiet: bool = False,
+        takes: tuple[str, ...] = (),
+    ) -> None:
+        """ConfigError: it is not said what the route needs. `takes`: of NARROWING, what a change follows."""
         methods = self._routes.setdefault(_key(path), {})
         assert method not in methods, f"{method} {path} is already added"
         need = INSPECT if self._needs is None else need_of(self._needs, f"{method} {path}")
-        methods[method] = Route(path, handler, plain, quiet, need)
+        methods[method] = Route(path, handler, plain, quiet, need, takes)
 
     @property
     def names(self) -> list[str]:
@@ -573,6 +590,7 @@ class HttpServer:
     async def _run(self, route: Route, request: HttpRequest) -> web.StreamResponse:
         try:
             self._doors.check(route.need, request)
+            _refuse_narrower(route, request)
             result = await route.handler(request)
             if isinstance(result, JsonStream):
                 first, more = await self._part(result.parts)
@@ -642,6 +660,17 @@ def _reply(result: object) -> HttpReply:
     if isinstance(result, bytes):
         return HttpReply(result)
     return HttpReply(_encode(result), JSON)
+
+
+def _refuse_narrower(route: Route, request: HttpRequest) -> None:
+    """Answer 400 if a change names something narrower than what it acts on."""
+    if not route.need.change:
+        return
+    for name in NARROWING:
+        if name not in route.takes and (request.query.get(name) or "") not in WHOLE:
+            code = "TOPIC_PARTITION" if name == "partition" else name.upper()
+            detail = f"{request.method} {request.path} does not act on one {name}: send it without"
+            raise ApiError(400, f"INVALID_ARG_{code}", detail=detail)
 
 
 def _refusal(refusal: ApiError, request: HttpRequest, *, plain: bool) -> web.Response:

@@ -50,7 +50,7 @@ async def _starting(topic: str, channel: str, message_id: str) -> None:
     raise Unavailable("the node is starting")
 
 
-async def _not_counted(topic: str, channel: str = "") -> int:
+async def _not_counted(topic: str, channel: str, partition: int | None) -> int:
     raise Unavailable("the node is starting")
 
 
@@ -63,7 +63,7 @@ class Endpoints:
     segments: ByteServer | None = None
     registrar: Registrar | None = None
     finish_message: Callable[[str, str, str], Awaitable[None]] = _starting  # the administration's, which starts last
-    unfinished: Callable[[str, str], Awaitable[int]] = _not_counted  # likewise
+    unfinished: Callable[[str, str, int | None], Awaitable[int]] = _not_counted  # likewise
     guard: Guard | None = None  # who may do what; None: everybody everything
     audit: Audit = field(default_factory=Audit)
     audit_topic: AuditTopic | None = None

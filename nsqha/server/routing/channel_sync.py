@@ -23,6 +23,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from nsqha import ids
 from nsqha.errors import NotFound, NsqhaError, Unavailable
 from nsqha.pb.v1 import routing_pb2
 from nsqha.server.routing.leaders import Administration, Leaders
@@ -89,11 +90,13 @@ class Reconciler:
         )
         await self._ask_all(topic, lambda at, _, left: self._peers.call(at, "Reconcile", request, timeout=left), set())
 
-    async def do_everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        """Returns when it is done in every partition, here and elsewhere, through changes of leaders: once in each,
-        as messages are acknowledged while others are waited for. NotFound, Unavailable."""
+    async def do_everywhere(
+        self, topic: Topic, what: Administration, channel: str = "", *, partition: int | None = None
+    ) -> None:
+        """Returns when it is done in every partition, or in the one that is named, here and elsewhere, through changes
+        of leaders: once in each, as messages are acknowledged while others are waited for. NotFound, Unavailable."""
         uid = topic.record.uid
-        done: set[int] = set()
+        done: set[int] = set() if partition is None else {*range(ids.PARTITIONS_MAX)} - {partition}
 
         async def lacking() -> str:
             missing = set(range(self._leaders.partitions(topic.name))) - done

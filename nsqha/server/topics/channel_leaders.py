@@ -122,8 +122,10 @@ class ChannelLeaders(Protocol):
     async def follow(self, topic: Topic) -> None:
         """Returns when every leader has what the record says in its log. Unavailable if not."""
 
-    async def everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        """Have it done in every partition; it is in no record. Unavailable if not."""
+    async def everywhere(
+        self, topic: Topic, what: Administration, channel: str = "", *, partition: int | None = None
+    ) -> None:
+        """Have it done in every partition, or in one; it is in no record. Unavailable if not."""
 
 
 class SingleLeader:
@@ -141,8 +143,13 @@ class SingleLeader:
     async def follow(self, topic: Topic) -> None:
         await topic.reconcile()
 
-    async def everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        await self._led.carry_out(topic.name, topic.record.uid, what, channel)
+    async def everywhere(
+        self, topic: Topic, what: Administration, channel: str = "", *, partition: int | None = None
+    ) -> None:
+        numbers = None if partition is None else (partition,)
+        done = await self._led.carry_out(topic.name, topic.record.uid, what, channel, numbers)
+        if partition is not None and partition not in done:
+            raise Unavailable(f"partition {partition} is not led at the moment")
 
 
 class ClusterChannelLeaders:
@@ -165,5 +172,7 @@ class ClusterChannelLeaders:
         await self._led.reconcile(topic)
         await self._reconciler.others_follow(topic)
 
-    async def everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        await self._reconciler.do_everywhere(topic, what, channel)
+    async def everywhere(
+        self, topic: Topic, what: Administration, channel: str = "", *, partition: int | None = None
+    ) -> None:
+        await self._reconciler.do_everywhere(topic, what, channel, partition=partition)

@@ -213,23 +213,26 @@ class Channels:
             await self._change(found, lambda channels: channels.with_topic_paused(paused))
             await self.leaders.follow(found)
 
-    async def empty(self, topic: str, channel: str) -> None:
+    async def empty(self, topic: str, channel: str, partition: int | None = None) -> None:
+        """`partition`: only this one."""
         self._existing(topic, channel)
-        await self._changes.whole(self._empty(topic, channel))
+        await self._changes.whole(self._empty(topic, channel, partition))
 
-    async def _empty(self, topic: str, channel: str) -> None:
+    async def _empty(self, topic: str, channel: str, partition: int | None) -> None:
         async with self._changes.of(topic):
-            await self.leaders.everywhere(self._existing(topic, channel), Administration.EMPTY_CHANNEL, channel)
+            found, what = self._existing(topic, channel), Administration.EMPTY_CHANNEL
+            await self.leaders.everywhere(found, what, channel, partition=partition)
 
-    async def empty_topic(self, topic: str) -> None:
+    async def empty_topic(self, topic: str, partition: int | None = None) -> None:
+        """`partition`: only this one."""
         self._topics.topic(topic)
-        await self._changes.whole(self._empty_topic(topic))
+        await self._changes.whole(self._empty_topic(topic, partition))
 
-    async def _empty_topic(self, topic: str) -> None:
+    async def _empty_topic(self, topic: str, partition: int | None) -> None:
         async with self._changes.of(topic):
             found = self._topics.topic(topic)
             await self._topics.first_channels.learn(found)  # what the topic keeps for them is not what is emptied
-            await self.leaders.everywhere(found, Administration.EMPTY_TOPIC)
+            await self.leaders.everywhere(found, Administration.EMPTY_TOPIC, partition=partition)
 
     async def seek(
         self, topic: str, channel: str, targets: Mapping[int, int | None]

@@ -202,6 +202,24 @@ def test_names_are_made_and_deleted_over_http() -> None:
     run(story)
 
 
+def test_what_narrows_a_change_that_cannot_be_narrowed_is_refused() -> None:
+    async def story(world: World) -> None:
+        assert await world.post("/channel/create?topic=t&channel=c") == (200, b"")
+        for target, code in (
+            ("/topic/delete?topic=t&partition=0", "TOPIC_PARTITION"),
+            ("/channel/delete?topic=t&channel=c&partition=77", "TOPIC_PARTITION"),
+            ("/topic/delete?topic=t&channel=c", "CHANNEL"),
+            ("/channel/delete?topic=t&channel=c&node=n1", "NODE"),
+            ("/topic/tombstone?topic=t&node=n1&channel=c", "CHANNEL"),
+        ):
+            status, body = await world.post(target)
+            assert (status, body["message"]) == (400, f"INVALID_ARG_{code}"), target
+        assert await world.get("/channels?topic=t") == {"channels": ["c"]}
+        assert await world.post("/topic/delete?topic=t&partition=**") == (200, b"")
+
+    run(story)
+
+
 def test_a_refused_peer_gets_the_reason_even_if_it_sends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "LINGER_S", 0.05)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsqha.clock import ManualClock
+from nsqha.election.model import PartitionMeta, TopicRecord, TopicSettings
 from nsqha.errors import NotFound, Unavailable
 from nsqha.options import Options, checked
 from nsqha.server.http.broker_api import BoundPorts, Check
@@ -27,6 +28,13 @@ class BrokerTopic:
     paused: bool = False
     channels: dict[str, BrokerChannel] = field(default_factory=dict)
     bodies: list[bytes] = field(default_factory=list)
+    partitions: int = 1
+    emptied: list[int | None] = field(default_factory=list)  # which of its partitions
+
+    @property
+    def record(self) -> TopicRecord:
+        metas = {n: PartitionMeta() for n in range(self.partitions)}
+        return TopicRecord("t", 1, 1, TopicSettings(partitions=self.partitions), partitions=metas)
 
 
 def bodies_of(frames: bytes) -> list[bytes]:
@@ -67,10 +75,15 @@ class FakeTopics(dict[str, BrokerTopic]):
 
 
 class FakeEndpoints:
-    async def finish_message(self, topic: str, channel: str, message_id: str) -> None:
-        raise NotFound(message_id)
+    def __init__(self) -> None:
+        self.finished: list[str] = []
 
-    async def unfinished(self, topic: str, channel: str) -> int:
+    async def finish_message(self, topic: str, channel: str, message_id: str) -> None:
+        if not message_id.startswith("0"):
+            raise NotFound(message_id)
+        self.finished.append(message_id)
+
+    async def unfinished(self, topic: str, channel: str, partition: int | None) -> int:
         return 0
 
 
@@ -91,11 +104,13 @@ class FakeChannels:
     async def pause_topic(self, topic: str, paused: bool) -> None:
         self._topics.topic(topic).paused = paused
 
-    async def empty(self, topic: str, channel: str) -> None:
+    async def empty(self, topic: str, channel: str, partition: int | None = None) -> None:
         self._channel(topic, channel).depth = 0
+        self._topics.topic(topic).emptied.append(partition)
 
-    async def empty_topic(self, topic: str) -> None:
+    async def empty_topic(self, topic: str, partition: int | None = None) -> None:
         self._topics.topic(topic).bodies.clear()
+        self._topics.topic(topic).emptied.append(partition)
 
     def has(self, topic: str, channel: str) -> bool:
         return topic in self._topics and channel in self._topics[topic].channels

@@ -98,6 +98,20 @@ def test_every_other_leader_is_asked_once():
     nodes_of(3).run(story)
 
 
+def test_the_leader_of_one_partition_is_asked_for_that_alone():
+    async def story(nodes: Any) -> None:
+        for number, node in enumerate((1, 2, 3, 2)):
+            nodes.appoint("t", number, node)
+            nodes[node].leads.append(number)
+        deed = ("t", TOPIC_UID, Administration.EMPTY_CHANNEL, "c")
+        for number, node in ((3, 2), (0, 1), (1, 2)):
+            await nodes[1].reconciler.do_everywhere(nodes[1].topic, deed[2], "c", partition=number)
+            assert nodes[node].asked[-1] == (*deed, [number])
+        assert [len(nodes[n].asked) for n in (1, 2, 3)] == [1, 2, 0]
+
+    nodes_of(3).run(story)
+
+
 def test_the_successor_of_a_leader_that_was_replaced_is_asked():
     async def story(nodes: Any) -> None:
         nodes.appoint("t", 0, 2)
