@@ -415,13 +415,17 @@ V2_CODES: dict[str, Explanation] = {
 }
 
 HTTP_CODES: dict[str, Explanation] = {
-    "TOPIC_NOT_FOUND": Explanation("There is no such topic."),
+    "TOPIC_NOT_FOUND": Explanation("There is no such topic, or the topic has no such partition."),
     "CHANNEL_NOT_FOUND": Explanation("There is no such channel."),
+    "MESSAGE_NOT_FOUND": Explanation("No message of the topic, or of the partition that is named, has this id."),
     "NODE_NOT_FOUND": Explanation("There is no such node."),
     "NOT_FOUND": Explanation("There is no such route."),
     "METHOD_NOT_ALLOWED": Explanation("The route wants another method."),
     "MISSING_ARG_{}": Explanation("The request lacks a parameter."),
-    "INVALID_ARG_{}": Explanation("A parameter has a value that it cannot have; `detail` or `why` says more."),
+    "INVALID_ARG_{}": Explanation(
+        "A parameter has a value that it cannot have, or narrows a change that cannot be narrowed; `detail` or `why` "
+        "says more."
+    ),
     "INVALID_REQUEST": Explanation("The query or body does not parse."),
     "INVALID_TOPIC": Explanation("The topic's name is none."),
     "INVALID_DEFER": Explanation("The value of `defer` is not a number of milliseconds up to `--max-req-timeout`."),

@@ -35,6 +35,14 @@ def _shown(topic: str, channel: str, channels: ChannelList) -> dict[str, object]
     }
 
 
+async def _unfinished(broker: BrokerApi, topic: str, channel: str = "", partition: int | None = None) -> int:
+    """For the audit: so many messages that were never finished are about to go; 0 if that cannot be counted."""
+    try:
+        return await broker.endpoints.unfinished(topic, channel, partition)
+    except NsqhaError:
+        return 0
+
+
 class AdministrationRoutes:
     """The handlers that change topics and channels."""
 
@@ -67,7 +75,7 @@ class AdministrationRoutes:
         request.query.require_name("topic", "INVALID_TOPIC")
         topic = self._existing(request)
         partition = self._partition(request, topic)
-        skips = await self._unfinished(topic, "", partition)
+        skips = await _unfinished(self._broker, topic, "", partition)
         await done(self._broker.channels.empty_topic(topic, partition), self._broker)
         request.skips = skips
 
@@ -78,13 +86,6 @@ class AdministrationRoutes:
     async def topic_unpause(self, request: HttpRequest) -> None:
         topic = self._whole(request, self._existing(request))
         await done(self._broker.channels.pause_topic(topic, False), self._broker)
-
-    async def _unfinished(self, topic: str, channel: str = "", partition: int | None = None) -> int:
-        """For the audit: so many messages that were never finished are about to go; 0 if that cannot be counted."""
-        try:
-            return await self._broker.endpoints.unfinished(topic, channel, partition)
-        except NsqhaError:
-            return 0
 
     def _partition(self, request: HttpRequest, topic: str) -> int | None:
         """The partition that a client of the Youzan fork names; None: all. 400; 404: the topic has no such one."""
@@ -125,14 +126,14 @@ class AdministrationRoutes:
         topic, channel = self._named(request)
         with self._done_elsewhere((topic, channel)):
             self._whole(request, self._existing_channel(request)[0])
-            skips = await self._unfinished(topic, channel)
+            skips = await _unfinished(self._broker, topic, channel)
             await done(self._broker.channels.delete(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
             request.skips = skips
 
     async def channel_empty(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
         partition = self._partition(request, topic)
-        skips = await self._unfinished(topic, channel, partition)
+        skips = await _unfinished(self._broker, topic, channel, partition)
         await done(self._broker.channels.empty(topic, channel, partition), self._broker, "CHANNEL_NOT_FOUND")
         request.skips = skips
 
