@@ -18,6 +18,7 @@ BAD_PARTITION = b"E_BAD_PARTITION"
 NO_TOPIC = b"E_TOPIC_NOT_EXIST"
 """Clients of the Youzan fork look the topic up again on this one only."""
 COMMAND_FAILED = error(b"E_INVALID internal error of the broker, see command_failed in its log")
+TOO_MANY_FILES = error(b"E_INVALID too many open files at this node: try again later")
 
 
 def fin_failed(message_id: bytes, why: str) -> bytes:

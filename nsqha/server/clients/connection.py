@@ -132,7 +132,8 @@ class Connection(asyncio.Protocol):
         if first and too_many_files(transport):
             self._connections.refused.warning("client(%s): refused", address_text(transport.get_extra_info("peername")))
             self.closed = True
-            transport.abort()
+            transport.write(errors.TOO_MANY_FILES)
+            transport.close()
             self._come_apart()
             return
         self.write_by(self.transport.carry_over(transport))

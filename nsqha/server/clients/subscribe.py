@@ -2,8 +2,9 @@
 
 SUB makes topic and channel if need be, then attaches the consumer to every partition of the topic (`ConsumerRoutes`: a
 single node leads all of them; in a cluster other nodes lead some). Between making and attaching there are awaits, so
-both are checked again, and made again if they vanished. An ephemeral channel lives as long as it has a consumer: the
-last consumer that leaves it has it deleted, and so has one that is gone before it was attached.
+both are checked again, and made again if they vanished, also behind a consumer that is attached already. An ephemeral
+channel lives as long as it has a consumer: the last consumer that leaves it has it deleted, and so has one that is gone
+before it was attached.
 
 Invariants: a channel never has more than --max-channel-consumers, however many come at once; a consumer is attached to
 all partitions of its topic that are led here and serve it, or to none.
@@ -19,7 +20,7 @@ from nsqha import ids
 from nsqha.clock import Now
 from nsqha.errors import NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
-from nsqha.server.partition.delivery import Consumer
+from nsqha.server.partition.delivery import Consumer, Sub
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.topics import Topics
@@ -32,7 +33,7 @@ class ConsumerRoutes(Protocol):
 
     async def attach(self, topic: Topic, consumer: Consumer) -> bool:
         """Make the channel if need be, and attach the consumer to every partition. False if it is to be tried again,
-        as the topic or the channel vanished meanwhile; Unavailable."""
+        as the topic or the channel vanished meanwhile (the caller detaches what is attached); Unavailable."""
 
     def detach(self, consumer: Consumer) -> None:
         """Detach it from the partitions that other nodes lead."""
@@ -92,8 +93,12 @@ class Subscriptions:
                     raise Unavailable("exiting")
                 topic = await self._topics.topic_for_client(consumer.topic)
                 check_room(topic, consumer, self._consumers_max)
-                if await self._routes.attach(topic, consumer):
+                if await self._routes.attach(topic, consumer) and consumer.sub is not Sub.DISMISSED:
+                    consumer.sub = Sub.ANSWERED
                     return
+                self._routes.detach(consumer)
+                topic.detach(consumer, self._now())  # there may be another one of its name
+                consumer.sub = Sub.ASKED
             raise Unavailable("deleted topic/channel")
         except BaseException:
             self.unsubscribe(consumer)

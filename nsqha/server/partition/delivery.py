@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha import hot
@@ -91,6 +92,14 @@ class Wire(Protocol):
         """Drop the connection."""
 
 
+class Sub(Enum):
+    """How far the SUB of a consumer is."""
+
+    ASKED = 1
+    DISMISSED = 2  # what it was attached to was deleted, or is led by another node now
+    ANSWERED = 3
+
+
 class Consumer:
     """A subscribed connection: its window and its counters.
 
@@ -120,13 +129,13 @@ class Consumer:
         self.sample_rate = sample_rate
         self.rdy = 0
         self.in_flight = 0
+        self.sub = Sub.ASKED
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
         self.subscriptions: dict[int, Subscription] = {}
         self.lent_credit = 0  # parts of the window, at leaders on other nodes
         self.remote: Remote = NO_REMOTE  # its subscriptions to partitions that other nodes lead
-        self._turn = 0
 
     @property
     def room(self) -> int:
@@ -156,7 +165,15 @@ class Consumer:
     def moved(self, why: str) -> None:
         """A partition that it was served from is not led here any more. Who came for this leader looks it up again."""
         if self.direct:
+            self.dismiss()
+
+    def dismiss(self) -> None:
+        """Its topic or channel is gone. The connection ends, as with nsqd; before its SUB is answered, it is attached
+        anew instead: a connection that ends without an answer says nothing to its client."""
+        if self.sub is Sub.ANSWERED:
             self.wire.close()
+        else:
+            self.sub = Sub.DISMISSED
 
     def wake(self) -> None:
         """The window opened: look for messages at the end of this tick, each time at another partition first."""
@@ -165,10 +182,11 @@ class Consumer:
             for subscription in subscriptions.values():
                 subscription.delivery.wake()
             return
-        order = list(subscriptions.values())
-        self._turn += 1
-        for n in range(len(order)):
-            order[(self._turn + n) % len(order)].delivery.wake()
+        for number in subscriptions:
+            subscriptions[number] = subscriptions.pop(number)  # the last now
+            break
+        for subscription in subscriptions.values():
+            subscription.delivery.wake()
 
 
 class Remote(Protocol):

@@ -272,7 +272,7 @@ class Topic:
             del partition.deliveries[committed.name]
             self.ended.forget(committed.name)
             for consumer in delivery.consumers:
-                consumer.wire.close()
+                consumer.dismiss()
 
     # ---- consumers
 

@@ -213,7 +213,7 @@ class RemoteSubscription:
         if closed.gone:
             self._link = None
             self._forget()
-            self._places.consumer.wire.close()
+            self._places.consumer.dismiss()
         else:
             self._lost(from_wire(closed.leader) if closed.HasField("leader") else None)
 

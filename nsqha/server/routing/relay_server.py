@@ -106,6 +106,10 @@ class RelayedConsumer(Consumer):
         self._sent_status: tuple[int, int, bool, bool] | None = None  # None: not accepted yet
         self._sent_in_flight = 0
 
+    def dismiss(self) -> None:
+        """Its node hears it, and does the rest."""
+        self.wire.close()
+
     def set_window(self, size: int, serial: int) -> None:
         self.window, self.serial = size, serial
         self.rdy = 0 if self.standby else size

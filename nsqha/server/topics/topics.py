@@ -185,7 +185,7 @@ class Topics(Mapping[str, Topic]):
         del self._topics[topic.name]
         self._context.forget_targets()
         for consumer in topic.consumers.all():
-            consumer.wire.close()
+            consumer.dismiss()
 
     # ---- topics
 

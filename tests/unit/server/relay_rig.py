@@ -24,7 +24,7 @@ from nsqha.replication.pauses import ProcessPause
 from nsqha.server.http.stats import ClientStats
 from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.context import LedLog, PartitionRuntime
-from nsqha.server.partition.delivery import Consumer, Delivery
+from nsqha.server.partition.delivery import Consumer, Delivery, Sub
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.partition.topic import Topic
@@ -245,7 +245,7 @@ class RelayNode:
             return Consumer(wire, topic="t", channel=channel, msg_timeout=timeout, sample_rate=0, only=only)
 
         client = Client(self, consumer_of)
-        client.consumer.direct = bool(self.topic.led)
+        client.consumer.direct, client.consumer.sub = bool(self.topic.led), Sub.ANSWERED
         self.topic.attach(client.consumer)
         self.relaying.attach(client.consumer)
         client.ready(rdy)

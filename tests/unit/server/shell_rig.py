@@ -30,7 +30,7 @@ from nsqha.election.model import ChannelInfo, ChannelList
 from nsqha.replication.leader import LeaderReplica
 from nsqha.replication.pauses import ProcessPause
 from nsqha.server.partition.context import LedLog, PartitionRuntime
-from nsqha.server.partition.delivery import Consumer, Delivery
+from nsqha.server.partition.delivery import Consumer, Delivery, Sub
 from nsqha.server.partition.memory import EphemeralMemory
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
@@ -223,6 +223,7 @@ class PartitionRig:
     def consume(self, rdy: int, channel: str = "c", *, timeout: float = 60.0, sample_rate: int = 0) -> Consumer:
         """Attach a consumer with a `FakeWire`."""
         consumer = Consumer(FakeWire(), topic="t", channel=channel, msg_timeout=timeout, sample_rate=sample_rate)
+        consumer.sub = Sub.ANSWERED
         self.partition.deliveries[channel].attach(consumer)
         consumer.rdy = rdy
         consumer.wake()

@@ -22,6 +22,7 @@ from nsqha.errors import NotFound, OutcomeUnknown, Unavailable
 from nsqha.server.clients.figures import client_stats
 from nsqha.server.clients.subscribe import check_room
 from nsqha.server.node.parts import ClientRoutes, RoutedNode
+from nsqha.server.partition.delivery import Consumer, Sub
 from nsqha.server.routing.channel_sync import Reconciler
 from nsqha.server.routing.forward_client import Forwarder
 from nsqha.server.routing.forward_server import ForwardService
@@ -30,7 +31,6 @@ from nsqha.server.routing.relay_server import RelayService
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 
 if TYPE_CHECKING:
-    from nsqha.server.partition.delivery import Consumer
     from nsqha.server.partition.topic import Topic
     from nsqha.server.peers.api import Peers, PeerServer
     from nsqha.server.routing.leaders import Leaders
@@ -129,14 +129,16 @@ class ClusterConsumerRoutes:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds
         if not await self._channels.ensure(topic, consumer.channel):
-            raise Unavailable("deleted topic/channel")
+            return False
         check_room(topic, consumer, self._consumers_max)
         consumer.direct = bool(topic.led)
         topic.attach(consumer)
         elsewhere = self._relaying.attach(consumer)
         while missing := sorted([*topic.places_missing(consumer), *elsewhere.missing]):
-            if topic.deleting or self._availability.exiting:
-                raise Unavailable("exiting" if self._availability.exiting else "deleted topic/channel")
+            if self._availability.exiting:
+                raise Unavailable("exiting")
+            if topic.deleting or consumer.sub is Sub.DISMISSED:
+                return False
             if loop.time() > deadline:
                 raise Unavailable(f"the leaders of partitions {missing} of {topic.name} did not answer in time")
             await asyncio.sleep(ATTACHED_POLL_SECONDS)

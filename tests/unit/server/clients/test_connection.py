@@ -525,6 +525,7 @@ def test_a_command_that_breaks_ends_the_connection():
 
     bench = Bench(subscriptions=SimpleNamespace(subscribe=broken))
     bench.send(b"SUB t c\n")
+    assert [frame[:9] for frame in bench.frames] == [b"E_INVALID"], "never without a word"
     assert bench.transport.closing
 
 

@@ -36,6 +36,7 @@ from nsqha.server.node.broker import Broker
 from nsqha.server.node.cluster.routing import ClusterConsumerRoutes
 from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition import log_sync
+from nsqha.server.partition.delivery import Consumer
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
 from nsqha.server.runtime.disk import DelayedCall
@@ -487,6 +488,34 @@ async def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(
     second = await late
     assert first.wire.closed and not second.wire.closed
     assert broker.channels.has("t", "c")
+
+
+@on_a_broker
+async def test_a_topic_that_is_deleted_before_a_sub_is_answered_is_made_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+):
+    attach, deletions = broker.subscriptions._routes.attach, 1
+
+    async def and_then_it_is_deleted(topic: Topic, reader: Consumer) -> bool:
+        nonlocal deletions
+        attached = await attach(topic, reader)
+        if deletions:
+            deletions -= 1
+            await broker.topics.delete_topic(topic.name)
+        return attached
+
+    monkeypatch.setattr(broker.subscriptions._routes, "attach", and_then_it_is_deleted)
+    reader = await subscribed(broker, "t", "c")
+    assert not reader.wire.closed and broker.topics["t"].consumers.all() == [reader]
+    assert [s.delivery for s in reader.subscriptions.values()] == [led(broker).deliveries["c"]]
+    await broker.topics.delete_topic("t")
+    assert reader.wire.closed, "its SUB was answered: it ends as with nsqd"
+
+    deletions = 100
+    unlucky = consumer("t", "c")
+    with pytest.raises(Unavailable, match="deleted topic/channel"):
+        await broker.subscriptions.subscribe(unlucky)
+    assert not unlucky.wire.closed and not unlucky.subscriptions, "the refusal is for its connection to send"
 
 
 @on_a_broker

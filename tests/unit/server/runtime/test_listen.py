@@ -35,6 +35,7 @@ from nsqha.server.runtime.listen import (
     split_host_port,
 )
 from nsqha.server.runtime.rare_warnings import RareWarnings
+from nsqha.wire import errors
 from nsqha.wire.limits import ProtocolLimits
 
 
@@ -171,8 +172,8 @@ def test_clients_do_not_get_the_last_descriptors(
         exiting=bool, next_number=lambda: 1, opened=opening, closed=closing, refused=refused
     )
 
-    async def served() -> bool:
-        """Whether a client that connects now is there a moment later."""
+    async def answer() -> bytes:
+        """What a client hears that connects now."""
         sock = listen("127.0.0.1:0", flag="tcp-address")
         port = bound_port(sock)
         context.loop = asyncio.get_running_loop()
@@ -186,9 +187,9 @@ def test_clients_do_not_get_the_last_descriptors(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(b"GET /x HTTP/1.1\r\n\r\n" if http else b"  V2x\n")
-            return bool(await reader.read(1))
+            return await reader.read(4096)
         except ConnectionError:
-            return False
+            return b""
         finally:
             writer.close()
             closed = server.close()
@@ -198,11 +199,12 @@ def test_clients_do_not_get_the_last_descriptors(
                 await asyncio.sleep(0.001)
 
     with asyncio.Runner(loop_factory=loop) as runner:
-        assert runner.run(served())
+        usual = runner.run(answer())
+        assert usual
         monkeypatch.setattr(resource, "getrlimit", lambda kind: (SPARE_FILES * 4, SPARE_FILES * 4))
-        assert runner.run(served()), "far from the limit"
+        assert runner.run(answer())[:8] == usual[:8], "far from the limit"
         monkeypatch.setattr(resource, "getrlimit", lambda kind: (10, 10))
-        assert not runner.run(served())
+        assert runner.run(answer()) == (b"" if http else errors.TOO_MANY_FILES)
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
