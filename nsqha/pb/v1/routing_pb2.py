@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from nsqha.pb.v1 import replication_pb2 as nsqha_dot_v1_dot_replication__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16nsqha/v1/routing.proto\x12\x08nsqha.v1\x1a\x1ansqha/v1/replication.proto\"D\n\x08Greeting\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\x10\n\x08node_uid\x18\x02 \x01(\x06\x12\x12\n\ntarget_uid\x18\x03 \x01(\x06\"y\n\nLeaderHint\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\x10\n\x08node_uid\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x14\n\x0cpeer_address\x18\x05 \x01(\t\"Q\n\x0eLeadersRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12+\n\npartitions\x18\x02 \x03(\x0b\x32\x17.nsqha.v1.PartitionName\"C\n\rPartitionName\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x02 \x01(\t\"5\n\x0cLeadersReply\x12%\n\x07leaders\x18\x01 \x03(\x0b\x32\x14.nsqha.v1.LeaderHint\"e\n\x0e\x46orwardRequest\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12-\n\tpublishes\x18\x02 \x03(\x0b\x32\x1a.nsqha.v1.ForwardedPublish\"\x9f\x01\n\x10\x46orwardedPublish\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\x12\x15\n\x08\x64\x65\x66\x65r_ms\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\twaited_ms\x18\x06 \x01(\rB\x0b\n\t_defer_ms\"\x97\x01\n\x0c\x46orwardReply\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12\x0e\n\x06stored\x18\x02 \x03(\x04\x12*\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x18.nsqha.v1.ForwardFailure\x12%\n\x07leaders\x18\x04 \x03(\x0b\x32\x14.nsqha.v1.LeaderHint\"Z\n\x0e\x46orwardFailure\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x07outcome\x18\x02 \x01(\x0e\x32\x18.nsqha.v1.ForwardOutcome\x12\x0b\n\x03why\x18\x03 \x01(\t\"^\n\x0cRelayRequest\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12(\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x16.nsqha.v1.RelayCommand\"\xf7\x01\n\x0cRelayCommand\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsubscribe\x18\x02 \x01(\x0b\x32\x18.nsqha.v1.RelaySubscribeH\x00\x12\'\n\x06window\x18\x03 \x01(\x0b\x32\x15.nsqha.v1.RelayWindowH\x00\x12\x10\n\x06\x66inish\x18\x04 \x01(\x0cH\x00\x12)\n\x07requeue\x18\x05 \x01(\x0b\x32\x16.nsqha.v1.RelayRequeueH\x00\x12\x0f\n\x05touch\x18\x06 \x01(\x0cH\x00\x12\x0f\n\x05taken\x18\x07 \x01(\x04H\x00\x12\x15\n\x0bunsubscribe\x18\x08 \x01(\x08H\x00\x42\t\n\x07\x63ommand\"\xab\x01\n\x0eRelaySubscribe\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x03 \x01(\t\x12\x16\n\x0emsg_timeout_ms\x18\x04 \x01(\x04\x12\x13\n\x0bsample_rate\x18\x05 \x01(\r\x12\'\n\x06\x63lient\x18\x06 \x01(\x0b\x32\x17.nsqha.v1.RelayedClient\"\xa3\x03\n\rRelayedClient\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x10\n\x08hostname\x18\x03 \x01(\t\x12\x16\n\x0eremote_address\x18\x04 \x01(\t\x12\x12\n\nuser_agent\x18\x05 \x01(\t\x12\x12\n\nconnect_ts\x18\x06 \x01(\x03\x12\x15\n\rtopology_zone\x18\x07 \x01(\t\x12\x17\n\x0ftopology_region\x18\x08 \x01(\t\x12\x0f\n\x07\x64\x65\x66late\x18\t \x01(\x08\x12\x0e\n\x06snappy\x18\n \x01(\x08\x12\x0e\n\x06\x61uthed\x18\x0b \x01(\x08\x12\x15\n\rauth_identity\x18\x0c \x01(\t\x12\x19\n\x11\x61uth_identity_url\x18\r \x01(\t\x12\x0b\n\x03tls\x18\x0e \x01(\x08\x12\x18\n\x10tls_cipher_suite\x18\x0f \x01(\t\x12\x13\n\x0btls_version\x18\x10 \x01(\t\x12\x1f\n\x17tls_negotiated_protocol\x18\x11 \x01(\t\x12)\n!tls_negotiated_protocol_is_mutual\x18\x12 \x01(\x08\"+\n\x0bRelayWindow\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0e\n\x06serial\x18\x02 \x01(\r\"4\n\x0cRelayRequeue\x12\x12\n\nmessage_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\x04\"X\n\nRelayReply\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12$\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x14.nsqha.v1.RelayEvent\"\x9c\x01\n\nRelayEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\x08messages\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05\x65rror\x18\x03 \x01(\x0cH\x00\x12\'\n\x06status\x18\x04 \x01(\x0b\x32\x15.nsqha.v1.RelayStatusH\x00\x12\'\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x15.nsqha.v1.RelayClosedH\x00\x42\x07\n\x05\x65vent\"c\n\x0bRelayStatus\x12\x0e\n\x06serial\x18\x01 \x01(\r\x12\x0c\n\x04held\x18\x02 \x01(\r\x12\x12\n\nbacklogged\x18\x03 \x01(\x08\x12\x0f\n\x07standby\x18\x04 \x01(\x08\x12\x11\n\tin_flight\x18\x05 \x01(\r\"N\n\x0bRelayClosed\x12\x0c\n\x04gone\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\x12$\n\x06leader\x18\x03 \x01(\x0b\x32\x14.nsqha.v1.LeaderHint\"Y\n\x10ReconcileRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\ttopic_uid\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\x04\"$\n\x0eReconcileReply\x12\x12\n\npartitions\x18\x01 \x03(\r\"\x96\x01\n\x11\x41\x64ministerRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\ttopic_uid\x18\x03 \x01(\x06\x12&\n\x04what\x18\x04 \x01(\x0e\x32\x18.nsqha.v1.Administration\x12\x0f\n\x07\x63hannel\x18\x05 \x01(\t\x12\x12\n\npartitions\x18\x06 \x03(\r\"%\n\x0f\x41\x64ministerReply\x12\x12\n\npartitions\x18\x01 \x03(\r\"9\n\x14KnownChannelsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\t\"&\n\x12KnownChannelsReply\x12\x10\n\x08\x63hannels\x18\x01 \x03(\t*\x8b\x01\n\x0e\x46orwardOutcome\x12\x1f\n\x1b\x46ORWARD_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46ORWARD_OUTCOME_UNKNOWN\x10\x01\x12\x1e\n\x1a\x46ORWARD_OUTCOME_NOT_LEADER\x10\x02\x12\x1b\n\x17\x46ORWARD_OUTCOME_REFUSED\x10\x03*\xb8\x01\n\x0e\x41\x64ministration\x12\x1e\n\x1a\x41\x44MINISTRATION_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x41\x44MINISTRATION_EMPTY_TOPIC\x10\x01\x12 \n\x1c\x41\x44MINISTRATION_EMPTY_CHANNEL\x10\x02\x12 \n\x1c\x41\x44MINISTRATION_PAUSE_CHANNEL\x10\x03\x12\"\n\x1e\x41\x44MINISTRATION_UNPAUSE_CHANNEL\x10\x04\x32\x9a\x03\n\x07Routing\x12?\n\x07\x46orward\x12\x18.nsqha.v1.ForwardRequest\x1a\x16.nsqha.v1.ForwardReply(\x01\x30\x01\x12\x39\n\x05Relay\x12\x16.nsqha.v1.RelayRequest\x1a\x14.nsqha.v1.RelayReply(\x01\x30\x01\x12\x41\n\tReconcile\x12\x1a.nsqha.v1.ReconcileRequest\x1a\x18.nsqha.v1.ReconcileReply\x12;\n\x07Leaders\x12\x18.nsqha.v1.LeadersRequest\x1a\x16.nsqha.v1.LeadersReply\x12\x44\n\nAdminister\x12\x1b.nsqha.v1.AdministerRequest\x1a\x19.nsqha.v1.AdministerReply\x12M\n\rKnownChannels\x12\x1e.nsqha.v1.KnownChannelsRequest\x1a\x1c.nsqha.v1.KnownChannelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16nsqha/v1/routing.proto\x12\x08nsqha.v1\x1a\x1ansqha/v1/replication.proto\"D\n\x08Greeting\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\x10\n\x08node_uid\x18\x02 \x01(\x06\x12\x12\n\ntarget_uid\x18\x03 \x01(\x06\"y\n\nLeaderHint\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\x10\n\x08node_uid\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x14\n\x0cpeer_address\x18\x05 \x01(\t\"Q\n\x0eLeadersRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12+\n\npartitions\x18\x02 \x03(\x0b\x32\x17.nsqha.v1.PartitionName\"C\n\rPartitionName\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x02 \x01(\t\"5\n\x0cLeadersReply\x12%\n\x07leaders\x18\x01 \x03(\x0b\x32\x14.nsqha.v1.LeaderHint\"e\n\x0e\x46orwardRequest\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12-\n\tpublishes\x18\x02 \x03(\x0b\x32\x1a.nsqha.v1.ForwardedPublish\"\x9f\x01\n\x10\x46orwardedPublish\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\x12\x15\n\x08\x64\x65\x66\x65r_ms\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\twaited_ms\x18\x06 \x01(\rB\x0b\n\t_defer_ms\"\x97\x01\n\x0c\x46orwardReply\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12\x0e\n\x06stored\x18\x02 \x03(\x04\x12*\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x18.nsqha.v1.ForwardFailure\x12%\n\x07leaders\x18\x04 \x03(\x0b\x32\x14.nsqha.v1.LeaderHint\"Z\n\x0e\x46orwardFailure\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x07outcome\x18\x02 \x01(\x0e\x32\x18.nsqha.v1.ForwardOutcome\x12\x0b\n\x03why\x18\x03 \x01(\t\"^\n\x0cRelayRequest\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12(\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x16.nsqha.v1.RelayCommand\"\xf7\x01\n\x0cRelayCommand\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsubscribe\x18\x02 \x01(\x0b\x32\x18.nsqha.v1.RelaySubscribeH\x00\x12\'\n\x06window\x18\x03 \x01(\x0b\x32\x15.nsqha.v1.RelayWindowH\x00\x12\x10\n\x06\x66inish\x18\x04 \x01(\x0cH\x00\x12)\n\x07requeue\x18\x05 \x01(\x0b\x32\x16.nsqha.v1.RelayRequeueH\x00\x12\x0f\n\x05touch\x18\x06 \x01(\x0cH\x00\x12\x0f\n\x05taken\x18\x07 \x01(\x04H\x00\x12\x15\n\x0bunsubscribe\x18\x08 \x01(\x08H\x00\x42\t\n\x07\x63ommand\"\xbb\x01\n\x0eRelaySubscribe\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x03 \x01(\t\x12\x16\n\x0emsg_timeout_ms\x18\x04 \x01(\x04\x12\x13\n\x0bsample_rate\x18\x05 \x01(\r\x12\'\n\x06\x63lient\x18\x06 \x01(\x0b\x32\x17.nsqha.v1.RelayedClient\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\"\xa3\x03\n\rRelayedClient\x12\x12\n\nconnection\x18\x01 \x01(\x04\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x10\n\x08hostname\x18\x03 \x01(\t\x12\x16\n\x0eremote_address\x18\x04 \x01(\t\x12\x12\n\nuser_agent\x18\x05 \x01(\t\x12\x12\n\nconnect_ts\x18\x06 \x01(\x03\x12\x15\n\rtopology_zone\x18\x07 \x01(\t\x12\x17\n\x0ftopology_region\x18\x08 \x01(\t\x12\x0f\n\x07\x64\x65\x66late\x18\t \x01(\x08\x12\x0e\n\x06snappy\x18\n \x01(\x08\x12\x0e\n\x06\x61uthed\x18\x0b \x01(\x08\x12\x15\n\rauth_identity\x18\x0c \x01(\t\x12\x19\n\x11\x61uth_identity_url\x18\r \x01(\t\x12\x0b\n\x03tls\x18\x0e \x01(\x08\x12\x18\n\x10tls_cipher_suite\x18\x0f \x01(\t\x12\x13\n\x0btls_version\x18\x10 \x01(\t\x12\x1f\n\x17tls_negotiated_protocol\x18\x11 \x01(\t\x12)\n!tls_negotiated_protocol_is_mutual\x18\x12 \x01(\x08\"+\n\x0bRelayWindow\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0e\n\x06serial\x18\x02 \x01(\r\"4\n\x0cRelayRequeue\x12\x12\n\nmessage_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\x04\"X\n\nRelayReply\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12$\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x14.nsqha.v1.RelayEvent\"\x9c\x01\n\nRelayEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\x08messages\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05\x65rror\x18\x03 \x01(\x0cH\x00\x12\'\n\x06status\x18\x04 \x01(\x0b\x32\x15.nsqha.v1.RelayStatusH\x00\x12\'\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x15.nsqha.v1.RelayClosedH\x00\x42\x07\n\x05\x65vent\"c\n\x0bRelayStatus\x12\x0e\n\x06serial\x18\x01 \x01(\r\x12\x0c\n\x04held\x18\x02 \x01(\r\x12\x12\n\nbacklogged\x18\x03 \x01(\x08\x12\x0f\n\x07standby\x18\x04 \x01(\x08\x12\x11\n\tin_flight\x18\x05 \x01(\r\"N\n\x0bRelayClosed\x12\x0c\n\x04gone\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\x12$\n\x06leader\x18\x03 \x01(\x0b\x32\x14.nsqha.v1.LeaderHint\"Y\n\x10ReconcileRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\ttopic_uid\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\x04\"$\n\x0eReconcileReply\x12\x12\n\npartitions\x18\x01 \x03(\r\"\x96\x01\n\x11\x41\x64ministerRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\ttopic_uid\x18\x03 \x01(\x06\x12&\n\x04what\x18\x04 \x01(\x0e\x32\x18.nsqha.v1.Administration\x12\x0f\n\x07\x63hannel\x18\x05 \x01(\t\x12\x12\n\npartitions\x18\x06 \x03(\r\"%\n\x0f\x41\x64ministerReply\x12\x12\n\npartitions\x18\x01 \x03(\r\"9\n\x14KnownChannelsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\t\"&\n\x12KnownChannelsReply\x12\x10\n\x08\x63hannels\x18\x01 \x03(\t*\x8b\x01\n\x0e\x46orwardOutcome\x12\x1f\n\x1b\x46ORWARD_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46ORWARD_OUTCOME_UNKNOWN\x10\x01\x12\x1e\n\x1a\x46ORWARD_OUTCOME_NOT_LEADER\x10\x02\x12\x1b\n\x17\x46ORWARD_OUTCOME_REFUSED\x10\x03*\xb8\x01\n\x0e\x41\x64ministration\x12\x1e\n\x1a\x41\x44MINISTRATION_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x41\x44MINISTRATION_EMPTY_TOPIC\x10\x01\x12 \n\x1c\x41\x44MINISTRATION_EMPTY_CHANNEL\x10\x02\x12 \n\x1c\x41\x44MINISTRATION_PAUSE_CHANNEL\x10\x03\x12\"\n\x1e\x41\x44MINISTRATION_UNPAUSE_CHANNEL\x10\x04\x32\x9a\x03\n\x07Routing\x12?\n\x07\x46orward\x12\x18.nsqha.v1.ForwardRequest\x1a\x16.nsqha.v1.ForwardReply(\x01\x30\x01\x12\x39\n\x05Relay\x12\x16.nsqha.v1.RelayRequest\x1a\x14.nsqha.v1.RelayReply(\x01\x30\x01\x12\x41\n\tReconcile\x12\x1a.nsqha.v1.ReconcileRequest\x1a\x18.nsqha.v1.ReconcileReply\x12;\n\x07Leaders\x12\x18.nsqha.v1.LeadersRequest\x1a\x16.nsqha.v1.LeadersReply\x12\x44\n\nAdminister\x12\x1b.nsqha.v1.AdministerRequest\x1a\x19.nsqha.v1.AdministerReply\x12M\n\rKnownChannels\x12\x1e.nsqha.v1.KnownChannelsRequest\x1a\x1c.nsqha.v1.KnownChannelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nsqha.pb.v1.routing_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FORWARDOUTCOME']._serialized_start=2867
-  _globals['_FORWARDOUTCOME']._serialized_end=3006
-  _globals['_ADMINISTRATION']._serialized_start=3009
-  _globals['_ADMINISTRATION']._serialized_end=3193
+  _globals['_FORWARDOUTCOME']._serialized_start=2883
+  _globals['_FORWARDOUTCOME']._serialized_end=3022
+  _globals['_ADMINISTRATION']._serialized_start=3025
+  _globals['_ADMINISTRATION']._serialized_end=3209
   _globals['_GREETING']._serialized_start=64
   _globals['_GREETING']._serialized_end=132
   _globals['_LEADERHINT']._serialized_start=134
@@ -59,33 +59,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELAYCOMMAND']._serialized_start=1072
   _globals['_RELAYCOMMAND']._serialized_end=1319
   _globals['_RELAYSUBSCRIBE']._serialized_start=1322
-  _globals['_RELAYSUBSCRIBE']._serialized_end=1493
-  _globals['_RELAYEDCLIENT']._serialized_start=1496
-  _globals['_RELAYEDCLIENT']._serialized_end=1915
-  _globals['_RELAYWINDOW']._serialized_start=1917
-  _globals['_RELAYWINDOW']._serialized_end=1960
-  _globals['_RELAYREQUEUE']._serialized_start=1962
-  _globals['_RELAYREQUEUE']._serialized_end=2014
-  _globals['_RELAYREPLY']._serialized_start=2016
-  _globals['_RELAYREPLY']._serialized_end=2104
-  _globals['_RELAYEVENT']._serialized_start=2107
-  _globals['_RELAYEVENT']._serialized_end=2263
-  _globals['_RELAYSTATUS']._serialized_start=2265
-  _globals['_RELAYSTATUS']._serialized_end=2364
-  _globals['_RELAYCLOSED']._serialized_start=2366
-  _globals['_RELAYCLOSED']._serialized_end=2444
-  _globals['_RECONCILEREQUEST']._serialized_start=2446
-  _globals['_RECONCILEREQUEST']._serialized_end=2535
-  _globals['_RECONCILEREPLY']._serialized_start=2537
-  _globals['_RECONCILEREPLY']._serialized_end=2573
-  _globals['_ADMINISTERREQUEST']._serialized_start=2576
-  _globals['_ADMINISTERREQUEST']._serialized_end=2726
-  _globals['_ADMINISTERREPLY']._serialized_start=2728
-  _globals['_ADMINISTERREPLY']._serialized_end=2765
-  _globals['_KNOWNCHANNELSREQUEST']._serialized_start=2767
-  _globals['_KNOWNCHANNELSREQUEST']._serialized_end=2824
-  _globals['_KNOWNCHANNELSREPLY']._serialized_start=2826
-  _globals['_KNOWNCHANNELSREPLY']._serialized_end=2864
-  _globals['_ROUTING']._serialized_start=3196
-  _globals['_ROUTING']._serialized_end=3606
+  _globals['_RELAYSUBSCRIBE']._serialized_end=1509
+  _globals['_RELAYEDCLIENT']._serialized_start=1512
+  _globals['_RELAYEDCLIENT']._serialized_end=1931
+  _globals['_RELAYWINDOW']._serialized_start=1933
+  _globals['_RELAYWINDOW']._serialized_end=1976
+  _globals['_RELAYREQUEUE']._serialized_start=1978
+  _globals['_RELAYREQUEUE']._serialized_end=2030
+  _globals['_RELAYREPLY']._serialized_start=2032
+  _globals['_RELAYREPLY']._serialized_end=2120
+  _globals['_RELAYEVENT']._serialized_start=2123
+  _globals['_RELAYEVENT']._serialized_end=2279
+  _globals['_RELAYSTATUS']._serialized_start=2281
+  _globals['_RELAYSTATUS']._serialized_end=2380
+  _globals['_RELAYCLOSED']._serialized_start=2382
+  _globals['_RELAYCLOSED']._serialized_end=2460
+  _globals['_RECONCILEREQUEST']._serialized_start=2462
+  _globals['_RECONCILEREQUEST']._serialized_end=2551
+  _globals['_RECONCILEREPLY']._serialized_start=2553
+  _globals['_RECONCILEREPLY']._serialized_end=2589
+  _globals['_ADMINISTERREQUEST']._serialized_start=2592
+  _globals['_ADMINISTERREQUEST']._serialized_end=2742
+  _globals['_ADMINISTERREPLY']._serialized_start=2744
+  _globals['_ADMINISTERREPLY']._serialized_end=2781
+  _globals['_KNOWNCHANNELSREQUEST']._serialized_start=2783
+  _globals['_KNOWNCHANNELSREQUEST']._serialized_end=2840
+  _globals['_KNOWNCHANNELSREPLY']._serialized_start=2842
+  _globals['_KNOWNCHANNELSREPLY']._serialized_end=2880
+  _globals['_ROUTING']._serialized_start=3212
+  _globals['_ROUTING']._serialized_end=3622
 # @@protoc_insertion_point(module_scope)

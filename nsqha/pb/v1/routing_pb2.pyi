@@ -423,10 +423,13 @@ class RelaySubscribe(_message.Message):
     MSG_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     SAMPLE_RATE_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
     msg_timeout_ms: _builtins.int
     sample_rate: _builtins.int
+    pinned: _builtins.bool
+    """the client reads this partition alone"""
     @_builtins.property
     def key(self) -> _replication_pb2.PartitionKey: ...
     @_builtins.property
@@ -440,10 +443,11 @@ class RelaySubscribe(_message.Message):
         msg_timeout_ms: _builtins.int = ...,
         sample_rate: _builtins.int = ...,
         client: Global___RelayedClient | None = ...,
+        pinned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "client", b"client", "key", b"key", "msg_timeout_ms", b"msg_timeout_ms", "sample_rate", b"sample_rate", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "client", b"client", "key", b"key", "msg_timeout_ms", b"msg_timeout_ms", "pinned", b"pinned", "sample_rate", b"sample_rate", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

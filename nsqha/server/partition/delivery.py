@@ -108,6 +108,7 @@ class Consumer:
     """
 
     relayed = False  # its client is connected to another node
+    standby = False  # it is relayed, and clients connected here can take all there is
     direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
 
     def __init__(
@@ -268,8 +269,8 @@ class Delivery:
         self.damage: tuple[int, int] | None = None  # the offsets that can not be read, if that is why
         self._lost_copy = False  # `damage` is the carried copy of one message
         self._rng = rng
-        self._subscriptions: dict[int, Subscription] = {}
-        self._order: list[Subscription] = []
+        self._subscriptions: dict[int, Subscription] = {}  # by owner, in the order in which they came
+        self._standing_by: dict[Consumer, None] = {}  # clients of other nodes, while those connected here suffice
         self._turn = 0
         self.woken = False  # it is pumped at the end of the tick
         self.delayed = False  # files could not be opened: it is pumped later
@@ -284,7 +285,6 @@ class Delivery:
         owner = next(n for n in range(1, OWNER_MAX + 1) if n not in self._subscriptions)
         subscription = Subscription(consumer, self, owner)
         self._subscriptions[owner] = subscription
-        self._order.append(subscription)
         consumer.subscriptions[self.partition.number] = subscription
         consumer.attached()
         return subscription
@@ -293,14 +293,14 @@ class Delivery:
         """The consumer is gone; what it had in flight waits for the next one."""
         if self._subscriptions.pop(subscription.owner, None) is None:
             return
-        self._order.remove(subscription)
+        self._standing_by.pop(subscription.consumer, None)
         subscription.consumer.subscriptions.pop(self.partition.number, None)
         subscription.consumer.in_flight -= self.channel.detach(subscription.owner, now)
         self.wake()
 
     @property
     def consumers(self) -> list[Consumer]:
-        return [subscription.consumer for subscription in self._order]
+        return [subscription.consumer for subscription in self._subscriptions.values()]
 
     def consumer_of(self, owner: int) -> Consumer | None:
         """Who has messages in flight under this number."""
@@ -327,6 +327,17 @@ class Delivery:
         self.channel.answers.followed.forget()
         self.wake()
 
+    def note_standby(self, consumer: Consumer) -> None:
+        """A consumer of another node stands by from now on, or does not any more."""
+        if consumer.standby:
+            self._standing_by[consumer] = None
+        else:
+            self._standing_by.pop(consumer, None)
+
+    def has_room_here(self) -> bool:
+        """Whether a client that is connected here could take a message."""
+        return any(s.consumer.room > 0 and not s.consumer.relayed for s in self._subscriptions.values())
+
     # ---- time
 
     def due(self, now: Now) -> None:
@@ -349,17 +360,19 @@ class Delivery:
     def pump(self, now: Now) -> None:
         """Hand out as much as windows and backlog allow."""
         channel = self.channel
-        if not self._order or channel.paused or self.stuck is not None or not self.partition.life.delivers(now.mono):
+        if not self._subscriptions or channel.paused or self.stuck is not None:
+            return
+        if not self.partition.life.delivers(now.mono):
             return
         if (followed := channel.answers.followed).offset >= 0:
             followed.look(channel.cursor.ring, now.mono)
         try:
             if channel.cursor.next_read >= self.partition.cursors.state.pump and channel.redelivery(now) is None:
                 return
-            ready = [subscription for subscription in self._order if subscription.consumer.room > 0]
+            ready = [s for s in self._subscriptions.values() if s.consumer.room > 0]
             if not ready:
-                for subscription in self._order:
-                    subscription.consumer.starved()
+                for consumer in self.consumers:
+                    consumer.starved()
                 return
             self._redeliver(ready, now)
             while ready:
@@ -369,6 +382,9 @@ class Delivery:
                     break
                 if not self._redeliver(ready, now) and channel.cursor.next_read == place:
                     break
+            if self._standing_by and not ready and channel.cursor.next_read < self.partition.cursors.state.pump:
+                for consumer in list(self._standing_by):
+                    consumer.starved()
         except LogCorrupt as error:
             self.stuck = str(error)
             if isinstance(error, BatchCorrupt):

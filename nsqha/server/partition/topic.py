@@ -35,7 +35,8 @@ NewDelivery = Callable[[Partition, Channel], Delivery]
 class TopicConsumers:
     """The consumers of one topic, whatever partitions they are served from.
 
-    Clients of other nodes (`relayed`) stand by while clients connected here read the channel in the same partition.
+    Clients of other nodes (`relayed`) stand by while clients connected here read the channel in the same partition and
+    have room.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class TopicConsumers:
         return bool(self.here.get(channel) or self.relayed.get(channel))
 
     def set_standby(self, channel: str) -> None:
-        """Say to relayed consumers of the channel whether they stand by now."""
+        """Say to relayed consumers of the channel whether clients connected here read it, too."""
         here = {consumer.only for consumer in self.here.get(channel, ())}
         for consumer in self.relayed.get(channel, ()):
             consumer.set_standby(None in here or consumer.only in here)

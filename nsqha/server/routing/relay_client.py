@@ -9,7 +9,8 @@ runs of FIN lines go back as they came. The leader owns time-outs, and takes bac
 the subscription ends. When the leader changes, or registers anew, the subscription is opened at the next one; a late
 FIN then fails as with nsqd.
 
-A leader that has consumers of its own for the channel serves only those (`standby`), and says when that changes.
+A leader that has consumers of its own for the channel serves only those until their RDY is used up (`standby`), and
+says when that changes.
 
 The RDY window is shared out as `nsqha.server.routing.rdy_credit` says. It is looked at again when RDY changes, when a
 leader says what it holds or that it is backlogged, and, as long as one of them is, every ROTATE_SECONDS.
@@ -322,6 +323,7 @@ class RemoteSubscriptions:
             msg_timeout_ms=round(consumer.msg_timeout * 1000),
             sample_rate=consumer.sample_rate,
             client=to_wire(self.relaying.describe(consumer), self._connection),
+            pinned=consumer.only is not None,
         )
 
     def follow(self, partitions: int, led: set[int]) -> None:

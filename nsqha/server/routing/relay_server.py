@@ -2,7 +2,9 @@
 
 A `RelayedConsumer` is a `Consumer` with one place, whose wire is the stream: what it has in flight is keyed by (stream,
 number), and waits for another consumer as soon as the stream or the subscription ends. Its window is what its node
-lends. While clients connected here read the channel it stands by: it keeps what it has in flight and gets no more.
+lends. Where clients connected here read the channel it stands by: it keeps what it has in flight and gets no more, so
+nothing crosses the network that they can take. When their RDY is used up and messages wait, it is served beside them,
+each as its RDY allows; when one of them has room again and nothing waits, it stands by again (once a second).
 
 An ephemeral channel is made here when the first relayed consumer comes, and goes with the last consumer of any kind; a
 durable one is in the topic's record, and a leader that has not heard of it yet reads the record.
@@ -98,7 +100,9 @@ class RelayedConsumer(Consumer):
         self.key = (subscribe.key.topic_uid, subscribe.key.partition)
         self.number = number
         self.client = subscribe.client if subscribe.HasField("client") else None
-        self.standby = False
+        self.pinned = subscribe.pinned
+        self.beside = False  # clients connected here read the channel, too
+        self.standby = False  # they can take all there is
         self.window = 0
         self.serial = 0
         self.acks = ConsumerAcks(self, self.wire.reply, stream.service.now)
@@ -117,17 +121,34 @@ class RelayedConsumer(Consumer):
         self.stream.look_at(self)
 
     def set_standby(self, standby: bool) -> None:
-        """Whether clients connected here are served instead."""
+        """Clients connected here read the channel as well, or do not any more."""
+        if standby != self.beside:
+            self.beside = standby
+            self._stand_by(standby)
+
+    def _stand_by(self, standby: bool) -> None:
         if standby != self.standby:
             self.standby = standby
             self.rdy = 0 if standby else self.window
+            for subscription in self.subscriptions.values():
+                subscription.delivery.note_standby(self)
             self.wake()
             self.stream.look_at(self)
 
+    def stand_by_again(self, now: Now) -> None:
+        """Stand by if clients connected here have room again, and nothing waits."""
+        if self.beside and not self.standby:
+            places = [subscription.delivery for subscription in self.subscriptions.values()]
+            if all(delivery.has_room_here() and not delivery.has_backlog(now) for delivery in places):
+                self._stand_by(True)
+
     def attached(self) -> None:
+        for subscription in self.subscriptions.values():
+            subscription.delivery.note_standby(self)
         self.stream.look_at(self)
 
     def starved(self) -> None:
+        self._stand_by(False)
         self.stream.look_at(self)
 
     def moved(self, why: str) -> None:
@@ -158,6 +179,7 @@ class RelayStream:
     def __init__(self, service: RelayService, stream: PeerStream) -> None:
         self.service = service
         self.consumers: dict[int, RelayedConsumer] = {}
+        self.node = 0  # its uid
         self._stream = stream
         self._greeted = False
         self._runs: dict[int, list[Any]] = {}
@@ -171,6 +193,7 @@ class RelayStream:
         if message.HasField("greeting"):
             check_greeting(message.greeting, self.service.leaders, self._stream)
             self._greeted = True
+            self.node = message.greeting.node_uid
             leaders = self.service.leaders
             mine = routing_pb2.Greeting(
                 cluster_id=leaders.cluster_id, node_uid=leaders.node, target_uid=message.greeting.node_uid
@@ -291,6 +314,9 @@ class RelayStream:
 
     def tell_figures(self) -> None:
         """Once a second."""
+        now = self.service.now()
+        for consumer in self.consumers.values():
+            consumer.stand_by_again(now)
         self._looking.update(self.consumers)
         self._send(figures=True)
 

@@ -1,8 +1,9 @@
 """Who is behind a relayed consumer, for the statistics of the leader: NSQ's tools ask the leaders of a topic who reads
 it, as clients of nsqd are connected to what they read from.
 
-A client has one entry, whatever number of partitions it reads here. One that stands by, as clients connected here are
-served, has none: that is how clients look which found all leaders by a lookup.
+A client has one entry, whatever number of partitions it reads here, and is shown by one leader of its topic: by its own
+node if that leads a partition, else by the leader of the lowest partition that it reads. So the sum over all leaders
+has each client once. Clients that found all leaders by a lookup have a connection to each, as with nsqd.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def relayed_stats(consumers: Iterable[Consumer]) -> tuple[ClientStats, ...]:
     """The clients behind these relayed consumers, with the figures of what is led here."""
     found: dict[object, ClientStats] = {}
     for consumer in consumers:
-        if not isinstance(consumer, RelayedConsumer) or consumer.client is None or consumer.standby:
+        if not isinstance(consumer, RelayedConsumer) or consumer.client is None or not _is_shown_here(consumer):
             continue
         client = consumer.client
         key = consumer.stream, client.connection
@@ -65,3 +66,11 @@ def relayed_stats(consumers: Iterable[Consumer]) -> tuple[ClientStats, ...]:
             requeue_count=before.requeue_count + consumer.requeue_count,
         )
     return tuple(found.values())
+
+
+def _is_shown_here(consumer: RelayedConsumer) -> bool:
+    leaders, topic = consumer.stream.service.leaders, consumer.topic
+    nodes = [at.node for n in range(leaders.partitions(topic)) if (at := leaders.recorded(topic, n)) is not None]
+    if consumer.stream.node in nodes:
+        return False
+    return consumer.pinned or not nodes or nodes[0] == leaders.node

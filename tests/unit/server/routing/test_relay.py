@@ -216,6 +216,51 @@ def test_a_leader_with_clients_of_its_own_serves_only_those():
     RelayNodes().run(story)
 
 
+@pytest.mark.parametrize("rdy", [0, 5])
+def test_clients_of_other_nodes_are_served_while_those_of_the_leader_are_full(rdy: int):
+    async def story(nodes: Any) -> None:
+        relayed = await nodes.relayed(rdy=5)
+        direct = nodes[2].subscribe(rdy=rdy)
+        await until(lambda: relayed.consumer.lent_credit == 0)
+        nodes[2].publish(*bodies(0, 30))
+        await until(lambda: (len(direct.bodies), len(relayed.bodies)) == (rdy, 5))
+        assert relayed.most_in_flight == 5
+
+    RelayNodes().run(story)
+
+
+def test_a_busy_client_of_the_leader_starves_no_other_one():
+    """Before, whoever finished at once had room at each look, and all others got nothing."""
+
+    async def story(nodes: Any) -> None:
+        relayed = await nodes.relayed(rdy=5)
+        direct = nodes[2].subscribe(rdy=5)
+        await until(lambda: relayed.consumer.lent_credit == 0)
+        for client in (direct, relayed):
+            client.auto, client.delay = True, 0.01
+        nodes[2].publish(*bodies(0, 400))
+        await until(lambda: len(direct.bodies) + len(relayed.bodies) == 400)
+        assert len(relayed.bodies) > 100 < len(direct.bodies)
+
+    RelayNodes().run(story)
+
+
+def test_credit_is_taken_back_when_clients_of_the_leader_have_room_again():
+    async def story(nodes: Any) -> None:
+        relayed = await nodes.relayed(rdy=5)
+        direct = nodes[2].subscribe(rdy=5)
+        nodes[2].publish(*bodies(0, 10))
+        await until(lambda: len(direct.bodies) + len(relayed.bodies) == 10)
+        direct.fin_all()
+        relayed.fin_all()
+        await until(lambda: relayed.consumer.lent_credit == 0)
+        nodes[2].publish(*bodies(10, 14))
+        await until(lambda: len(direct.bodies) == 9)
+        assert len(relayed.bodies) == 5
+
+    RelayNodes().run(story)
+
+
 def test_a_channel_that_is_deleted_closes_its_clients_on_other_nodes():
     async def story(nodes: Any) -> None:
         client = await nodes.relayed(rdy=10)
@@ -501,13 +546,23 @@ def test_a_leader_shows_the_clients_of_other_nodes_once_each():
     RelayNodes(partitions=2).run(story)
 
 
-def test_a_relayed_client_that_stands_by_is_not_shown():
+def test_all_leaders_together_show_each_client_once():
     async def story(nodes: Any) -> None:
-        await nodes.relayed(rdy=10)
-        assert shown(nodes[2]).relayed_count == 1
-        here = nodes[2].subscribe(rdy=10)
-        await until(lambda: shown(nodes[2], clients=False).relayed_count == 0)
-        here.leave()
-        await until(lambda: shown(nodes[2]).relayed_count == 1)
+        nodes.elect(2)
+        nodes.elect(3, 1)
+        elsewhere = nodes[1].subscribe(rdy=10)
+        pinned = nodes[1].subscribe(rdy=10, only=1)
+        at_a_leader = nodes[3].subscribe(rdy=10)
+        for node in (nodes[2], nodes[3]):
+            await until(lambda node=node: len(node.topic.consumers.relayed.get("c", ())) == 2)
 
-    RelayNodes().run(story)
+        def both() -> list[tuple[int, int]]:
+            found = [shown(node, clients=False) for node in (nodes[2], nodes[3])]
+            return [(channel.client_count, channel.relayed_count) for channel in found]
+
+        assert both() == [(0, 1), (1, 1)], "the first leader has the one elsewhere, the second its own and the pinned"
+        nodes[2].subscribe(rdy=10)
+        assert both() == [(1, 1), (1, 1)], "it is there, although it stands by"
+        assert not elsewhere.closed and not pinned.closed and not at_a_leader.closed
+
+    RelayNodes(3, partitions=2).run(story)
