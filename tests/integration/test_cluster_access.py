@@ -59,6 +59,11 @@ def test_nodes_need_no_token_and_a_token_makes_nobody_a_node(tmp_path: Path) -> 
         assert made.returncode == 0, made.stderr
         for node in cluster.nodes:  # replicated: OK comes when both have it
             assert posted(node.http, "/pub?topic=t", TOKENS["publisher"]) == 200
+        for address in (one.http, one.tcp, cluster.lookupds[0].http):  # a monitor has neither secret nor etcd
+            looked = nsqha("cluster", "topics", "t", "--json", f"--address={address}", token=TOKENS["viewer"])
+            assert looked.returncode == 0 and looked.stdout.count('"state": "ok"') == 6, (address, looked)
+        refused = nsqha("cluster", "status", f"--address={one.http}", token=TOKENS["publisher"])
+        assert refused.returncode == 5 and "needs the role" in refused.stderr
         moved = nsqha("seek", "t", "c", "end", "--yes", at, token=TOKENS["operator"])
         assert moved.returncode == 0, moved.stderr
         assert [line for line in audited(cluster) if "Seek" in line] == [

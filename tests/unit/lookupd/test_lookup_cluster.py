@@ -36,6 +36,7 @@ from nsqha.options import LookupdOptions
 from nsqha.server.authorization.guard import Guard
 from nsqha.server.http import cluster_page
 from nsqha.server.http.server import ApiError
+from nsqha.server.runtime import measures
 from tests.unit.lookupd.nodes_rig import World
 
 
@@ -457,6 +458,18 @@ def test_the_daemon_is_ready_as_long_as_it_answers() -> None:
         assert await s.get("/healthz") == await s.get("/readyz") == b"OK"
         first, metadata = (await s.get("/readyz?verbose")).decode().split("\n")
         assert first == "OK" and "3 nodes, controller me:" in metadata
+
+    run(story)
+
+
+def test_a_daemon_is_ready_with_a_certificate_that_has_expired_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(s: Site) -> None:
+        monkeypatch.setattr(measures, "certificates_end", {"a.pem": s.clock.wall_ns() / 1e9 + 60})
+        assert b"certificates" not in await s.get("/readyz?verbose")
+        s.clock.advance(60)
+        said = await s.get("/readyz?verbose")
+        assert b"\n[+] certificates: a.pem expired at 2023-11-14 22:14:20 UTC: replace" in said
+        assert await s.get("/readyz") == b"OK"
 
     run(story)
 
