@@ -57,6 +57,7 @@ class JoiningNode:
         self.nodes = {uid: node(uid) for uid in (ME, A, B)}
         self.controller: Controller | None = None
         self.updates: list[str] = []
+        self.tries, self.away = 0, False  # changes of the record; etcd
         view = lambda: SimpleNamespace(nodes=self.nodes, controller=self.controller)  # noqa: E731
         dialler = Dialler(cast(Any, self.peers), node=ME, cluster_id=CLUSTER)
         self.answers = ReachAnswers(dialler, cast(Any, view))
@@ -70,6 +71,9 @@ class JoiningNode:
         return pb.ReachReply(why_not=self.why.get("reach", ""))
 
     async def update(self, **changes: Any) -> None:
+        self.tries += 1
+        if self.away:
+            raise Unavailable("etcd is away")
         self.updates.append(changes["joining"])
         self.info = replace(cast(NodeInfo, self.info), **changes)
 
@@ -149,6 +153,18 @@ def test_a_controller_that_is_named_is_waited_for():
         calls = len(rig.peers.calls)
         await rig.looks(30.0)
         assert len(rig.peers.calls) == calls, "a node that has joined costs nothing"
+
+    story(told)
+
+
+def test_a_record_that_cannot_be_changed_is_tried_again_and_not_ten_times_a_second():
+    async def told(node: JoiningNode) -> None:
+        node.away = True
+        await node.looks(3.0)
+        assert 2 <= node.tries <= 4 and node.info is not None and node.info.joining
+        node.away = False
+        await node.looks(2.0)
+        assert node.updates == [""]
 
     story(told)
 

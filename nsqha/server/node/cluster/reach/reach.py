@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from nsqha.server.node.cluster.reach.dialler import Dialler
 
 AGAIN_SECONDS = (0.05, 5.0)  # pauses between two attempts with one broker
-SAID_AGAIN_SECONDS = 10.0  # and again, when it is something else
+ANNOUNCE_AGAIN_SECONDS = 1.0  # after the record could not be changed
+SAID_AGAIN_SECONDS = 10.0  # between two lines that say what is missing
 
 logger = Logger("cluster")
 
@@ -148,5 +149,6 @@ class Reach:
             await self._registration.update(joining=missing)
         except NsqhaError as error:
             logger.info("not_announced", "%s; trying again", error)
+            await asyncio.sleep(ANNOUNCE_AGAIN_SECONDS)
         finally:
             self._announcing = False
