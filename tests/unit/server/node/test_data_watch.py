@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -95,21 +96,39 @@ async def test_a_topic_that_is_deleted_closes_nothing(broker: Broker) -> None:
     assert not watched.failures
 
 
-@on_a_broker
-async def test_an_answer_about_files_that_were_closed_meanwhile_counts_for_nothing(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await published(broker, "t")
-    watched, log = Watched(broker), broker.topics["t"].led[0].log
-    (folder,) = (watched.folder / "topics").glob("t-*")
+class RolledLog:
+    """A log whose newest files are other ones, or closed, whenever the watch has an answer about those of before."""
 
-    def removed(wanted: dict[str, tuple[int, int]]) -> dict[str, str]:
-        shutil.rmtree(folder, ignore_errors=True)
-        log.files.release()
+    def __init__(self, path: str) -> None:
+        self.path, self.open, self.files = path, True, self
+
+    def written(self) -> dict[str, tuple[int, int]]:
+        return {self.path: (1, 1)} if self.open else {}
+
+    def some(self, count: int) -> list[RolledLog]:
+        return [self]
+
+
+def test_an_answer_about_files_that_were_closed_meanwhile_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock").write_text("")
+    log, failures = RolledLog(str(tmp_path / "gone")), []
+    watch = DataWatch(str(tmp_path), cast(Any, log), failures.append)
+
+    def looked(wanted: dict[str, tuple[int, int]]) -> dict[str, str]:
+        assert log.path in wanted
+        log.open = False
         return differences(wanted)
 
-    monkeypatch.setattr(data_watch, "differences", removed)
-    assert await watched.looks(3) == [False, False, False]
+    async def looks() -> None:
+        for _ in range(3):
+            log.open = True
+            assert not await watch.look()
+
+    monkeypatch.setattr(data_watch, "differences", looked)
+    asyncio.run(looks())
+    assert not failures
 
 
 def test_only_errors_that_say_that_it_is_gone_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
