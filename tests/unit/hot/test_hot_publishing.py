@@ -84,6 +84,73 @@ def test_a_batch_ends_before_the_run_that_is_too_much_and_a_large_run_goes_alone
     assert [len(queue.take(MOST).runs) for _ in range(4)] == [2, 1, 1, 1]
 
 
+def replies_of(publishing: ModuleType) -> Any:
+    client = Client()
+    return publishing.Replies(client, client.write)
+
+
+def crowded(publishing: ModuleType, *runs: tuple[Any, int]) -> Any:
+    """A queue of runs: of which client's replies, None for one that is no client's, and of what size."""
+    queue = publishing.PublishQueue(SimpleNamespace(used=0, bytes_max=1 << 40), lambda: None)
+    for n, (replies, size) in enumerate(runs):
+        reply = Nobody() if replies is None else replies.publish("PUB", 1)
+        queue.add(bytes([n]) * size, reply, float(n), n)
+    return queue
+
+
+def numbers(taken: Any) -> list[int]:
+    assert taken.size == sum(map(len, taken.runs)) and len(taken.runs) == len(taken.waiters)
+    assert [(at, run[0]) for at, run in enumerate(taken.runs)] == taken.delays
+    assert [since for _, since in taken.waiters] == [run[0] for run in taken.runs]
+    return [run[0] for run in taken.runs]
+
+
+def test_a_client_that_floods_keeps_no_other_one_waiting(publishing: ModuleType) -> None:
+    flood, one, two = (replies_of(publishing) for _ in range(3))
+    queue = crowded(publishing, (flood, 2 * MOST), (flood, 2 * MOST), (one, 5), (flood, 2 * MOST), (two, 5), (one, 5))
+    assert numbers(queue.take(MOST)) == [0, 2, 4, 5]
+    assert queue.bytes_waiting == 4 * MOST
+    assert [numbers(queue.take(MOST)) for _ in range(2)] == [[1], [3]]
+
+
+def test_what_shares_leave_of_a_batch_goes_by_the_order_of_the_queue(publishing: ModuleType) -> None:
+    flood, one = replies_of(publishing), replies_of(publishing)
+    queue = crowded(publishing, *[(flood, 100)] * 20, (one, 50))
+    assert numbers(queue.take(MOST)) == [*range(9), 20]
+    assert numbers(queue.take(MOST)) == [*range(9, 19)]
+
+
+def test_a_run_is_never_taken_before_one_that_is_no_clients(publishing: ModuleType) -> None:
+    """A client of a cluster publishes by way of another reply when its leader was elsewhere."""
+    flood, one = replies_of(publishing), replies_of(publishing)
+    queue = crowded(publishing, (flood, MOST), (flood, 10), (None, 10), (one, 10))
+    assert numbers(queue.take(MOST)) == [0]
+    assert numbers(queue.take(MOST)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_clients_runs_stay_in_order_and_all_are_taken_once(publishing: ModuleType, seed: int) -> None:
+    rng = random.Random(seed)
+    clients = [replies_of(publishing) for _ in range(rng.randrange(1, 6))]
+    of = [rng.choice(clients) if rng.random() < 0.95 else None for _ in range(200)]
+    sizes = [rng.choice((1, 30, rng.randrange(1, 2 * MOST))) for _ in of]
+    queue = crowded(publishing, *zip(of, sizes, strict=True))
+    found: list[int] = []
+    while queue.runs:
+        front = queue.runs[0]
+        batch = numbers(queue.take(MOST))
+        assert batch[0] == front[0] and batch == sorted(batch), "the oldest is always taken"
+        assert sum(sizes[n] for n in batch) <= len(front) + MOST
+        found += batch
+    assert sorted(found) == list(range(200)) and queue.bytes_waiting == 0
+    for client in clients:
+        mine = [n for n in found if of[n] is client]
+        assert mine == sorted(mine)
+    strangers = [n for n in range(200) if of[n] is None]
+    for stranger in strangers:
+        assert set(found[: found.index(stranger)]) == set(range(stranger)), "it is a barrier for those behind it"
+
+
 def test_only_the_first_ones_are_overdue(publishing: ModuleType) -> None:
     queue, _, _ = filled(publishing, [1, 1, 1, 1], since=[1.0, 2.0, 9.0, 2.0])
     assert len(queue.take_since(5.0).runs) == 2
