@@ -138,6 +138,7 @@ GRPC: Mapping[str, Need] = {
     "nsqha.v1.Routing/Leaders": NODES,
     "nsqha.v1.Routing/Administer": NODES,
     "nsqha.v1.Routing/KnownChannels": NODES,
+    "nsqha.v1.Routing/Audited": NODES,
     "grpc.health.v1.Health/Check": OPEN,
     "grpc.health.v1.Health/List": OPEN,
     "grpc.health.v1.Health/Watch": OPEN,

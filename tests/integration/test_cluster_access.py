@@ -109,3 +109,21 @@ def test_a_cluster_without_secret_and_certificates_can_not_have_one(tmp_path: Pa
     refused = nsqha("broker", *words)
     assert refused.returncode != 0 and "nodes can not be told from strangers" in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+def test_a_change_of_the_audit_topic_is_in_the_audit_of_every_node(tmp_path: Path) -> None:
+    secret, access = tmp_path / "secret", write_access(tmp_path / "access.toml")
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    known = f"--cluster-secret-file={secret}"
+    flags = [known, f"--access-file={access}", "--audit-topic=audit"]
+    with Cluster.running(tmp_path, nodes=2, flags=flags, lookupd_flags=[known], sync="none") as cluster:
+        one, other = cluster.nodes
+        assert posted(one.http, "/topic/create?topic=audit", TOKENS["admin"]) == 200
+        assert posted(one.http, "/topic/empty?topic=audit", TOKENS["operator"]) == 403
+        assert posted(one.http, "/topic/empty?topic=audit", TOKENS["admin"]) == 200
+        emptied = "http POST /topic/empty topic=audit: done"
+        wait_until(lambda: emptied in other.log(), "the other node has the record")
+        for node in cluster.nodes:
+            assert sum(emptied in line for line in node.log().splitlines()) == 1
+        assert "refused" not in "".join(line for line in other.log().splitlines() if "AUDIT" in line)

@@ -223,6 +223,10 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
             "The audit topic did not take a record; the change went on, and the log has it.",
             "Look at that topic: `nsqha topic show`.",
         ),
+        "audit_copy_failed": Explanation(
+            "A change of the audit topic is not in the log of another node. The node that was asked has it.",
+            "Start or upgrade the node that the line names.",
+        ),
     },
     "Topics and channels": {
         "topic_created": Explanation("A topic was created."),

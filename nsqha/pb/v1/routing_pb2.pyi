@@ -860,3 +860,47 @@ class KnownChannelsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KnownChannelsReply: _TypeAlias = KnownChannelsReply  # noqa: Y015
+
+@_typing.final
+class AuditedRequest(_message.Message):
+    """---- the audit"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.int
+    node: _builtins.str
+    """the name of the caller"""
+    record: _builtins.bytes
+    """JSON, as in the log"""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.int = ...,
+        node: _builtins.str = ...,
+        record: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node", b"node", "record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditedRequest: _TypeAlias = AuditedRequest  # noqa: Y015
+
+@_typing.final
+class AuditedReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditedReply: _TypeAlias = AuditedReply  # noqa: Y015

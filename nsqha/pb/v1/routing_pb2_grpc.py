@@ -64,6 +64,11 @@ class RoutingStub:
                 request_serializer=nsqha_dot_v1_dot_routing__pb2.KnownChannelsRequest.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_routing__pb2.KnownChannelsReply.FromString,
                 _registered_method=True)
+        self.Audited = channel.unary_unary(
+                '/nsqha.v1.Routing/Audited',
+                request_serializer=nsqha_dot_v1_dot_routing__pb2.AuditedRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_routing__pb2.AuditedReply.FromString,
+                _registered_method=True)
 
 
 class RoutingServicer:
@@ -114,6 +119,13 @@ class RoutingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Audited(self, request, context):
+        """The caller was asked for a change of the audit topic: the record of it, for the log of this node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoutingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +158,11 @@ def add_RoutingServicer_to_server(servicer, server):
                     servicer.KnownChannels,
                     request_deserializer=nsqha_dot_v1_dot_routing__pb2.KnownChannelsRequest.FromString,
                     response_serializer=nsqha_dot_v1_dot_routing__pb2.KnownChannelsReply.SerializeToString,
+            ),
+            'Audited': grpc.unary_unary_rpc_method_handler(
+                    servicer.Audited,
+                    request_deserializer=nsqha_dot_v1_dot_routing__pb2.AuditedRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_routing__pb2.AuditedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +327,33 @@ class Routing:
             '/nsqha.v1.Routing/KnownChannels',
             nsqha_dot_v1_dot_routing__pb2.KnownChannelsRequest.SerializeToString,
             nsqha_dot_v1_dot_routing__pb2.KnownChannelsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Audited(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Routing/Audited',
+            nsqha_dot_v1_dot_routing__pb2.AuditedRequest.SerializeToString,
+            nsqha_dot_v1_dot_routing__pb2.AuditedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,8 @@ class RoutingStub:
     """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
     knows no others.
     """
+    Audited: _grpc.UnaryUnaryMultiCallable[_routing_pb2.AuditedRequest, _routing_pb2.AuditedReply]
+    """The caller was asked for a change of the audit topic: the record of it, for the log of this node."""
 
 @_typing.type_check_only
 class RoutingAsyncStub(RoutingStub):
@@ -76,6 +78,8 @@ class RoutingAsyncStub(RoutingStub):
     """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
     knows no others.
     """
+    Audited: _aio.UnaryUnaryMultiCallable[_routing_pb2.AuditedRequest, _routing_pb2.AuditedReply]  # type: ignore[assignment]
+    """The caller was asked for a change of the audit topic: the record of it, for the log of this node."""
 
 class RoutingServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -131,5 +135,13 @@ class RoutingServicer(metaclass=_abc_1.ABCMeta):
         """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
         knows no others.
         """
+
+    @_abc_1.abstractmethod
+    def Audited(
+        self,
+        request: _routing_pb2.AuditedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_routing_pb2.AuditedReply, _abc.Awaitable[_routing_pb2.AuditedReply]]:
+        """The caller was asked for a change of the audit topic: the record of it, for the log of this node."""
 
 def add_RoutingServicer_to_server(servicer: RoutingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

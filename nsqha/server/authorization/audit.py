@@ -62,6 +62,9 @@ def skips_text(messages: int) -> str:
     return f"; skips {messages} never finished" if messages else ""
 
 
+_FIELDS = ("who", "role", "from", "surface", "method", "target", "plan", "outcome", "took")
+
+
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -72,6 +75,9 @@ class Audit:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.publish: Callable[[bytes], None] | None = None
         """Where the records go besides the log, as JSON; it never waits and raises nothing."""
+        self.copied: Callable[[bytes], None] | None = None
+        """Where those of changes of `topic` go besides, for other nodes; as `publish`."""
+        self.topic = ""  # the audit's own
         self._now = now
         self._second, self._refused = 0, 0  # how many were refused in which second
         self._more = RareWarnings(logger, "audit_refusals_unrecorded", now)
@@ -83,8 +89,18 @@ class Audit:
         fields = action.fields()
         text = "AUDIT: %(who)s (%(from)s) %(surface)s %(method)s %(target)s: " + ("plan, " if action.plan else "")
         logger.info("admin_action", "%s", text % fields + action.outcome, **fields)
+        encoded = msgspec.json.encode(fields)
         if self.publish is not None:
-            self.publish(msgspec.json.encode(fields))
+            self.publish(encoded)
+        own = self.topic and f"topic={self.topic}" in action.target.split(" ")
+        if self.copied is not None and own and not action.outcome.startswith("refused"):
+            self.copied(encoded)
+
+    def take(self, fields: dict[str, Any], node: str) -> None:
+        """Log a record of another node."""
+        shown = {name: fields.get(name, "") for name in _FIELDS}
+        text = "AUDIT: {who} ({from}) {surface} {method} {target}: {outcome}".format(**shown)
+        logger.info("admin_action", "%s (at node %s)", text, node, **shown, node=node)
 
     def _has_room(self) -> bool:
         second = int(self._now())

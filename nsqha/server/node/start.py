@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from nsqha.election.etcd.store import EtcdStore
     from nsqha.server.clients.context import ClientContext
     from nsqha.server.node.cluster.membership import Membership
+    from nsqha.server.peers.api import PeerServer
     from nsqha.server.peers.calls import GrpcPeerServer
     from nsqha.server.runtime.budget import SharedTurns
     from nsqha.server.runtime.certificates import CertificateFiles
@@ -267,6 +268,7 @@ class Node:
             at = broker.endpoints
             at.audit_topic = AuditTopic(options.audit_topic, broker.publishing.publish)
             at.audit.publish = at.audit_topic.put
+            at.audit.topic = options.audit_topic
             broker.spawn(at.audit_topic.run())
         context = broker.client_context(limits, self._auth(broker, auth_tls), tls_context)
         self._announce(broker)
@@ -459,6 +461,23 @@ class Node:
             pusher = StatsdPusher(broker, options.statsd_address, prefix, interval_seconds=interval)
             self._tasks.spawn(pusher.run())
 
+    def _copy_audit(self, broker: Broker, server: PeerServer) -> None:
+        """Changes of the audit topic are in the audit of every node of the cluster."""
+        from nsqha.server.routing.audit_copies import AuditCopies
+
+        cluster, audit = broker.cluster, broker.endpoints.audit
+        assert cluster is not None
+        copies = AuditCopies(
+            audit,
+            cluster.peers,
+            lambda: cluster.leaders.members.view().nodes,
+            cluster_id=cluster.cluster_id,
+            node=broker.parts.journal.identity.node_uid,
+            spawn=broker.spawn,
+        )
+        copies.register(server)
+        audit.copied = copies.send
+
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket], context: ClientContext) -> None:
         clients = partial(Connection, context, broker.connections)
         self._clients = listen.Acceptor(sockets["tcp"], clients, turns=context.turns)
@@ -488,6 +507,7 @@ class Node:
             peers = peer_server(self.options, context.turns)
             checked = MembersOnly(peers, cluster.leaders.members.view)
             cluster.serve(checked)
+            self._copy_audit(broker, checked)
             self._doubt = StaleMetadataMonitor(
                 RunningNode(
                     options=self.options,

@@ -12,4 +12,5 @@ Downwards:
     hints           who leads, as other nodes say, while etcd is away
     leaders         who leads what, as the parts that serve clients see it
     publisher       what one connection publishes to one partition, in order
+    audit_copies    changes of the audit topic, in the audit of every node
 """

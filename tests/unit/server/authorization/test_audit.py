@@ -86,3 +86,31 @@ def test_an_action_never_waits_and_what_is_not_taken_is_counted() -> None:
 
     asyncio.run(main())
     assert [len(some) for some in stored] == [AT_ONCE, 1] and stored[1] == [b"%d" % AT_ONCE]
+
+
+def test_changes_of_the_audit_topic_go_to_other_nodes_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nsqha")
+    audit, copied = Audit(), list[bytes]()
+    audit.copied, audit.topic = copied.append, "audit"
+    for target, outcome in (
+        ("topic=audit channel=c", "done"),
+        ("topic=audit", "failed: X"),
+        ("topic=audit2", "done"),
+        ("topic=t channel=topic=audit", "done"),
+        ("topic=audit", "refused: FORBIDDEN"),
+    ):
+        audit.record(replace(ACTION, target=target, outcome=outcome))
+    found = list(map(json.loads, copied))
+    assert [(record["target"], record["outcome"]) for record in found] == [
+        ("topic=audit channel=c", "done"),
+        ("topic=audit", "failed: X"),
+    ]
+    other = Audit()
+    other.publish = lambda _: pytest.fail("the node that was asked publishes it")
+    del caplog.records[:]
+    other.take(found[0] | {"more": 1}, "node-1")
+    (record,) = caplog.records
+    assert record.fields == found[0] | {"node": "node-1"}  # type: ignore[attr-defined]
+    assert record.getMessage() == (
+        "AUDIT: ops (10.0.0.7:1) http POST /topic/delete topic=audit channel=c: done (at node node-1)"
+    )
