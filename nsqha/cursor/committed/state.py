@@ -329,12 +329,6 @@ class PartitionState:
         """Whether the pump follows the log."""
         return not self.paused and self.channels.consumed
 
-    @property
-    def unfinished_from(self) -> int:
-        """The lowest offset that a channel of consumers, or the first one that is made, may still have to do with."""
-        floors = [channel.floor for channel in self.channels.values() if not channel.reader]
-        return min([self.pump, *floors])
-
     def end_for(self, channel: ChannelState) -> int:
         """The end of what the channel may read."""
         return self.applied.end_offset if channel.reader else self.pump

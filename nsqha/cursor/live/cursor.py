@@ -19,6 +19,7 @@ deferred messages, a seek, an emptied topic, messages that a policy gave up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from nsqha.cursor.committed.state import ChannelState, PartitionState
@@ -53,6 +54,15 @@ class ChannelContext:
         self.urgent = False  # what is dirty should be written now, not with the next progress
 
 
+@dataclass(slots=True)
+class CountedMessages:
+    """Where `message_count` of a channel begins."""
+
+    first: int
+    inherited: int = 0
+    """Messages that waited there, or were finished behind one that did."""
+
+
 class ChannelCursor:
     """The cursor of a channel, with all that is not settled; `Channel` hands out from it and takes answers."""
 
@@ -63,9 +73,7 @@ class ChannelCursor:
         self.committed = committed
         self.context = context
         self.is_dirty = False
-        self._counted_from = committed.floor  # where message_count begins
-        self.inherited = 0
-        """Messages that waited, or were finished behind one that did, where `message_count` begins."""
+        self.counted = CountedMessages(committed.floor)
         self.passing = PassingOver()
         self.dead = DeadLetters(self.name, context.policies, ephemeral=self.ephemeral)
         self.reload()
@@ -108,7 +116,7 @@ class ChannelCursor:
     @property
     def message_count(self) -> int:
         """Messages that the topic has handed to this channel since it was created or this leader began."""
-        return max(self.end - self._counted_from, 0)
+        return max(self.end - self.counted.first, 0)
 
     @property
     def deferred_count(self) -> int:
@@ -171,7 +179,7 @@ class ChannelCursor:
         """The topic was emptied: [first, end), above the reader, is finished."""
         self.unread.passed.add(first, end)
         self.written.ranges.add(first, end)
-        self._counted_from += end - first
+        self.counted.first += end - first
         self.unread.look()
 
     def sought(self, *, dropped: bool, returned: Sequence[Deferred] = ()) -> dict[int, int]:
@@ -241,8 +249,7 @@ class ChannelCursor:
 
     def count_from(self, offset: int) -> None:
         """`message_count` begins here: what was handed over before this leader began is not counted again."""
-        self._counted_from = offset
-        self.inherited = max(offset - self.floor, 0)
+        self.counted = CountedMessages(offset, max(offset - self.floor, 0))
 
     # ---- into the log
 

@@ -201,15 +201,16 @@ def _topic_in_steps(topic: Topic, now: Now, clients: bool, side: ClusterSide) ->
         partitions.append(partition_stats(partition, topic, side))
         yield
     unhanded = sum(p.log.end.offset - p.cursors.state.pump for p in topic.led)
+    published = [p.batches.publishes for p in topic.led]
     windows = [w for p in topic.led for d in p.deliveries.values() if (w := d.latency) is not None]
     return TopicStats(
         topic_name=topic.name,
         channels=tuple(channels),
         depth=unhanded,
         backend_depth=0 if topic.ephemeral else unhanded,
-        message_count=sum(p.batches.publishes.message_count for p in topic.led) + topic.ended.topic["message_count"],
-        inherited_count=sum(p.inherited for p in topic.led) + topic.ended.topic["inherited_count"],
-        message_bytes=sum(p.batches.publishes.message_bytes for p in topic.led) + topic.ended.topic["message_bytes"],
+        message_count=sum(p.message_count for p in published) + topic.ended.topic["message_count"],
+        inherited_count=sum(p.inherited_count for p in published) + topic.ended.topic["inherited_count"],
+        message_bytes=sum(p.message_bytes for p in published) + topic.ended.topic["message_bytes"],
         paused=topic.record.channels.paused,
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         partitions=tuple(partitions),
@@ -256,7 +257,7 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
         if channel.answers.finished or not channel.answers.followed.handed_out.empty:
             times.append(channel.answers.times())
         cursors.append(cursor_stats(partition, channel, delivery.stuck or "", now))
-        inherited += channel.cursor.inherited
+        inherited += channel.cursor.counted.inherited
         if cursors[-1].died_count:
             died.update(channel.cursor.dead.died)
         yield

@@ -47,6 +47,7 @@ from nsqha.server.runtime.grpc_threads import give_way_to_the_loop
 from nsqha.server.runtime.measures import collector
 from nsqha.server.runtime.service_manager import ServiceManager
 from nsqha.server.runtime.tasks import TaskGroup, first_done
+from nsqha.server.topics.topics import partitions_here
 from nsqha.wire.limits import ProtocolLimits
 
 if TYPE_CHECKING:
@@ -436,7 +437,7 @@ class Node:
                 topology_region=options.topology_region,
             ),
             broker.topics.registrations,
-            partitions=broker.topics.partitions_here,
+            partitions=partial(partitions_here, broker.topics),
             answer_bytes_max=options.max_body_size,
             channels_max=options.max_topic_channels,
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,

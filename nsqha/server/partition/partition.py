@@ -57,8 +57,6 @@ class Partition:
         self.cursors = led.cursors
         self.cursors.keep_by(led.log.shelf.keep_retry)
         self.cursors.passing.when_moving(runtime.moving.add)
-        self.inherited = led.log.end.offset - led.cursors.state.unfinished_from
-        """Messages that waited in one of the channels, or for the first one, when this node began to lead."""
         self.leader = led.leader
         self.life = PartitionLifecycle(runtime.pause)
         self.files = FileJobs(

@@ -56,6 +56,7 @@ class WaitingPublishes:
         self.budget = runtime.budget
         self.message_count = 0  # of all that were answered with OK, or will be; dropped ones included, as in nsqd
         self.message_bytes = 0
+        self.inherited_count = _waiting(led)  # when this node began to lead
         self._time = runtime.loop.time
         self._led = led
         self._life = life
@@ -209,3 +210,10 @@ class Linger:
             else:
                 self._last.failed()
         return False
+
+
+def _waiting(led: LedLog) -> int:
+    """Messages that consumers of a channel, or of the first one that is made, may still have to do with."""
+    state = led.cursors.state
+    floors = [channel.floor for channel in state.channels.values() if not channel.reader]
+    return led.log.end.offset - min([state.pump, *floors])

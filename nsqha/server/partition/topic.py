@@ -103,13 +103,13 @@ class EndedCounts:
         self.topic.update(
             message_count=published.message_count,
             message_bytes=published.message_bytes,
-            inherited_count=partition.inherited,
+            inherited_count=published.inherited_count,
         )
         for name, delivery in partition.deliveries.items():
             channel = delivery.channel
             self._channels[name].update(
                 message_count=channel.cursor.message_count,
-                inherited_count=channel.cursor.inherited,
+                inherited_count=channel.cursor.counted.inherited,
                 requeue_count=channel.answers.requeued,
                 timeout_count=channel.answers.timed_out,
                 finish_count=channel.finished_count,

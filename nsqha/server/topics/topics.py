@@ -199,12 +199,6 @@ class Topics(Mapping[str, Topic]):
         """All topics that clients find here, with their channels, for the lookup daemons."""
         return {name: announced(topic) for name, topic in self._topics.items() if topic.led}
 
-    def partitions_here(self, name: str) -> int:
-        """How many partitions the topic has, if all of them are led here; else 0."""
-        topic = self._topics.get(name)
-        here = len(topic.led) if topic is not None else 0
-        return here if topic is not None and here == len(topic.record.partitions) else 0
-
     def announce(self, name: str, more: Iterable[str] = ()) -> None:
         """The topic, its channels, or whether a part of it is led here may have changed: the lookup daemons hear.
         `more`: channels that may have come or gone in the logs alone. All of them are looked at when something else is
@@ -303,6 +297,12 @@ class Topics(Mapping[str, Topic]):
 def announced(topic: Topic) -> list[str]:
     """The channels that lookup daemons hear of."""
     return [name for name in topic.channel_names() if announces(topic, name)]
+
+
+def partitions_here(topics: Topics, name: str) -> int:
+    """How many partitions a topic has, if all of them are led here; else 0."""
+    topic = topics.get(name)
+    return len(topic.led) if topic is not None and len(topic.led) == len(topic.record.partitions) else 0
 
 
 def announces(topic: Topic, channel: str) -> bool:

@@ -305,7 +305,7 @@ def test_a_partition_that_the_topic_does_not_have_is_refused(line: bytes, word: 
 @pytest.mark.parametrize("word", [b"10", b"abc", b"-2"])
 @pytest.mark.parametrize("line", [b"PUB %b %b", b"MPUB %b %b", b"DPUB %b 5 %b", b"SUB %b c %b"])
 @pytest.mark.parametrize("key", [b'"multiplexing":false', b'"desired_tag":""', b'"Extend_Support":null'])
-def test_to_a_client_of_the_fork_a_partition_that_is_not_there_is_a_topic_that_is_not(
+def test_clients_of_the_fork_look_the_topic_up_again(
     line: bytes, word: bytes, key: bytes
 ) -> None:
     """Its SDK looks the topic up again on this code, and not on E_BAD_PARTITION."""
