@@ -329,13 +329,14 @@ def target_of(request: Any) -> str:
 
 
 def outcome_of(answer: Any) -> str:
-    """`done`, or in how many partitions it failed: an answer has a line for each; and how many messages that were never
-    finished it skips."""
+    """`done`, or in how many partitions, or for how many messages that were named, it failed: an answer has a line for
+    each; and how many messages that were never finished it skips."""
     lists = [getattr(answer, field.name) for field in answer.DESCRIPTOR.fields if field.is_repeated]
     parts = [part for parts in lists for part in parts]
     failed = sum(bool(getattr(part, "error", "")) for part in parts)
-    skips = sum(_skips_of(one) for one in (answer, *parts))
-    return (f"failed: PARTITIONS ({failed})" if failed else "done") + skips_text(skips)
+    messages = sum(len(getattr(part, "failed", ())) for part in parts)
+    why = f"PARTITIONS ({failed})" if failed else f"MESSAGES ({messages})" if messages else ""
+    return (f"failed: {why}" if why else "done") + skips_text(sum(_skips_of(one) for one in (answer, *parts)))
 
 
 def _skips_of(answer: Any) -> int:

@@ -62,3 +62,32 @@ def test_a_method_that_is_in_no_table_stops_the_start(monkeypatch: pytest.Monkey
     monkeypatch.setattr(access, "GRPC", {name: need for name, need in access.GRPC.items() if "Seek" not in name})
     with pytest.raises(ConfigError, match=r"nsqha\.v1\.Admin/Seek is in no table of nsqha.access.surfaces"):
         AdminGate.check_table([ADMIN])
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (admin_pb2.SeekResponse(partitions=[admin_pb2.SeekPartition(again=9)]), "done"),
+        (
+            admin_pb2.SeekResponse(partitions=[admin_pb2.SeekPartition(skipped=3), admin_pb2.SeekPartition(skipped=4)]),
+            "done; skips 7 never finished",
+        ),
+        (
+            admin_pb2.SeekResponse(partitions=[admin_pb2.SeekPartition(skipped=3), admin_pb2.SeekPartition(error="x")]),
+            "failed: PARTITIONS (1); skips 3 never finished",
+        ),
+        (admin_pb2.EmptyChannelResponse(skipped=5, dead=1), "done; skips 5 never finished"),
+        (
+            admin_pb2.SkipDamageResponse(skipped=[admin_pb2.SkippedDamage(messages_lost=2)]),
+            "done; skips 2 never finished",
+        ),
+        (
+            admin_pb2.ChangeMessagesResponse(
+                partitions=[admin_pb2.ChangedMessages(changed=1, failed=[admin_pb2.FailedMessage(error="x")] * 2)]
+            ),
+            "failed: MESSAGES (2)",
+        ),
+    ],
+)
+def test_a_record_says_what_failed_and_what_is_skipped(answer: Any, outcome: str) -> None:
+    assert access.outcome_of(answer) == outcome
