@@ -180,8 +180,8 @@ def _move_channel(args: argparse.Namespace) -> int:
     started_s = time.monotonic()
     with administration(args, *(args.broker or [args.broker_default])) as admin:
         plans = list(_seeks(args, admin, plan_only=True, only=None))
-        back = {one.partition for one in plans if not one.error and one.messages > 0}
-        ahead = [one.partition for one in plans if not one.error and one.messages < 0]
+        back = {one.partition for one in plans if not one.error and one.to_offset < one.from_offset}
+        ahead = [one.partition for one in plans if not one.error and one.to_offset > one.from_offset]
         if ahead:
             numbers = ", ".join(map(str, ahead))
             say(f"{args.parser.prog}: not moved, because the channel is not that far yet: partition {numbers}")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsqha.cli import build_parser
+from nsqha.cli.spark import replay
 from nsqha.cli.spark.flags import Within, place, say_range, time_range
 from nsqha.cli.spark.lag import limit
 from nsqha.cli.spark.replay import progress_line, words_of
 from nsqha.cli.terminal import exits
+from nsqha.pb.v1 import admin_pb2 as pb
 from pyspark_nsqha.writing.replay_state import Order, ReplaySpan, ReplayState
 
 
@@ -147,3 +151,23 @@ def test_what_earlier_runs_sent_is_told_apart(tmp_path: Path) -> None:
 
 def test_progress_is_in_messages() -> None:
     assert progress_line("replay", 500, 2000, 5.0) == "replay  25%  500 of 2,000 messages  100/s  15s left"
+
+
+def test_a_channel_that_is_not_that_far_is_never_moved_forward(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even where more would come again than be skipped: what was finished out of order."""
+    asked: list[bool] = []
+
+    class Answers:
+        def call(self, rpc: str, *, plan_only: bool, **_: Any) -> Any:
+            asked.append(plan_only)
+            ahead = pb.SeekPartition(from_offset=1, to_offset=3, again=3, skipped=1, messages=2)
+            return pb.SeekResponse(partitions=[ahead])
+
+    monkeypatch.setattr(replay, "administration", lambda args, *brokers: nullcontext(Answers()))
+    words = ["spark", "replay", "orders", "--offsets", "0:3-", "--channel", "c", "--yes", "--broker", "127.0.0.1:1"]
+    args = build_parser("spark").parse_args(words)
+    assert args.run(args) == exits.OK
+    assert asked == [True]
+    assert "not moved, because the channel is not that far yet: partition 0" in capsys.readouterr().err
