@@ -28,10 +28,10 @@ from typing import Protocol
 import msgspec
 
 from lookupd.registry import Peer, PeerInfo, Registry
-from nsqha import gojson
 from nsqha.access.tokens import TOKEN_BYTES_MAX
 from nsqha.clock import Now
 from nsqha.ids import PARTITIONS_MAX, valid_name
+from nsqha.texts import gojson
 
 MAGIC = b"  V1"
 LINE_BYTES_MAX = 4096

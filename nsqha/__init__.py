@@ -15,7 +15,7 @@ Downwards:
     access       who may do what: roles, tables of all surfaces, tokens
     options      every flag of nsqd and nsqlookupd
     goflags      flags, config file and environment as Go programs read them
-    gojson       JSON of other programs, as Go programs read it
+    texts        JSON and TOML that others wrote, bounded and read as their programs read it
     nsqlog       log lines
     log_writer   standard error, which nothing waits for
     quantile     percentiles and histograms
@@ -26,7 +26,6 @@ Downwards:
     grpc_channels  gRPC's channels, made in one place
     cluster_secret  proofs that a process knows its cluster's secret
     private_file  files with secrets: read whole, and refused where every user of the host may read them
-    toml_text    TOML files, bounded before they are parsed
     grpc_env     environment variables for gRPC
     errors       every exception
     hot          the code that runs for every message, compiled or not

@@ -689,7 +689,7 @@ OLD_KEYS = {"max_message_size": "removed from nsqd; max_msg_size replaced it"}
 
 
 def _read_toml(path: str) -> Mapping[str, Any]:
-    from nsqha.toml_text import parse_toml  # a start without a file does without
+    from nsqha.texts.toml_text import parse_toml  # a start without a file does without
 
     try:
         with open(path, "rb") as file:

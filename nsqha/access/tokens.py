@@ -25,7 +25,7 @@ from typing import Any
 
 from nsqha.access.roles import BY_TOPIC, GRANTED, Grant, Role, TopicPatterns, granted
 from nsqha.errors import ConfigError
-from nsqha.toml_text import parse_toml
+from nsqha.texts.toml_text import parse_toml
 
 FILE_BYTES_MAX = 4 << 20
 WHY_CHARACTERS_MAX = 600

@@ -28,9 +28,9 @@ from itertools import islice
 from nsqha.cursor.committed.state import PartitionState, Undo
 from nsqha.cursor.deferred.deferred_set import COUNT_ROWS
 from nsqha.cursor.events import FRAME_BYTES_MAX, TARGET_END, Seek
+from nsqha.cursor.live.counts import finished, unfinished
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.live.looking import MessageState, held
-from nsqha.cursor.live.settled import finished, unfinished
 from nsqha.ranges import RangeSet
 
 RANGES_MAX = (FRAME_BYTES_MAX - 64) // 16

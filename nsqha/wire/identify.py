@@ -13,7 +13,7 @@ import json
 
 import msgspec
 
-from nsqha import gojson
+from nsqha.texts import gojson
 from nsqha.wire import encoder
 from nsqha.wire.limits import ProtocolLimits
 

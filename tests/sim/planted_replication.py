@@ -20,7 +20,7 @@ from nsqha.server.clients.publish import PublishWaiter
 from nsqha.server.replica import follower_service as promises
 from nsqha.server.replica.follower_service import FollowerService
 from nsqha.server.replica.following import catch_up as catchup
-from nsqha.server.replica.following.applier import Applier
+from nsqha.server.replica.following.applier import Applier, PendingBatches
 from nsqha.server.replica.following.catch_up import CatchUp
 from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.following.receiver import Receiver
@@ -449,16 +449,12 @@ def cut_batches_are_applied() -> Iterator[None]:
         past = self._follower.log.past
         await original(self)
         if self._follower.log.past is not past:
-            self._follower.applier._pending.clear()
+            self._follower.applier._pending.batches.clear()
 
-    def apply(self: Applier, committed: int = 0) -> None:
-        self._past = self.log.past
-        apply_all(self, committed)
-
-    original, apply_all = CatchUp._agree, Applier.apply
+    original = CatchUp._agree
     with (
         patch.object(CatchUp, "_agree", agree),
-        patch.object(Applier, "apply", apply),
+        patch.object(PendingBatches, "of", lambda self, log: self.batches),
         patch.object(Applier, "_vouch", lambda self, state: None),
     ):
         yield

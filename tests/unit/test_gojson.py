@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqha import gojson
+from nsqha.texts import gojson
 
 
 class Item(msgspec.Struct):

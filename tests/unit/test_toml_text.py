@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from nsqha.errors import ConfigError
-from nsqha.toml_text import KEY_PARTS_MAX, parse_toml
+from nsqha.texts.toml_text import KEY_PARTS_MAX, parse_toml
 
 MIB = 1 << 20
 PARTS = 500_000

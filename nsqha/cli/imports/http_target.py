@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from nsqha import gojson
 from nsqha.cli.brokers.discovery import host_and_port
 from nsqha.cli.terminal import exits
+from nsqha.texts import gojson
 
 ANSWER_BYTES_MAX = 256 << 20
 

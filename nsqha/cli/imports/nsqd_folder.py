@@ -29,9 +29,9 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from nsqha import gojson
 from nsqha.cli.terminal import exits
 from nsqha.ids import valid_name
+from nsqha.texts import gojson
 
 _FILE = re.compile(r"(?P<queue>.+)\.diskqueue\.(?P<number>\d{6,}|meta)\.dat(?P<bad>\.bad)?")
 _SIZE = struct.Struct(">i")

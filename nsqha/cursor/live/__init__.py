@@ -7,8 +7,7 @@ Downwards:
     acting        what an operator does to single messages
     requeue       whether a requeued message waits in memory or in the log, or dies
     looking       what a channel holds, message by message
-    figures       how many messages wait, as they are shown
-    settled       how many messages are finished, or are not, in a part of the log
+    counts        how many messages wait, and how many are finished or not in a part of the log
     cursor        where a channel stands, what is settled, what is written of it and what the log did to it
     passing       what a policy passes over
     dead          who dies, and what becomes of it

@@ -121,7 +121,7 @@ class ChannelCursor:
     @property
     def deferred_count(self) -> int:
         """Messages that are kept until a time: deferred ones that are not in flight, and requeued ones in memory. Those
-        that are due since are among them (`live.figures`), dead letters are not."""
+        that are due since are among them (`live.counts`), dead letters are not."""
         in_flight = sum(single.deferred for single in self.flight.singles.values())
         return max(len(self.deferred_overlay) - self.deferred_overlay.dead - in_flight, 0) + len(self.waiting.delays)
 

@@ -32,12 +32,12 @@ from urllib.parse import quote_plus
 
 import msgspec
 
-from nsqha import gojson
 from nsqha.clock import Clock
 from nsqha.nsqlog import Logger
 from nsqha.server.authorization.guard import Denied
 from nsqha.server.clients.token_auth import TokenAuth, TokenState
 from nsqha.server.runtime.tls import common_name
+from nsqha.texts import gojson
 
 if TYPE_CHECKING:
     import aiohttp

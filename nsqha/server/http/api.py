@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqha import NSQ_VERSION, gojson
+from nsqha import NSQ_VERSION
 from nsqha.access.roles import Need
 from nsqha.access.surfaces import BROKER_HTTP
 from nsqha.nsqlog import Logger
@@ -41,6 +41,7 @@ from nsqha.server.http.text import stats_text
 from nsqha.server.runtime.budget import PublishBudget, SharedTurns
 from nsqha.server.runtime.listen import is_tcp
 from nsqha.server.runtime.measures import memory_stats
+from nsqha.texts import gojson
 
 if TYPE_CHECKING:
     from nsqha.server.authorization.audit import Audit

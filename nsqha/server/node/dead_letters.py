@@ -107,7 +107,7 @@ def _read(partition: Partition, letters: list[Deferred]) -> tuple[list[Deferred]
         try:
             frame = hot.frame(bytes(partition.log.message(letter.offset, letter.position)[_BODY:]))
         except NotInLog as error:
-            partition.wrong_state(error)
+            partition.life.wrong_state(partition, error)
             continue
         except LogCorrupt:
             continue

@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from nsqha import NSQ_VERSION, gojson
+from nsqha import NSQ_VERSION
 from nsqha.access.tokens import TOKEN_BYTES_MAX
 from nsqha.cluster_secret import FLAG as SECRET_FLAG
 from nsqha.cluster_secret import ClusterSecret, lookup_proof, nonce_of
@@ -37,6 +37,7 @@ from nsqha.private_file import read_private
 from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.listen import reason, split_host_port
 from nsqha.server.runtime.tasks import TaskGroup, beside, in_thread
+from nsqha.texts import gojson
 
 if TYPE_CHECKING:
     import aiohttp

@@ -17,7 +17,7 @@ import nsqha
 from nsqha import hot
 from nsqha.clock import Now
 from nsqha.cursor.deferred.dead import DEAD_FROM, Reason, death_of
-from nsqha.cursor.live import figures
+from nsqha.cursor.live import counts
 from nsqha.cursor.live.followed import ChannelTimes
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
@@ -129,7 +129,7 @@ def _prepared(topic: Topic, now: Now) -> Generator[None, None, None]:
 
 def _channel_prepared(topic: Topic, partition: Partition, name: str, now: Now) -> Generator[None, None, None]:
     while partition in topic.led and (delivery := partition.deliveries.get(name)) is not None:
-        if figures.prepare(delivery.channel.cursor, now.wall_ns):
+        if counts.prepare(delivery.channel.cursor, now.wall_ns):
             return
         yield
 
@@ -294,7 +294,7 @@ def _channel_in_steps(topic: Topic, name: str, now: Now, clients: bool) -> Gener
 
 def cursor_stats(partition: Partition, channel: Channel, stuck: str, now: Now) -> CursorStats:
     cursor = channel.cursor
-    depth, deferred = figures.held(cursor, now.wall_ns)
+    depth, deferred = counts.held(cursor, now.wall_ns)
     return CursorStats(
         partition=partition.number,
         floor=cursor.floor,

@@ -134,8 +134,7 @@ class PartitionOpener:
             messages_max=options.mem_queue_size,
         )
         self.folders = LogFolders(options.data_path, storage or OsStorage(), ephemeral)
-        self.cursor_cache = cursor_cache or LmdbCache.open(f"{options.data_path}/cursors.lmdb")
-        self.states = StateLoader(self.cursor_cache)
+        self.states = StateLoader(cursor_cache or LmdbCache.open(f"{options.data_path}/cursors.lmdb"))
         self._news = RecoveryNews(self.measures)
         self._cache = BatchCache(options.tail_cache_bytes)
         self._limits = LogLimits(segment_bytes=options.segment_bytes_or_default)
@@ -156,6 +155,11 @@ class PartitionOpener:
             sync_seconds=options.sync_timeout_ns / 1e9,
             turns=IdleTurns[Partition](),
         )
+
+    @property
+    def cursor_cache(self) -> LmdbCache:
+        """The cache of channel states."""
+        return self.states.cache
 
     # ---- files, on the disk thread
 
@@ -348,7 +352,7 @@ class PartitionOpener:
             alone=lambda: alone,  # for as long as there is no newer record: `CorruptRanges.leads`
         )
         partition.on_damage = partition.local_repair.found
-        partition.on_wrong_state = lambda: self.on_wrong_state(record.name, partition)
+        partition.life.on_wrong_state = lambda: self.on_wrong_state(record.name, partition)
         return partition
 
     def rebuilt_state(self, key: tuple[int, int], log: PartitionLog) -> PartitionState | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from nsqha.clock import Clock
@@ -21,11 +21,15 @@ from nsqha.commitlog.idle_turns import IdleTurns
 from nsqha.commitlog.log import PartitionLog
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.passing import PassingChannels
+from nsqha.errors import NotInLog
+from nsqha.nsqlog import Logger
 from nsqha.replication.leader import LeaderReplica
 from nsqha.replication.pauses import ProcessPause
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import Measures
+
+logger = Logger("partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,24 @@ class LedLog:
     leader: LeaderReplica
 
 
+class LedState(Protocol):
+    """A led log and the channel state beside it."""
+
+    @property
+    def log(self) -> PartitionLog: ...
+    @property
+    def cursors(self) -> PartitionCursors: ...
+
+
 class PartitionLifecycle:
     """How far one partition has come in the epoch in which this node leads it.
 
     Invariants: the first reason to close stands; what has ended is closed.
     """
 
-    __slots__ = ("_pause", "closed", "ended", "handing_over", "serving", "stopped", "why")
+    __slots__ = (
+        "_pause", "closed", "ended", "handing_over", "on_wrong_state", "rebuilding", "serving", "stopped", "why",
+    )  # fmt: skip
 
     def __init__(self, pause: ProcessPause) -> None:
         self._pause = pause
@@ -74,10 +89,24 @@ class PartitionLifecycle:
         self.ended = False
         self.stopped: str | None = None  # which broken invariant ended it; shown in the health checks
         self.why = "the partition is closed"
+        self.rebuilding = False  # the channel state does not fit the log
+        self.on_wrong_state: Callable[[], object] = lambda: None  # has the state rebuilt, and the partition led with it
 
     def delivers(self, now: float) -> bool:
         """Whether messages may be delivered. `now`: by the monotonic clock."""
         return self.serving and not self.handing_over and now <= self._pause.fit_until
+
+    def wrong_state(self, partition: LedState, error: NotInLog) -> bool:
+        """The channel state names a message that the log does not have. True: the state is rebuilt. False: that was
+        done already, so it is the log that lacks the message."""
+        if partition.cursors.state.rebuilt:
+            return False
+        if not self.rebuilding:
+            self.rebuilding = True
+            text = "%s: the channel state does not fit the log and is rebuilt from it: %s"
+            logger.error("state_diverged", text, partition.log.directory, error)
+            self.on_wrong_state()
+        return True
 
     def close(self, why: str) -> None:
         """Take nothing more."""

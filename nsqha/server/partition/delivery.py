@@ -61,10 +61,6 @@ class DeliveredPartition(Protocol):
     deliveries: Deliveries
     life: PartitionLifecycle
     on_damage: Callable[[int, int], object]
-
-    def wrong_state(self, error: NotInLog) -> bool:
-        """The channel state names a message that the log does not have. Whether it is made anew."""
-
     @property
     def closed(self) -> bool:
         """Whether it takes nothing more."""
@@ -267,7 +263,6 @@ class Delivery:
         self.channel = channel
         self.stuck: str | None = None  # why nothing more can be read; shown in /stats
         self.damage: tuple[int, int] | None = None  # the offsets that can not be read, if that is why
-        self._lost_copy = False  # `damage` is the carried copy of one message
         self._rng = rng
         self._subscriptions: dict[int, Subscription] = {}  # by owner, in the order in which they came
         self._standing_by: dict[Consumer, None] = {}  # clients of other nodes, while those connected here suffice
@@ -391,11 +386,10 @@ class Delivery:
                 self.damage = (error.first.offset, error.end.offset)
                 self.partition.on_damage(error.first.log_id, error.end.log_id)
             elif isinstance(error, NotInLog):
-                if self.partition.wrong_state(error):
+                if self.partition.life.wrong_state(self.partition, error):
                     return
                 start = 0 if error.carried else self.partition.log.start.offset
                 self.damage = (error.offset, max(error.offset + 1, start))
-                self._lost_copy = error.carried
             text = "%s/%s stopped: %s; restore the files, or go on without: nsqha log skip %s"
             topic = next((c.topic for c in self.consumers), "")
             logger.error("channel_stuck", text, topic, channel.name, error, topic, channel=channel.name)
@@ -427,7 +421,10 @@ class Delivery:
         if self.damage is None:
             return None
         first, end = self.damage
-        lost = self.channel.cursor.give_up(first, end, carried=self._lost_copy)
+        held = self.channel.cursor.deferred_overlay.get(first)
+        position = held.position if held is not None else 0
+        lost_copy = bool(position) and self.partition.log.entry_at_position(position) is None
+        lost = self.channel.cursor.give_up(first, end, carried=lost_copy)
         self.stuck = self.damage = self._batch = None
         self.wake()
         return first, end, lost

@@ -21,7 +21,7 @@ from nsqha.clock import Now, read
 from nsqha.commitlog.log import wake
 from nsqha.cursor.committed.state import NEEDS_LOOK
 from nsqha.cursor.events import ChannelListLike, EpochStart
-from nsqha.errors import AppendFailed, NotInLog, Poisoned, Unavailable
+from nsqha.errors import AppendFailed, Poisoned, Unavailable
 from nsqha.frames import HAS_EVENTS
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
@@ -82,10 +82,8 @@ class Partition:
         self.retention = retention
         self.local_repair: LocalRepair | None = None  # of a log that no other node has
         self.on_damage: Callable[[int, int], object] = lambda first, end: None  # log ids that do not verify
-        self.on_wrong_state: Callable[[], object] = lambda: None  # channel state and log differ: make the state anew
         self.queue = self.batches.publishes.open_queue
         self.publish = self.batches.publishes.publish  # bound: no call more for each publish
-        self._wrong_state = False  # it was said
         self._runtime = runtime
 
     def start_epoch(self, channels: ChannelListLike | None = None, *, new: bool = False) -> asyncio.Future[None]:
@@ -237,7 +235,7 @@ class Partition:
         self.deliveries.watch_clock(now)
         if self.serving:
             self.retention.step(self, now, by_age=self._runtime.clock.trusted)
-            self._replace_checkpoints()
+            _replace_checkpoints(self)
             if self._runtime.clock.trusted and pass_over_old(self.cursors, self.log, now):
                 self.deliveries.arm(now.mono)
             if (memory := self.batches.publishes.memory) is not None:
@@ -245,25 +243,6 @@ class Partition:
         if self.local_repair is not None:
             self.local_repair.step()
         self.log.idle_at = None if _waits(self) else self.log.end
-
-    def _replace_checkpoints(self) -> None:
-        """A checkpoint of a state that was rebuilt takes the place of earlier ones, which may hold the wrong state."""
-        state, checkpoints = self.cursors.state, self.cursors.checkpoints
-        if state.checkpoint.as_of < state.rebuilt and not checkpoints.unfinished:
-            checkpoints.begin(state.snapshot())
-            self.write_events()
-
-    def wrong_state(self, error: NotInLog) -> bool:
-        """The channel state names a message that the log does not have. Whether it is made anew; if that was done
-        already, it is the log that lacks something."""
-        if self.cursors.state.rebuilt:
-            return False
-        if not self._wrong_state:
-            self._wrong_state = True
-            text = "%s: the channel state does not fit the log and is rebuilt from it: %s"
-            logger.error("state_diverged", text, self.log.directory, error)
-            self.on_wrong_state()
-        return True
 
     # ---- jobs on the files
 
@@ -343,3 +322,11 @@ def _waits(partition: Partition) -> bool:
         or log.forgotten_files
         or (partition.local_repair is not None and partition.local_repair.damage)
     )
+
+
+def _replace_checkpoints(partition: Partition) -> None:
+    """A checkpoint of a state that was rebuilt takes the place of earlier ones, which may hold the wrong state."""
+    state, checkpoints = partition.cursors.state, partition.cursors.checkpoints
+    if state.checkpoint.as_of < state.rebuilt and not checkpoints.unfinished:
+        checkpoints.begin(state.snapshot())
+        partition.write_events()

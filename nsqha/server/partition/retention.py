@@ -34,6 +34,7 @@ from nsqha.nsqlog import Logger
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.cursor.partition import PartitionCursors
+    from nsqha.server.partition.context import PartitionLifecycle
     from nsqha.server.partition.delivery import Deliveries
     from nsqha.server.partition.file_jobs import FileJobs
 
@@ -62,9 +63,7 @@ class RetainedLog(Protocol):
     deliveries: Deliveries
     files: FileJobs
     on_damage: Callable[[int, int], object]
-
-    def wrong_state(self, error: NotInLog) -> bool:
-        """The channel state names a message that the log does not have. Whether it is made anew."""
+    life: PartitionLifecycle
 
     def write_events(self) -> None:
         """Write the channel events that were queued soon; the caller does not wait."""
@@ -97,7 +96,7 @@ class RetentionRunner:
                 logger.warning("retention_delayed", "%s keeps its files: %s", partition.log.directory, error)
             partition.on_damage(error.first.log_id, error.end.log_id)
         except NotInLog as error:
-            if not partition.wrong_state(error) and self._damaged != error.offset:
+            if not partition.life.wrong_state(partition, error) and self._damaged != error.offset:
                 self._damaged = error.offset
                 logger.warning("retention_delayed", "%s keeps its files: %s", partition.log.directory, error)
 

@@ -222,7 +222,7 @@ class LeaderRoles:
             took_ms=took,
         )
         self._integrity.leads(key, partition)
-        partition.on_wrong_state = partial(self._rebuild_state, leadership)
+        partition.life.on_wrong_state = partial(self._rebuild_state, leadership)
         topic.add_led(partition)
         self._uncommitted += 1
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))

@@ -204,7 +204,8 @@ class ReplicaFiles:
         if log_id < follower.applier.applied_end:
             self._opener.cursor_cache.forget(follower.key)
             follower.restart_with(follower.log, follower.log_uid)
-        follower.was_cut(log_id)
+        follower.leader_log.differs_at = None
+        follower.applier.was_cut(log_id)
         await self._half_way(self._disk.run(cut))
         self._journal.stage_cut_done(follower.key)
         await self._journal_writer.promise()

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nsqha.cursor.deferred.dead import Reason
-from nsqha.cursor.live import figures
+from nsqha.cursor.live import counts
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.looking import MessageState, held
 from nsqha.election.policy import ChannelPolicy
@@ -69,7 +69,7 @@ def judge_law(channel: Channel, model: ChannelModel, end: int, now_ns: int) -> N
         "in flight": (channel.in_flight, count[MessageState.IN_FLIGHT]),
     }
     due = sum(one is not None and one.due_ns <= now_ns for one in deferred)
-    shown = figures.held(cursor, now_ns)
+    shown = counts.held(cursor, now_ns)
     its_shown = {
         "depth with what is due": (shown.depth, its["depth"][1] + due),
         "deferred without it": (shown.deferred, its["deferred"][1] - due),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.live import figures
+from nsqha.cursor.live import counts
 from nsqha.cursor.live.acting import Action, act
 from nsqha.cursor.live.flight import NOT_IN_FLIGHT, NOT_OWNER
 from tests.unit.cursor.tiny import Leader, Redelivery, fins
@@ -99,11 +99,11 @@ def test_a_long_requeue_is_deferred_and_the_floor_passes_it():
     assert len(channel.committed.deferred) == 0
 
 
-def held(leader: Leader, name: str = "c") -> figures.HeldCounts:
+def held(leader: Leader, name: str = "c") -> counts.HeldCounts:
     """Depth and deferred, as the broker shows them."""
     cursor, now_ns = leader.cursors.channels[name].cursor, leader.now.wall_ns
-    assert figures.prepare(cursor, now_ns)
-    return figures.held(cursor, now_ns)
+    assert counts.prepare(cursor, now_ns)
+    return counts.held(cursor, now_ns)
 
 
 @pytest.mark.parametrize("name", ["c", "c#ephemeral"])

@@ -14,7 +14,7 @@ from nsqha.cursor.deferred.deferred_set import Deferred
 from nsqha.cursor.deferred.overlay import DeferredOverlay, overdue
 from nsqha.cursor.deferred.store import DeferredStore
 from nsqha.cursor.events import TARGET_END
-from nsqha.cursor.live import figures
+from nsqha.cursor.live import counts
 from nsqha.cursor.live.cursor import ChannelCursor
 from nsqha.cursor.requests import Planning
 from nsqha.cursor.seek import SeekPlan
@@ -178,7 +178,7 @@ def leader_with_many_deferred() -> tuple[Leader, ChannelCursor, CountedTable]:
 def test_no_figure_of_a_channel_reads_many_rows_once_it_is_prepared() -> None:
     leader, cursor, table = leader_with_many_deferred()
     end, read = leader.cursors.state.pump, []
-    while not (figures.prepare(cursor, leader.now.wall_ns)):
+    while not (counts.prepare(cursor, leader.now.wall_ns)):
         read.append(table.take_read())
     assert len(read) >= 9 and max(read) <= ENOUGH
     table.take_read()

@@ -35,6 +35,23 @@ logger = Logger("follower")
 APPLY_SLICE = 2000  # entries read and applied at once when the high watermark jumps
 
 
+class PendingBatches:
+    """Batches that were appended and are not applied yet, the tail of them at least; of one past of the log."""
+
+    __slots__ = ("_past", "batches")
+
+    def __init__(self, log: PartitionLog) -> None:
+        self.batches: deque[tuple[Entry, Any]] = deque()
+        self._past = log.past
+
+    def of(self, log: PartitionLog) -> deque[tuple[Entry, Any]]:
+        """None are left of before a cut, or of another log."""
+        if self._past is not log.past:
+            self.batches.clear()
+            self._past = log.past
+        return self.batches
+
+
 class Applier:
     """Applies the committed batches of one log to its channel state."""
 
@@ -47,13 +64,12 @@ class Applier:
         may_apply: Callable[[], bool],
         on_damage: Callable[[int, int], object],
         on_fit: Callable[[], None],
-        on_diverged: Callable[[StateDiverged], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         """`state` None: the log begins in the middle and its checkpoint has not come yet. `may_apply`: asked before it
         goes on in a later turn of the loop. `on_damage`: log ids that do not verify. `on_fit`: whether the replica
-        could lead has changed. `on_diverged`: the state is not of this log. `on_failure`: something happened that must
-        not."""
+        could lead has changed. `on_failure`: something happened that must not; StateDiverged: the state is not of this
+        log."""
         self.log = log
         self.state = state
         self.committed = self.applied_end  # the high watermark, as far as known
@@ -64,14 +80,12 @@ class Applier:
         self._loop = loop
         self._may_apply = may_apply
         self._on_fit = on_fit
-        self._on_diverged = on_diverged
         self._on_failure = on_failure
-        self._past = log.past  # that of pending batches
         self._damage_logged: tuple[int, int] | None = None
         self._scheduled = False  # the rest is applied in the next turns of the loop
-        self._pending: deque[tuple[Entry, Any]] = deque()  # not applied yet; the tail of them at least
+        self._pending = PendingBatches(log)
         # Takes the entry of a batch that was appended, and its data if that holds events. No call more for each batch.
-        self.wrote: Callable[[tuple[Entry, Any]], None] = self._pending.append
+        self.wrote: Callable[[tuple[Entry, Any]], None] = self._pending.batches.append
 
     @property
     def fit(self) -> bool:
@@ -95,14 +109,11 @@ class Applier:
         """Apply what is committed; `committed`: the high watermark, if it has moved."""
         if committed > self.committed:
             self.committed = committed
-        state, pending = self.state, self._pending
+        state = self.state
         if state is None or self._scheduled or self.damage is not None:
             return
-        left = APPLY_SLICE
+        left, pending = APPLY_SLICE, self._pending.of(self.log)
         try:
-            if self._past is not self.log.past:  # cut, or another log, since these were appended
-                pending.clear()
-                self._past = self.log.past
             while (log_id := state.applied.log_id + 1) < self.committed:
                 if not left:
                     self._scheduled = True  # everything else on this node has its turn
@@ -120,8 +131,6 @@ class Applier:
                     self._read_pending(log_id)
         except BatchCorrupt as error:
             self.found(error)
-        except StateDiverged as error:
-            self._on_diverged(error)
         except OSError as error:
             self._delayed(error)
         except Exception as error:
@@ -152,7 +161,7 @@ class Applier:
         except BatchCorrupt as error:
             self.found(error)
         except StateDiverged as error:
-            self._on_diverged(error)
+            self._on_failure(error)
         return self.state is not None
 
     def _apply_rest(self) -> None:
@@ -162,10 +171,11 @@ class Applier:
 
     def _read_pending(self, log_id: int) -> None:
         """Batches that were here before, or are too many to keep: from the files."""
-        self._pending.clear()
+        pending = self._pending.of(self.log)
+        pending.clear()
         for entry in self.log.entries(log_id, min(self.log.end.log_id, log_id + APPLY_SLICE)):
-            self._pending.append((entry, None))
-        if not self._pending or self._pending[0][0].log_id != log_id:
+            pending.append((entry, None))
+        if not pending or pending[0][0].log_id != log_id:
             raise StateDiverged(log_id - 1, f"batch {log_id} is committed, not applied, and not in the log any more")
 
     def _delayed(self, error: OSError) -> None:
@@ -180,7 +190,7 @@ class Applier:
         if self.damage != self._damage_logged:
             self._damage_logged = self.damage
             logger.warning("apply_delayed", "%s: the channels wait for a repair: %s", self.log.directory, damage)
-        self._pending.clear()
+        self._pending.batches.clear()
         self._on_fit()
         self.on_damage(*self.damage)
 
@@ -230,7 +240,7 @@ class Applier:
         self.state = None
         self.distrusted = log_id
         self.tried = None
-        self._pending.clear()
+        self._pending.batches.clear()
         self._on_fit()
 
     def was_cut(self, log_id: int) -> None:
@@ -242,7 +252,7 @@ class Applier:
         self.state = state
         self.damage = None
         self.distrusted = None
-        self._pending.clear()
+        self._pending.batches.clear()
         self._on_fit()
         self.apply(state.applied.log_id + 1)
 
@@ -253,4 +263,4 @@ class Applier:
         self.committed = 0
         self.damage = None
         self.distrusted = None
-        self._pending.clear()
+        self._pending.batches.clear()

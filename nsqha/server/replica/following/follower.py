@@ -146,7 +146,6 @@ class Follower:
             may_apply=lambda: not (self.closed or self.behind),
             on_damage=partial(runtime.on_damage, key),
             on_fit=self._ack,
-            on_diverged=self._diverged,
             on_failure=self._stop,
         )
         self.jobs = FollowerJobs(
@@ -337,26 +336,6 @@ class Follower:
         self.leader_log.differs_at = None
         self.applier.restart_with(log)
 
-    def was_cut(self, log_id: int) -> None:
-        """The log ends before `log_id` now; called in the step that cut it, so nothing comes between."""
-        self.leader_log.differs_at = None
-        self.applier.was_cut(log_id)
-
-    def _diverged(self, error: StateDiverged) -> None:
-        """The channel state is not of this log, so this replica must not lead: leave the in-sync set, and rebuild the
-        state. That it happens to a state that was rebuilt is a fault of the log."""
-        state, port = self.applier.state, self.port
-        if state is None or state.rebuilt:
-            self._stop(error)
-            return
-        text = "%s: the channel state does not fit the log; leaving the in-sync set, the state is rebuilt: %s"
-        logger.error("state_diverged", text, self.log.directory, error)
-        self._runtime.distrust(self, error.log_id)
-        self.behind = True
-        if port is not None:
-            port.refused(self.wire_key, self.epoch, pb.REFUSAL_FAILED, self.epoch, "its channel state is rebuilt")
-            self._listen_no_more()
-
     # ---- end
 
     async def release(self) -> None:
@@ -380,11 +359,30 @@ class Follower:
 
     def _stop(self, error: Exception) -> None:
         """Something happened that must not: this partition is silent from now on, so its leader goes on without it."""
+        if isinstance(error, StateDiverged) and _rebuilds(self, error, self._runtime):
+            self.behind = True
+            self._listen_no_more()
+            return
         logger.error("partition_stopped", "%s stopped", self.log.directory, error=error)
         self.stopped = f"{type(error).__name__}: {error}"
         if self.port is not None:
             self.port.refused(self.wire_key, self.epoch, pb.REFUSAL_FAILED, self.epoch, self.stopped)
         self._close()
+
+
+def _rebuilds(follower: Follower, error: StateDiverged, runtime: FollowerRuntime) -> bool:
+    """The channel state is not of the log, so this replica must not lead: leave the in-sync set, and rebuild the state.
+    False for a state that was rebuilt: then it is a fault of the log."""
+    state, port = follower.applier.state, follower.port
+    if state is None or state.rebuilt:
+        return False
+    text = "%s: the channel state does not fit the log; leaving the in-sync set, the state is rebuilt: %s"
+    logger.error("state_diverged", text, follower.log.directory, error)
+    runtime.distrust(follower, error.log_id)
+    if port is not None:
+        why = "its channel state is rebuilt"
+        port.refused(follower.wire_key, follower.epoch, pb.REFUSAL_FAILED, follower.epoch, why)
+    return True
 
 
 def _waits(follower: Follower) -> bool:

@@ -331,18 +331,18 @@ def beyond_the_log(rig: PartitionRig) -> None:
 def test_a_state_that_names_what_the_log_lacks_is_made_anew_once():
     rig = PartitionRig()
     asked: list[str] = []
-    rig.partition.on_wrong_state = lambda: asked.append("anew")
+    rig.partition.life.on_wrong_state = lambda: asked.append("anew")
     stored(rig, b"one")
     rig.consume(10)
     beyond_the_log(rig)
     beyond_the_log(rig)
-    assert rig.partition.wrong_state(NotInLog(1, "retention meets it, too"))
+    assert rig.partition.life.wrong_state(rig.partition, NotInLog(1, "retention meets it, too"))
     assert asked == ["anew"] and rig.partition.deliveries["c"].stuck == "offset 1 is not in the log"
 
 
 def test_what_a_state_made_anew_still_names_can_be_skipped():
     rig = PartitionRig()
-    rig.partition.on_wrong_state = lambda: pytest.fail("it was made anew already")
+    rig.partition.life.on_wrong_state = lambda: pytest.fail("it was made anew already")
     stored(rig, b"one", b"two")
     consumer = rig.consume(10)
     rig.cursors.state.rebuilt = 1

@@ -8,7 +8,6 @@ import pytest
 
 from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.cursor.committed.state import PartitionState
-from nsqha.errors import StateDiverged
 from nsqha.server.replica.following import applier as applier_module
 from nsqha.server.replica.following.applier import Applier
 from tests.fakes.loop import VirtualLoop
@@ -27,7 +26,6 @@ class Applying:
         self.damage: list[tuple[int, int]] = []
         self.fit_changes = 0
         self.failures: list[Exception] = []
-        self.diverged: list[StateDiverged] = []
         self.applier = Applier(
             self.log,
             PartitionState() if state else None,
@@ -35,7 +33,6 @@ class Applying:
             may_apply=lambda: self.allowed,
             on_damage=lambda first, end: self.damage.append((first, end)),
             on_fit=self._fit_changed,
-            on_diverged=self.diverged.append,
             on_failure=self.failures.append,
         )
 

@@ -178,7 +178,7 @@ async def diverged(rig: ReplicaRig) -> tuple[LeaderStream, PartitionLog]:
     return stream, log
 
 
-def test_a_replica_whose_state_is_of_another_log_leaves_the_in_sync_set_and_rebuilds_it() -> None:
+def test_a_replica_with_a_state_of_another_log_leaves_the_isr_and_rebuilds_it() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         stream, log = await diverged(rig)
@@ -248,7 +248,7 @@ def test_a_leader_with_a_wrong_state_steps_down_and_rebuilds_it() -> None:
         partition = rig.replicas.leading[KEY].partition
         right = digest(partition.cursors.state)
         partition.cursors.state.pump = 8
-        partition.on_wrong_state()
+        partition.life.on_wrong_state()
         await pause(2)
         assert not rig.replicas.leading and partition.closed
         rig.replicas.keep_house()

@@ -231,7 +231,7 @@ def test_damage_in_front_of_what_is_to_be_applied_is_told_and_waited_for() -> No
     rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b", b"c")
     rig.push(1)
-    rig.follower.applier._past = None  # as after a restart: it is read from the files
+    rig.follower.applier._pending.batches.clear()  # as after a restart: it is read from the files
     bit = 8 * (2 * ENTRY_BYTES + 10)
     commitlog = next(path for path in rig.storage.contents() if path.endswith(".commitlog"))
     rig.storage.flip(commitlog, bit)
@@ -263,7 +263,7 @@ def test_a_repair_that_was_not_possible_is_asked_for_again() -> None:
     rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1)
-    rig.follower.applier._past = None
+    rig.follower.applier._pending.batches.clear()
     rig.storage.flip(next(path for path in rig.storage.contents() if path.endswith(".commitlog")), 8 * ENTRY_BYTES)
     rig.follower.committed_to(3)
     rig.follower.keep_house()
@@ -275,7 +275,7 @@ def test_what_recovery_marked_as_lost_is_not_passed_over() -> None:
     rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1)
-    rig.follower.applier._past = None  # as after a restart
+    rig.follower.applier._pending.batches.clear()  # as after a restart
     lost = rig.log.entry(2)
     commitlog = rig.storage.open(next(path for path in rig.storage.contents() if path.endswith(".commitlog")))
     commitlog.pwrite(lost._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
@@ -306,7 +306,7 @@ def test_what_can_not_be_opened_just_now_is_applied_later(monkeypatch: pytest.Mo
     rig = FollowerRig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1)
-    rig.follower.applier._past = None  # as after a restart
+    rig.follower.applier._pending.batches.clear()  # as after a restart
     with monkeypatch.context() as patched:
         patched.setattr(rig.log, "entries", too_many_files)
         rig.follower.committed_to(3)
