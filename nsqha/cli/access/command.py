@@ -81,10 +81,11 @@ def run_token(args: argparse.Namespace) -> int:
     except ConfigError as error:
         raise exits.Exit(exits.USAGE, str(error)) from None
     with contextlib.ExitStack() as written:
-        if args.file:
-            _write(written, "--file", args.file, _with_entry(args.file, args.name, lines))
+        # Replaced in the other order: a token that daemons do not know yet must not take the place of one that they do.
         if args.output:
             _write(written, "--output", args.output, f"{token}\n", new_mode=True)
+        if args.file:
+            _write(written, "--file", args.file, _with_entry(args.file, args.name, lines))
     if (by_topic := sorted(BY_TOPIC.intersection(args.role))) and not args.topics:
         say(f"without --topics {args.name} is {' and '.join(by_topic)} of all topics")
     if args.json:

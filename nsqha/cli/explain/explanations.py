@@ -407,9 +407,11 @@ V2_CODES: dict[str, Explanation] = {
     "E_TOPIC_NOT_EXIST": Explanation(
         "As E_BAD_PARTITION, to clients of the Youzan fork: they look the topic up again.", "`nsqha topic show`."
     ),
-    "E_AUTH_FIRST": Explanation("The broker wants AUTH before this command."),
-    "E_AUTH_FAILED": Explanation("AUTH could not be decided: no auth server answered usably."),
-    "E_AUTH_DISABLED": Explanation("AUTH was sent and the broker asks for none."),
+    "E_AUTH_FIRST": Explanation("The broker, or the lookup daemon, wants AUTH before this command."),
+    "E_AUTH_FAILED": Explanation(
+        "A wrong or expired token, or no auth server answered usably. At a lookup daemon: or another cluster's secret."
+    ),
+    "E_AUTH_DISABLED": Explanation("AUTH was sent, and the broker or lookup daemon asks for none."),
     "E_UNAUTHORIZED": Explanation("The secret of AUTH does not allow this."),
     "E_{}_FAILED": Explanation(
         "PUB, MPUB, DPUB, SUB: `not stored` is certain; `outcome unknown` is not: sending again may make it twice. "

@@ -42,6 +42,7 @@ space for it, and occupies its size there until it is answered. Without space wi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 import ssl
@@ -73,7 +74,8 @@ from nsqha.server.http.heads import BAD, NO_SUCH_CODING, SMALL_BYTES, TOO_LARGE,
 from nsqha.server.http.reading import ReadParts
 from nsqha.server.runtime.budget import PublishBudget, SharedTurns
 from nsqha.server.runtime.listen import Acceptor, address_text, bound_address, too_many_files
-from nsqha.server.runtime.rare_warnings import RefusalLog, shown
+from nsqha.server.runtime.rare_warnings import RefusalLog, host_of, shown
+from nsqha.server.runtime.tasks import Locks
 
 IDLE_S = 120.0
 """Longer than the 90 s after which Go's HTTP client closes an idle connection, so that both never close at once."""
@@ -85,6 +87,8 @@ STREAM_BYTES = 64 * 1024
 """How much of a large answer is made before the caller takes it."""
 STREAMS_AT_ONCE = 4
 STREAM_S = 120.0
+PART_S = 10.0  # for a part of it to be taken
+STREAMS_WAITING_MAX = 64  # answers whose first part is made, and that wait for room
 STREAM_SECONDS = 0.0004
 """How long such an answer is made in one go."""
 SMALL_BODY_BYTES = 64 * 1024
@@ -518,6 +522,8 @@ class HttpServer:
         self._room = room
         self._turns = turns or SharedTurns(asyncio.get_running_loop())
         self._streams = asyncio.Semaphore(STREAMS_AT_ONCE)
+        self._streams_to = Locks[str]()  # by host: who reads slowly holds up nobody else
+        self._wait_for_stream = 0
         self._web: _WebServer | None = None
         self._listeners: list[Acceptor] = []
 
@@ -627,11 +633,29 @@ class HttpServer:
     async def _stream(
         self, part: bytes, parts: Iterator[bytes], request: HttpRequest, extra: tuple[str, str] | None
     ) -> web.StreamResponse:
+        async with contextlib.AsyncExitStack() as room:
+            await self._room_for_stream(request, room)
+            return await self._send_parts(part, parts, request, extra)
+
+    async def _room_for_stream(self, request: HttpRequest, room: contextlib.AsyncExitStack) -> None:
+        """Until `room` is left, one of the large answers that are made at a time, and the only one to this host."""
+        refusal = ApiError(503, "UNAVAILABLE", detail="too many large answers are being read: try again")
+        if self._wait_for_stream >= STREAMS_WAITING_MAX:
+            raise refusal
+        self._wait_for_stream += 1
         try:
             async with asyncio.timeout(ROOM_S):
+                await room.enter_async_context(self._streams_to.held(host_of(request.remote)))
                 await self._streams.acquire()
+                room.callback(self._streams.release)
         except TimeoutError:
-            raise ApiError(503, "UNAVAILABLE", detail="too many large answers are being read: try again") from None
+            raise refusal from None
+        finally:
+            self._wait_for_stream -= 1
+
+    async def _send_parts(
+        self, part: bytes, parts: Iterator[bytes], request: HttpRequest, extra: tuple[str, str] | None
+    ) -> web.StreamResponse:
         try:
             headers = {"Server": "nsqha", "Content-Type": JSON} | dict([extra] if extra else [])
             response = web.StreamResponse(headers=headers)
@@ -639,7 +663,8 @@ class HttpServer:
                 await request.answer_with(response)
                 more = True
                 while True:
-                    await response.write(part)
+                    async with asyncio.timeout(PART_S):
+                        await response.write(part)
                     if not more:
                         break
                     part, more = await self._part(parts)
@@ -647,8 +672,12 @@ class HttpServer:
         except TimeoutError:
             request.drop()  # it sees an answer without an end
             raise ConnectionError(f"a large answer was not taken within {STREAM_S:g} s") from None
-        finally:
-            self._streams.release()
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # its head has gone: another answer would stand in the middle of this one
+            self._logger.error("http_failed", "%s %s: %r", request.method, shown(request.path), error, error=error)
+            request.drop()
+            raise ConnectionError("a large answer failed") from error
         return response
 
 

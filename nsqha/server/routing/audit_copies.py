@@ -85,6 +85,9 @@ class AuditCopies:
     async def _answer(self, peer: PeerIdentity, request: routing_pb2.AuditedRequest) -> routing_pb2.AuditedReply:
         if request.cluster_id != self._cluster_id:
             raise NotFound(f"this node does not belong to cluster {request.cluster_id:016x}")
+        sender = next(((uid, info) for uid, info in self._nodes().items() if info.name == request.node), None)
+        if sender is None or not peer.may_be(sender[0], sender[1].broadcast_address):
+            raise NotFound(f"{peer} is not node {request.node}")
         if len(request.record) > RECORD_BYTES_MAX:
             raise ValueError("the record is too long")
         self._audit.take(msgspec.json.decode(request.record, type=dict[str, Any]), request.node)
