@@ -10,11 +10,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t
 
 from nsqha.hot._hot cimport Run, find_run, frames_of
-from nsqha.hot._publishing_py import LOOKED_MAX, Taken
+from nsqha.hot._publishing_py import Taken
 
 cdef bytes OK = b"\0\0\0\6\0\0\0\0OK"
 cdef int64_t batches_alone = 0
-cdef Py_ssize_t LOOKED = LOOKED_MAX
 cdef list OKS = [OK * n for n in range(256)]
 
 
@@ -215,74 +214,12 @@ cdef class PublishQueue:
         cdef bytes run
         if self.bytes_waiting <= most:
             return self.take_all()
-        chosen = self._shares(most)
-        if chosen:
-            return self._take_chosen(chosen)
         for run in self.runs:
             if n and size + PyBytes_GET_SIZE(run) > most:
                 break
             size += PyBytes_GET_SIZE(run)
             n += 1
         return self._take_first(n, size)
-
-    cdef list _shares(self, Py_ssize_t most):
-        cdef Py_ssize_t n, share, total, size
-        cdef list owners = [], indices
-        cdef dict mine = {}
-        cdef set chosen = {0}, full = set()
-        for n in range(min(<Py_ssize_t>len(self._waiters), LOOKED)):
-            reply = (<tuple>self._waiters[n])[0]
-            if type(reply) is not Slot:
-                break
-            owner = (<Slot>reply)._replies
-            owners.append(owner)
-            if owner in mine:
-                (<list>mine[owner]).append(n)
-            else:
-                mine[owner] = [n]
-        if len(mine) < 2:
-            return []
-        share = most // len(mine)
-        total = PyBytes_GET_SIZE(<bytes>self.runs[0])
-        for indices in mine.values():
-            size = 0
-            for n in indices:
-                size += PyBytes_GET_SIZE(<bytes>self.runs[n])
-                if n and size > share:
-                    break
-                if n:
-                    chosen.add(n)
-                    total += PyBytes_GET_SIZE(<bytes>self.runs[n])
-        for n in range(len(owners)):
-            if n not in chosen and owners[n] not in full:
-                size = PyBytes_GET_SIZE(<bytes>self.runs[n])
-                if total + size > most:
-                    full.add(owners[n])
-                else:
-                    chosen.add(n)
-                    total += size
-        return sorted(chosen)
-
-    cdef object _take_chosen(self, list chosen):
-        cdef Py_ssize_t n, size = 0
-        cdef list runs = [], waiters = [], rest_runs = [], rest_waiters = []
-        cdef dict place = {}, rest = {}
-        for n in chosen:
-            place[n] = len(runs)
-            runs.append(self.runs[n])
-            waiters.append(self._waiters[n])
-            size += PyBytes_GET_SIZE(<bytes>self.runs[n])
-        for n in range(len(self.runs)):
-            if n not in place:
-                rest[n] = len(rest_runs)
-                rest_runs.append(self.runs[n])
-                rest_waiters.append(self._waiters[n])
-        self._alone = 0
-        taken = Taken(runs, waiters, [(place[at], delay) for at, delay in self._delays if at in place], size)
-        self._delays = [(rest[at], delay) for at, delay in self._delays if at in rest]
-        self.runs, self._waiters = rest_runs, rest_waiters
-        self.bytes_waiting -= size
-        return taken
 
     def take_all(self):
         global batches_alone

@@ -26,8 +26,6 @@ __all__ = ["PublishQueue", "Publisher", "Replies", "Slot", "Taken", "tell_stored
 
 OK = b"\0\0\0\6\0\0\0\0OK"
 _alone = count(1)
-LOOKED_MAX = 1024
-"""Runs of a queue among which clients have shares of a batch."""
 _OKS = [OK * n for n in range(256)]
 
 
@@ -239,16 +237,9 @@ class PublishQueue:
         return self._budget.used > self._budget.bytes_max
 
     def take(self, most: int) -> Taken:
-        """Take the runs of the next batch: all, or those of at most `most` bytes together, but at least one.
-
-        Where more waits, one that floods would keep all others waiting: each client in the queue gets a share of the
-        batch, and what is left of it goes by the order of the queue. A client's own runs stay in order, the first of
-        the queue is always taken, and with it the batch may be larger than `most`.
-        """
+        """Take the runs of the next batch: all, or those of at most `most` bytes together, but at least one."""
         if self.bytes_waiting <= most:
             return self.take_all()
-        if chosen := self._shares(most):
-            return self._take_chosen(chosen)
         size = n = 0
         for run in self.runs:
             if n and size + len(run) > most:
@@ -256,54 +247,6 @@ class PublishQueue:
             size += len(run)
             n += 1
         return self._take_first(n, size)
-
-    def _shares(self, most: int) -> list[int]:
-        """Which runs; empty: the front of the queue, as it is of one client. Only clients' own runs overtake others,
-        and none overtakes one of another kind: a client may have published both."""
-        owners: list[Replies] = []
-        mine: dict[Replies, list[int]] = {}
-        for n, (reply, _) in enumerate(self._waiters[:LOOKED_MAX]):
-            if type(reply) is not Slot:
-                break
-            owners.append(reply._replies)
-            mine.setdefault(reply._replies, []).append(n)
-        if len(mine) < 2:
-            return []
-        share = most // len(mine)
-        total = len(self.runs[0])
-        chosen = {0}
-        for indices in mine.values():
-            size = 0
-            for n in indices:
-                size += len(self.runs[n])
-                if n and size > share:
-                    break
-                if n:
-                    chosen.add(n)
-                    total += len(self.runs[n])
-        full: set[Replies] = set()
-        for n, owner in enumerate(owners):
-            if n not in chosen and owner not in full:
-                if total + len(self.runs[n]) > most:
-                    full.add(owner)
-                else:
-                    chosen.add(n)
-                    total += len(self.runs[n])
-        return sorted(chosen)
-
-    def _take_chosen(self, chosen: list[int]) -> Taken:
-        self._alone = 0
-        runs, waiters = [self.runs[n] for n in chosen], [self._waiters[n] for n in chosen]
-        place = {n: at for at, n in enumerate(chosen)}
-        taken = Taken(
-            runs, waiters, [(place[n], delay) for n, delay in self._delays if n in place], sum(map(len, runs))
-        )
-        rest = [n for n in range(len(self.runs)) if n not in place]
-        place = {n: at for at, n in enumerate(rest)}
-        self._delays = [(place[n], delay) for n, delay in self._delays if n in place]
-        self.runs, self._waiters = [self.runs[n] for n in rest], [self._waiters[n] for n in rest]
-        self.bytes_waiting -= taken.size
-        return taken
 
     def take_all(self) -> Taken:
         taken = Taken(self.runs, self._waiters, self._delays, self.bytes_waiting)

@@ -10,7 +10,6 @@ for a client that sends commands and does not read the answers: beyond `UNREAD_R
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from nsqha.server.clients.context import ClientContext
     from nsqha.server.partition.delivery import Consumer
 
-LARGE_READ_BYTES = 128 << 10  # more than half of what the loop reads at once
-LARGE_READ_SECONDS = 0.001  # a read that takes longer, as of many small publishes, is the last one of its turn
 UNREAD_REPLIES_BYTES_MAX = 2 << 20  # with so much written and not read by the client, its commands wait
 
 logger = Logger("connection")
@@ -147,7 +144,6 @@ class Connection(asyncio.Protocol):
             self._connections.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        began = time.perf_counter() if len(data) > LARGE_READ_BYTES else 0.0
         quick = self.publisher.quick
         if quick is not None and not self.session.unread.busy and not self._flow.blocked and quick.take(data):
             self._heartbeat.heard_at = quick.taken_at
@@ -155,8 +151,6 @@ class Connection(asyncio.Protocol):
             self._receive(data)
         else:
             self._decompress(data)
-        if began and time.perf_counter() - began > LARGE_READ_SECONDS:
-            self._flow.rest()  # else the loop would read on, and nobody else, up to 32 times
 
     def _receive(self, data: bytes) -> None:
         session = self.session
