@@ -124,7 +124,13 @@ class LogWriter:
         self._size += len(data)
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="log", daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads, or the interpreter ends: late, but not lost
+                self._write_all(b"".join(data for data, _ in self._waiting))
+                self._waiting.clear()
+                self._size = 0
+                return
             self._thread = thread
         self._changed.notify_all()
 

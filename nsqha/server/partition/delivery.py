@@ -377,7 +377,7 @@ class Delivery:
                     break
                 if not self._redeliver(ready, now) and channel.cursor.next_read == place:
                     break
-            if self._standing_by and not ready and channel.cursor.next_read < self.partition.cursors.state.pump:
+            if self._standing_by and not ready and self.has_backlog(now):
                 for consumer in list(self._standing_by):
                     consumer.starved()
         except LogCorrupt as error:

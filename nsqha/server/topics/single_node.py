@@ -251,7 +251,12 @@ class SingleNodePlacement:
             await partition.release(why)
             opener.measures.log_events["state_diverged"] += 1
             # The cache goes over to the new state; what it has of the old one is deleted by the next start.
-            state = await self._context.disk.run(lambda: opener.rebuilt_state(key, partition.log))
+            try:
+                state = await self._context.disk.run(lambda: opener.rebuilt_state(key, partition.log))
+            except Exception as error:  # too many open files, or a bug: nothing else leads this partition
+                text = "%s: the channel state is not rebuilt"
+                logger.error("state_unknown", text, partition.log.directory, error=error)
+                state = None
             if state is None:  # lead on: channels that can be read are read, and the others say what they lack
                 state = partition.cursors.state
                 state.rebuilt = state.applied.log_id

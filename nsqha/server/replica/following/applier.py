@@ -162,6 +162,9 @@ class Applier:
             self.found(error)
         except StateDiverged as error:
             self._on_failure(error)
+        except OSError as error:
+            self._delayed(error)
+            return False
         return self.state is not None
 
     def _apply_rest(self) -> None:

@@ -82,8 +82,13 @@ class NumbersServer:
     async def __aexit__(self, *_: object) -> None:
         await self.server.close()
 
-    async def asked(self, count: int, version: str = "1.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1024)
+    async def asked(
+        self, count: int, version: str = "1.1", host: int = 1
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """By 127.0.0.`host`."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=1024, local_addr=(f"127.0.0.{host}", 0)
+        )
         writer.write(f"GET /numbers?n={count} HTTP/{version}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         return reader, writer
 
@@ -117,7 +122,7 @@ def test_nothing_is_made_ahead_of_a_caller_that_does_not_read(monkeypatch: pytes
 
     async def main() -> None:
         async with NumbersServer() as rig:
-            slow = [await rig.asked(100_000_000) for _ in range(http_envelope.STREAMS_AT_ONCE)]
+            slow = [await rig.asked(100_000_000, host=2 + n) for n in range(http_envelope.STREAMS_AT_ONCE)]
             for reader, _ in slow:
                 await reader.readexactly(100)
             reader, writer = await rig.asked(100)
@@ -138,6 +143,60 @@ def test_nothing_is_made_ahead_of_a_caller_that_does_not_read(monkeypatch: pytes
             assert rig.server._streams._value == http_envelope.STREAMS_AT_ONCE
 
     uvloop.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_host_that_does_not_read_holds_up_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_envelope, "PART_S", 0.5)
+
+    async def main() -> None:
+        async with NumbersServer() as rig:
+            slow = [await rig.asked(100_000_000, host=2) for _ in range(2 * http_envelope.STREAMS_AT_ONCE)]
+            await slow[0][0].readexactly(100)
+            reader, writer = await rig.asked(20_000, host=3)
+            while await reader.read(4096):
+                pass
+            assert not slow[0][1].is_closing() and rig.server._streams._value < http_envelope.STREAMS_AT_ONCE
+            writer.close()
+            for _, writer in slow:
+                writer.transport.abort()
+
+    uvloop.run(asyncio.wait_for(main(), 30))
+
+
+def test_few_wait_with_a_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_envelope, "STREAMS_WAITING_MAX", 1)
+
+    async def main() -> None:
+        async with NumbersServer() as rig:
+            slow = [await rig.asked(100_000_000) for _ in range(2)]
+            await slow[0][0].readexactly(100)
+            while not rig.server._wait_for_stream:
+                await asyncio.sleep(0.001)
+            reader, writer = await rig.asked(100_000_000)
+            assert b" 503 " in await reader.readline()
+            for each in (writer, *(writer for _, writer in slow)):
+                each.transport.abort()
+
+    uvloop.run(asyncio.wait_for(main(), 30))
+
+
+def test_an_answer_that_fails_behind_its_head_has_no_end() -> None:
+    async def main() -> None:
+        async with NumbersServer() as rig:
+            monkeypatched = rig._parts
+
+            def broken(count: int) -> Iterator[bytes]:
+                for n, part in enumerate(monkeypatched(count)):
+                    assert n < 50, "a bug"
+                    yield part
+
+            rig._parts = broken  # type: ignore[method-assign]
+            reader, writer = await rig.asked(100_000_000)
+            answer = await reader.read()
+            assert answer.count(b"HTTP/1.1") == 1 and not answer.endswith(b"0\r\n\r\n")
+            writer.close()
+
+    uvloop.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_caller_that_leaves_gives_its_place_back() -> None:

@@ -321,6 +321,25 @@ def test_a_channel_stops_at_what_can_not_be_read_and_the_others_go_on():
     assert other.wire.bodies == [b"one"]
 
 
+def test_what_comes_again_is_for_clients_of_other_nodes_too():
+    """With nothing unread left, and a client here that takes one message at a time."""
+    rig = PartitionRig()
+    stored(rig, b"one", b"two", b"three")
+    first = rig.consume(3)
+    asked: list[str] = []
+    other = rig.consume(0)
+    other.starved = lambda: asked.append("starved")  # type: ignore[method-assign]
+    rig.partition.deliveries["c"]._standing_by[other] = None
+    last = rig.consume(0)
+    first.ready(0)
+    for message_id, *_ in first.wire.messages[:2]:
+        assert req(rig, first, message_id, 0) is None
+    asked.clear()
+    last.rdy = 1
+    rig.partition.deliveries["c"].pump(rig.partition.now())
+    assert last.wire.bodies == [b"one"] and asked == ["starved"]
+
+
 def beyond_the_log(rig: PartitionRig) -> None:
     """The channels may read three messages more than the log has."""
     rig.cursors.state.pump += 3

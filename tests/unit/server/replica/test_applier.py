@@ -67,6 +67,19 @@ def test_what_was_appended_is_applied_without_the_files(monkeypatch: pytest.Monk
     assert rig.applied == 2 and not rig.failures
 
 
+def test_what_can_not_be_opened_just_now_vouches_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Applying(3)
+    rig.applier.apply(3)
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.log, "entry_before", too_many_files)
+        assert not rig.applier.vouched_for
+    assert rig.applier.vouched_for and not rig.failures
+
+
+def too_many_files(log_id: int) -> None:
+    raise OSError(24, "too many open files")
+
+
 def test_a_long_run_is_applied_in_turns_and_only_while_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier_module, "APPLY_SLICE", 2)
     rig = Applying(5)
