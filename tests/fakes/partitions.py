@@ -81,8 +81,11 @@ class FakePartition:
         self.waited: list[float] = []
         self.delays: list[int | None] = []
         runtime: Any = SimpleNamespace(loop=loop, budget=budget)
-        unused: Any = None
-        self._publishes = WaitingPublishes(runtime, unused, self.life, lambda: None, None)
+        empty: Any = SimpleNamespace(
+            cursors=SimpleNamespace(state=SimpleNamespace(channels={}, pump=0)),
+            log=SimpleNamespace(end=SimpleNamespace(offset=0)),
+        )
+        self._publishes = WaitingPublishes(runtime, empty, self.life, lambda: None, None)
         self._waiting: list[HeldPublish] = []
         self.queue = self._publishes.open_queue
 

@@ -44,6 +44,7 @@ def ran(command: str, cluster: Cluster | None = None, cwd: Path | None = None) -
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NSQHA_")}
     if cluster is not None:
         environment["NSQHA_ETCD_ENDPOINT"] = cluster.etcd.endpoint
+        environment["NSQHA_ADDRESS"] = cluster.lookupds[-1].http  # who only looks needs no more
     return subprocess.run(
         [str(BIN / program), *words], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120
     )
@@ -98,7 +99,7 @@ def test_an_upgrade_and_the_way_back_lose_and_refuse_nothing(tmp_path: Path) -> 
     with Cluster.running(tmp_path / "cluster", lookupds=2) as cluster, under_load(cluster) as client:
         for build, commands in (("9.0.0", later), (__version__, {name: name for name in later})):
             done(pause, cluster)
-            for daemon in cluster.daemons:  # the lookup daemons first
+            for daemon in [*cluster.nodes, *cluster.lookupds]:
                 command = commands["nsqd" if isinstance(daemon, Member) else "nsqlookupd"]
                 restarted(cluster, daemon, partial(setattr, daemon, "command", command))
                 client.goes_on()

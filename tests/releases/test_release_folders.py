@@ -63,13 +63,15 @@ def received(address: str, topic: str, channel: str, count: int) -> list[str]:
     return found
 
 
-def check_state(node: Node, wanted: dict[str, Any]) -> None:
-    """Depths, deferred and dead messages, pauses and policies, as the release left them."""
+def check_state(node: Node, wanted: dict[str, Any], *, due: bool = False) -> None:
+    """Depths, deferred and dead messages, pauses and policies, as the release left them. `due`: the clock is right, and
+    what was deferred back then waits for a consumer alone."""
     for name, depth in wanted["depths"].items():
         topic, channel = name.split("/")
         found = node.channel(topic, channel)
-        assert found is not None and found["depth"] == depth, (name, found)
-        assert found["deferred_count"] == len(wanted["deferred"].get(name, [])), name
+        deferred = len(wanted["deferred"].get(name, []))
+        held = (depth + deferred, 0) if due else (depth, deferred)
+        assert found is not None and (found["depth"], found["deferred_count"]) == held, (name, found)
         assert found["paused"] == (name in wanted["paused"]), name
         assert f"{dead(node, topic, channel)}" == f"{len(wanted['died'].get(name, []))}", name
         policy = json.loads(node.request(f"/channel/policy?topic={topic}&channel={channel}"))["policy"]

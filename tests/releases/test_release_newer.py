@@ -102,7 +102,7 @@ def test_a_batch_that_a_later_version_wrote(node: Node) -> None:
     assert (kept(node.data), promised(node.data)) == before
     path.write_bytes(raw)  # the refusal cost nothing: what can be read again is there
     with node:
-        check_state(node, expected(FOUND[-1], "alone"))
+        check_state(node, expected(FOUND[-1], "alone"), due=True)
 
 
 def test_a_record_in_etcd_that_a_later_version_wrote_is_left_alone(tmp_path: Path) -> None:

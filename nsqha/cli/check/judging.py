@@ -18,8 +18,8 @@ from nsqha.cli.terminal.times import show_duration
 
 NOTHING: Mapping[int, str] = {}
 OK, WARNING, CRITICAL = Severity.OK, Severity.WARNING, Severity.CRITICAL
-HEALS = ("not_exiting", "replicas")
-"""Checks of /readyz that end without an operator."""
+HEALS = ("joined", "not_exiting", "replicas")
+"""Checks of /readyz that end without an operator, as a rule: each start of a node has them."""
 _LINE = re.compile(r"\[([+-])\] (\w+)(?:: (.*))?")
 
 

@@ -25,7 +25,7 @@ from nsqha.cli.terminal.parser import LOOKUPD_ADDRESS
 from nsqha.election.health import OK, UNDER
 from nsqha.election.moves import read_intents
 from nsqha.election.observed.page import decode
-from nsqha.errors import LogCorrupt, NsqhaError, Unavailable
+from nsqha.errors import LogCorrupt, NsqhaError, StaleMetadata, Unavailable
 
 DAEMON_SECONDS = 10.0  # for a daemon to answer that waits for etcd and the nodes itself
 LOOK_SECONDS = 1.0  # between two looks
@@ -76,6 +76,8 @@ def _look(args: argparse.Namespace) -> Picture:
     for way in ways:
         try:
             return way(args)
+        except StaleMetadata:
+            raise  # etcd is there, and waits for an operator: no daemon knows better
         except NsqhaError as error:
             errors.append(error)
             if way is _by_etcd and not isinstance(error, Unavailable):

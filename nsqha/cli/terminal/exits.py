@@ -97,7 +97,8 @@ def _ignore_signals() -> None:
     if hasattr(signal, "SIGRTMIN"):
         numbers += range(signal.SIGRTMIN, signal.SIGRTMAX + 1)
     for number in filter(None, numbers):
-        signal.signal(number, signal.SIG_IGN)
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class _InterruptAgain:

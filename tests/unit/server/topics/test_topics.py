@@ -157,6 +157,7 @@ class TopicsRig:
         store = SimpleNamespace(intents=SimpleNamespace(all=lambda: self.intents))
         self.leaders, self.view = Leaders(), View()
         self.cluster: Any = SimpleNamespace(
+            registration=SimpleNamespace(info=None),
             news=SimpleNamespace(being_made=lambda name: contextlib.nullcontext()),
             node=1,
             replicas=Replicas(),
@@ -167,7 +168,7 @@ class TopicsRig:
         )
         self.clock = ManualClock()
         self.placement: Any = ClusterPlacement(self.topics, context, self.cluster, self.clock)
-        self.placement.placed = lambda *_, **__: {}
+        self.placement.placed = lambda *_, **__: {0: PartitionMeta(leader=1)}
         self.placement.has_seen_end_of = lambda _: False
         self.topics.placement = self.placement
 
