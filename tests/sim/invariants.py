@@ -6,7 +6,7 @@ no two nodes can agree on something wrong:
     I1   an epoch of a partition is led by one process life at most
     I2   a promise never goes down, and is in the journal before anything is done on its account
     I4   every member of the recorded ISR that has the log which the record names has every committed batch
-    I5   a new leader was in the ISR just before;  I8  nobody takes the ISR below its floor
+    I5   a new leader was in the ISR just before, or nothing was ever acknowledged;  I8  nobody takes the ISR below its floor
     I6   a (partition, epoch, log id) has one content, everywhere;  I7  a committed log id has one content, for ever
     I10  what is called durable, or gone for good, is so on the disk (`durability`)
     I11  channel state holds committed batches only;  I12  only committed messages are delivered
@@ -283,7 +283,7 @@ class Oracle:
             self.broken(f"I1 {name}: epoch {old.epoch} gets another leader: {old} -> {new}")
         if (key, new.epoch) in self.operators_elections:
             return  # what it costs is looked at as what was acknowledged
-        if new.epoch > old.epoch and old.isr and new.leader not in old.isr:
+        if new.epoch > old.epoch and old.isr and new.leader not in old.electable:
             self.broken(f"I5 {name}: {new.leader:016x} leads epoch {new.epoch} and was not in the ISR {old.isr}")
         if len(new.isr) < min(len(old.isr), new.min_isr):
             self.broken(f"I8 {name}: the ISR goes from {len(old.isr)} to {len(new.isr)}, the floor is {new.min_isr}")
