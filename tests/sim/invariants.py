@@ -6,7 +6,8 @@ no two nodes can agree on something wrong:
     I1   an epoch of a partition is led by one process life at most
     I2   a promise never goes down, and is in the journal before anything is done on its account
     I4   every member of the recorded ISR that has the log which the record names has every committed batch
-    I5   a new leader was in the ISR just before, or nothing was ever acknowledged;  I8  nobody takes the ISR below its floor
+    I5   a new leader was in the ISR just before, or nothing was ever acknowledged
+    I8   nobody takes the ISR below its floor
     I6   a (partition, epoch, log id) has one content, everywhere;  I7  a committed log id has one content, for ever
     I10  what is called durable, or gone for good, is so on the disk (`durability`)
     I11  channel state holds committed batches only;  I12  only committed messages are delivered
