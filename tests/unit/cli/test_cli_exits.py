@@ -145,12 +145,10 @@ def test_a_signal_that_ends_no_go_program_ends_none_of_ours() -> None:
     assert (done.returncode, done.stderr) == (7, "")
 
 
-@pytest.mark.parametrize(
-    ("before", "status"), [("", -signal.SIGHUP), ("signal.signal(signal.SIGHUP, signal.SIG_IGN)", 7)]
-)
+@pytest.mark.parametrize(("before", "status"), [("SIG_DFL", -signal.SIGHUP), ("SIG_IGN", 7)])
 def test_sighup_ends_a_process_at_once_unless_its_parent_ignores_it(before: str, status: int) -> None:
     code = (
-        f"import signal\nfrom nsqha.cli.terminal import exits\n{before}\n"
+        f"import signal\nfrom nsqha.cli.terminal import exits\nsignal.signal(signal.SIGHUP, signal.{before})\n"
         "exits.run(lambda: signal.raise_signal(signal.SIGHUP) or 7)"
     )
     assert run(code).returncode == status
