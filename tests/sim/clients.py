@@ -28,6 +28,8 @@ RDY = 20
 MSG_TIMEOUT_SECONDS = 2.0
 LOOK_SECONDS = 0.3
 HURRIED_PAUSE_SECONDS = 1.0
+LASTING_SECONDS = (1.0, 4.0)  # files last for less
+STUBBORN_ATTEMPTS = 5
 
 
 class History:
@@ -67,7 +69,9 @@ class Publisher:
         pause_seconds: float,
         body_bytes_max: int,
         delay_seconds: float,
+        lasting: bool = False,
     ) -> None:
+        """`lasting`: one publish of four is deferred for longer than files last."""
         self.name = name
         self.topic = topic
         self.sent = 0
@@ -80,6 +84,7 @@ class Publisher:
         self._pause = pause_seconds
         self._size = body_bytes_max
         self._delay = delay_seconds
+        self._lasting = lasting
         self._node = rng.choice(nodes)
         self._timer = client.call_later(rng.uniform(0, pause_seconds), self._next)
 
@@ -118,7 +123,7 @@ class Publisher:
         assert node.broker is not None
         frames = b"".join(map(hot.frame, bodies))
         history = self._history
-        delay = round(1000 * self._delay * self._rng.random() ** 2) if self._rng.random() < 0.03 else None
+        delay = self._deferred_ms()
         told: Callable[[], None]
         acked = False
         try:
@@ -136,6 +141,11 @@ class Publisher:
             told()
             if not acked and node is self._node:
                 self._node = self._rng.choice(self._nodes)
+
+    def _deferred_ms(self) -> int | None:
+        if self._lasting and self._rng.random() < 0.25:
+            return round(1000 * self._rng.uniform(*LASTING_SECONDS))
+        return round(1000 * self._delay * self._rng.random() ** 2) if self._rng.random() < 0.03 else None
 
 
 class SimWire:
@@ -179,11 +189,13 @@ class Reader:
         *,
         delay_seconds: float,
         fails: bool,
+        stubborn: bool = False,
         on_delivery: Callable[[SimNode, str, str, bytes, bytes, int, int], None],
     ) -> None:
         """`number` None: any node will do, which passes on what others lead.
 
-        `fails`: one message of twelve, while it is not diligent.
+        `fails`: one message of twelve, while it is not diligent. `stubborn`: one of two fails a few times,
+        and comes again without any delay.
         `on_delivery(node, topic, channel, message id, body, epoch, attempts)` is called for every message that
         comes; the epoch is that of the leader that delivers it, 0 if that is another node."""
         self.topic = topic
@@ -197,6 +209,7 @@ class Reader:
         self._on_delivery = on_delivery
         self._delay = delay_seconds
         self._fails = fails
+        self._stubborn = stubborn
         self._node: SimNode | None = None
         self._loop: NodeLoop | None = None
         self._consumer: Consumer | None = None
@@ -281,7 +294,9 @@ class Reader:
             dice = 0.0 if self.diligent else self._rng.random()
             if self._fails and not self.diligent and crc32(body) % 12 == 0:
                 dice = 0.93 + 0.07 * dice
-            if dice < 0.93:
+            if self._stubborn and not self.diligent and crc32(body) % 2 and attempts <= STUBBORN_ATTEMPTS:
+                loop.call_later(0.001, self._requeue, node, consumer, message_id, 0.0)
+            elif dice < 0.93:
                 loop.call_later(self._rng.expovariate(100), self._finish, node, consumer, message_id, body)
             elif dice < 0.96:
                 loop.call_later(0.01, self._requeue, node, consumer, message_id)
@@ -298,6 +313,7 @@ class Reader:
             if not refused:  # or nobody knows yet: its leader is elsewhere
                 self._history.done(self.topic, self.channel, body, self._client.time())
 
-    def _requeue(self, node: SimNode, consumer: Consumer, message_id: bytes) -> None:
+    def _requeue(self, node: SimNode, consumer: Consumer, message_id: bytes, delay: float | None = None) -> None:
         if consumer.wire.writable:
-            self._verdicts(node, consumer, []).req(message_id, round(1000 * self._rng.uniform(0, self._delay)))
+            seconds = self._rng.uniform(0, self._delay) if delay is None else delay
+            self._verdicts(node, consumer, []).req(message_id, round(1000 * seconds))

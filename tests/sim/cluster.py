@@ -284,6 +284,7 @@ class SimCluster:
                 pause_seconds=pause_seconds,
                 body_bytes_max=self.plan.body_bytes,
                 delay_seconds=self.plan.delay_seconds,
+                lasting=self.plan.stubborn,
             )
         )
 
@@ -299,6 +300,7 @@ class SimCluster:
                 self.history,
                 delay_seconds=max(self.plan.delay_seconds, REQUEUE_SECONDS),
                 fails="set_policy" in self.plan.operations,
+                stubborn=self.plan.stubborn,
                 on_delivery=self.oracle.delivered,
             )
         )

@@ -35,6 +35,7 @@ from tests.sim.storage import SECTOR
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.election.model import PartitionMeta
+    from nsqha.server.replica.following.follower import Follower
     from tests.sim.cluster import SimCluster
     from tests.sim.node import Machine, SimNode
 
@@ -42,6 +43,7 @@ Key = tuple[int, int]  # topic uid, partition
 
 POWER = {"power_loss", "power_loss_all", "die_writing"}  # a host may go with them
 DURATIONS = (0.05, 0.3, 1.0, 2.0, 4.0, 7.0)
+PARTED_SECONDS = 5.0  # at most, until the one that is behind leads
 AWAY_SECONDS = (0.5, 2.0, 5.0, 10.0)  # 3: a lease
 
 
@@ -59,6 +61,10 @@ class Misfortune:
         self._bad_disk: dict[tuple[int, int], SimNode] = {}  # where a partition is damaged
         for node in cluster.nodes:
             node.may_lose_power = lambda n=node: self._loses_cache(n)  # type: ignore[misc]
+        if "part_ways" in cluster.plan.faults:
+            for node in cluster.nodes:
+                self._watch_cuts(node)
+                node.on_broker = self._watch_cuts
         for kind, rate in sorted(cluster.plan.faults.items()):
             self._next(kind, rate)
         cluster.losses.begin(self._damaged)
@@ -295,6 +301,66 @@ class Misfortune:
         late = self._rng.choice((0.01, 0.05, 0.3))
         self.cluster.net.slow(a, b, late)
         return f"{a} -> {b} by {late} s for {self._for_a_while(lambda: self.cluster.net.slow(a, b, 0.0))} s"
+
+    # ---- logs that part
+
+    def part_ways(self) -> str | None:
+        """A leader has batches that one follower gets and another does not, and dies; the other one is elected."""
+        leader, net = self._leader(), self.cluster.net
+        if leader is None or leader.frozen:
+            return None
+        assert leader.replicas is not None
+        key = self._rng.choice(sorted(leader.replicas.leading))
+        isr = next((meta.isr for other, meta in self.cluster.metas() if other == key), {})
+        others = [n for n in self.cluster.nodes_of(isr) if n is not leader and n.joined and not n.frozen]
+        if len(others) < 2:
+            return None
+        behind, ahead = self._rng.sample(others, 2)
+        net.partition(leader.name, behind.name, both=False)
+        loops = leader.loop, ahead.loop
+
+        def die() -> None:
+            if (leader.loop, ahead.loop) != loops or not ahead.joined:
+                net.heal(leader.name, behind.name)
+                return
+            ahead.freeze()
+            leader.end("killed behind a cut")
+            net.heal(leader.name, behind.name)
+            thaw(PARTED_SECONDS)
+
+        def thaw(left: float) -> None:
+            led = any(other == key and meta.leader == behind.uid for other, meta in self.cluster.metas())
+            if led or left <= 0 or ahead.loop is not loops[1]:
+                if ahead.loop is loops[1]:
+                    ahead.thaw()
+            else:
+                self.cluster.world.call_later(0.05, self._unless_over, lambda: thaw(left - 0.05))
+
+        self.cluster.world.call_later(self._rng.uniform(0.05, 0.4), die)
+        return f"{leader.name} reaches {ahead.name} and not {behind.name}, and dies"
+
+    def _watch_cuts(self, node: SimNode) -> None:
+        """While a log is cut the disk is slow, and the node loses everybody: its leader opens another stream."""
+        assert node.replicas is not None
+        files, net = node.replicas.files, self.cluster.net
+        cut = files.cut
+
+        async def interrupted(follower: Follower, log_id: int) -> None:
+            if not self._over and self._rng.random() < 0.7:
+                before, node.disk_seconds = node.disk_seconds, 0.2
+                loop = self.cluster.world
+
+                def heal() -> None:
+                    node.disk_seconds = before
+
+                loop.call_later(0.6, self._unless_over, heal)
+                for other in self._names():
+                    if other != node.name:
+                        loop.call_later(self._rng.uniform(0.0, 0.05), net.cut, node.name, other)
+                self.cluster.count("interrupted cuts")
+            await cut(follower, log_id)
+
+        files.cut = interrupted  # type: ignore[method-assign]
 
     # ---- disks
 

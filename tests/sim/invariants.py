@@ -5,12 +5,14 @@ no two nodes can agree on something wrong:
 
     I1   an epoch of a partition is led by one process life at most
     I2   a promise never goes down, and is in the journal before anything is done on its account
+    I3   a batch commits when every member of the recorded ISR has it, in the log that the record names
     I4   every member of the recorded ISR that has the log which the record names has every committed batch
     I5   a new leader was in the ISR just before, or nothing was ever acknowledged
     I8   nobody takes the ISR below its floor
     I6   a (partition, epoch, log id) has one content, everywhere;  I7  a committed log id has one content, for ever
     I10  what is called durable, or gone for good, is so on the disk (`durability`)
-    I11  channel state holds committed batches only;  I12  only committed messages are delivered
+    I11  channel state holds committed batches only, and those of the log beside it
+    I12  only committed messages are delivered
     I13  a log never ends below what its node knew to be committed
 
 What clients and operators were promised is in `ledger`, and looked at here with every delivery.
@@ -34,6 +36,7 @@ from tests.sim.storage import Crashed
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
+    from nsqha.cursor.committed.state import AppliedEntry, PartitionState
     from nsqha.election.memory import Change, StoreState
     from tests.sim.cluster import SimCluster
     from tests.sim.node import SimNode
@@ -73,11 +76,13 @@ class Oracle:
         self._leaders: dict[tuple[Key, int], tuple[str, int]] = {}
         self._promised: dict[tuple[str, int, Key], int] = {}
         self._seen: dict[tuple[str, Key], tuple[PartitionLog, int, int]] = {}  # log, end, committed
+        self._applied: dict[tuple[str, Key], AppliedEntry] = {}
         self._look_again: set[Key] = set()
         self._joined: dict[str, int] = {}  # the life in which a node was last seen to be there
         self.operators_elections: set[tuple[Key, int]] = set()  # (partition, epoch)
         self.ledger = Ledger()
         self._durability = Durability()
+        self._held: dict[tuple[Key, int, int], int] = {}  # (partition, node uid, log uid) -> the most that it ever had
         self._whole: dict[tuple[str, Key], tuple[PartitionLog, int]] = {}  # log, below what it has no hole
         self._deliveries: list[tuple[SimNode, str, str, bytes, bytes, int, float]] = []
 
@@ -106,7 +111,10 @@ class Oracle:
                 self._check_leader(node, key, leadership.epoch, replicas.registration)
                 self._check_log(node, key, log, committed)
                 self._check_promise(node, key, leadership.epoch)
+                self._holds(node, key, leadership.log_uid, log)
+                self._check_applied(node, key, log, leadership.partition.cursors.state)
                 if committed > self.committed.get(key, 0):
+                    self._check_acked(node, key, leadership.epoch, committed)
                     self.committed[key] = committed
                     self.commits += 1
                     self._look_again.add(key)
@@ -115,12 +123,15 @@ class Oracle:
             if self._moved(node, key, follower.log, follower.applier.committed):
                 self._read(key, follower.log, follower.applier.committed)
                 self._check_log(node, key, follower.log, follower.applier.committed)
+            self._holds(node, key, follower.log_uid, follower.log)
             self._check_durable(node, key, follower.log)
             if follower.port is not None:
                 self._check_promise(node, key, follower.epoch)
             state, committed = follower.applier.state, follower.applier.committed
             if state is not None and state.applied.log_id >= max(committed, 1):
                 self.broken(f"I11 {node.name} {key}: applied {state.applied.log_id}, committed is {committed}")
+            if state is not None:
+                self._check_applied(node, key, follower.log, state)
         if self._look_again:
             self.check_electable()
         if self._deliveries:
@@ -139,6 +150,35 @@ class Oracle:
         other = self._leaders.setdefault((key, epoch), me)
         if other != me:
             self.broken(f"I1 {key}: epoch {epoch} is led by {other} and by {me}, registration {registration}")
+
+    def _check_applied(self, node: SimNode, key: Key, log: PartitionLog, state: PartitionState) -> None:
+        applied = state.applied
+        if self._applied.get((node.name, key)) == applied:
+            return
+        self._applied[node.name, key] = applied
+        if log.start.log_id <= applied.log_id < log.end.log_id:
+            entry = self._entry(log, applied.log_id)
+            if entry is not None and entry != (applied.epoch, applied.chain):
+                self.broken(f"I11 {node.name} {key}: {applied} is applied, the log has {entry} there")
+
+    def _holds(self, node: SimNode, key: Key, log_uid: int, log: PartitionLog) -> None:
+        has = self._has(log)
+        if has > self._held.get((key, node.uid, log_uid), 0):
+            self._held[key, node.uid, log_uid] = has
+
+    def _has(self, log: PartitionLog) -> int:
+        """The end of what a replica may acknowledge."""
+        return min(log.local_durable, log.end.log_id) if self.cluster.sync_always else log.end.log_id
+
+    def _check_acked(self, node: SimNode, key: Key, epoch: int, committed: int) -> None:
+        """I3, for the leader that the record names: its ISR is among those that the leader asks."""
+        meta = dict(self.cluster.metas()).get(key)
+        if meta is None or (meta.leader, meta.epoch) != (node.uid, epoch):
+            return
+        for uid, log_uid in meta.isr.items():
+            if (has := self._held.get((key, uid, log_uid), 0)) < committed:
+                name = self.cluster.name(uid)
+                self.broken(f"I3 {key}: {node.name} commits {committed} in epoch {epoch}; {name} has had {has}")
 
     def _check_promise(self, node: SimNode, key: Key, epoch: int) -> None:
         assert node.journal is not None
@@ -223,8 +263,7 @@ class Oracle:
             return
         if replicas.integrity.suspects.unsound_from(key) is not None and (key, meta.epoch) in self.operators_elections:
             return  # it is about to give up what it has not got; else a log that is doubted has another name
-        has = min(log.local_durable, log.end.log_id) if self.cluster.sync_always else log.end.log_id
-        if has < committed:
+        if (has := self._has(log)) < committed:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} and has {has} of {committed}")
             return
         if "bit_flip" in self.cluster.plan.faults and (hole := self._hole(node, key, log, committed)) is not None:

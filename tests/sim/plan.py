@@ -44,6 +44,9 @@ LATER_FAULTS = {
 }
 """The same, of a source of chance of their own: with those above, all that earlier seeds had drawn would change."""
 
+PARTING = {"part_ways": 0.4}
+"""Likewise: logs that part, and the cut of the longer one is interrupted."""
+
 OPERATIONS = {
     "seek_start": 0.25,
     "seek_offset": 0.3,
@@ -90,6 +93,7 @@ class Plan:
     faults: dict[str, float] = field(default_factory=dict)  # kind -> how often a second
     operations: dict[str, float] = field(default_factory=dict)
     batch_readers: float = 0.0  # holds on log starts, a second
+    stubborn: bool = False  # many messages wait for longer than their files last, and then fail again and again
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -122,6 +126,7 @@ class Plan:
         if plan.retention_seconds < 1.0:  # likewise; else nothing would go anyway
             plan.batch_readers = random.Random(f"batch readers {seed}").choice((0.0, 0.3, 1.0, 3.0))
         _draw_policies(plan, random.Random(f"policies {seed}"))
+        _draw_states(plan, random.Random(f"states {seed}"))
         return plan
 
 
@@ -148,6 +153,13 @@ def _draw_policies(plan: Plan, rng: random.Random) -> None:
     plan.operations["set_policy"] = rng.choice((0.15, 0.4, 1.0))
     if rng.random() < 0.5:
         plan.operations["change_messages"] = rng.choice((0.5, 2.0))
+
+
+def _draw_states(plan: Plan, rng: random.Random) -> None:
+    """What channel states go wrong by, if at all."""
+    plan.faults |= _some(rng, PARTING, 0.15)
+    if rng.random() < 0.15 and not plan.ordered:
+        plan.stubborn, plan.retention_seconds, plan.segment_bytes = True, 0.5, rng.choice((2 << 10, 8 << 10))
 
 
 def _keep_promises(plan: Plan) -> None:

@@ -11,6 +11,8 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import Storage
 from nsqha.cursor.committed.holds import NEVER_PASSED, Holds
 from nsqha.cursor.committed.state import LogStartMoved, PartitionState
+from nsqha.cursor.deferred.deferred_set import Deferred
+from nsqha.cursor.deferred.overlay import DeferredOverlay
 from nsqha.cursor.events import EpochStart
 from nsqha.cursor.live.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
@@ -21,7 +23,7 @@ from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition.partition import Partition
 from nsqha.server.topics.channel_leaders import ClusterChannelLeaders
 from nsqha.server.topics.channels import Channels, in_steps
-from tests.sim.planting import batch_readers, in_order, mutant, topics_go
+from tests.sim.planting import batch_readers, carried, in_order, mutant, topics_go
 
 # ---- operators
 
@@ -197,4 +199,16 @@ def deferred_not_carried() -> Iterator[None]:
         patch.object(ChannelRetention, "to_carry", lambda self, offset, position, limit=None: []),
         patch.object(PartitionState, "_log_start", log_start),
     ):
+        yield
+
+
+@mutant(carried)
+def carried_position_is_forgotten() -> Iterator[None]:
+    """What was changed of a deferred message says where its frame was, and not where it was carried to."""
+
+    def get(self: DeferredOverlay, offset: int) -> Deferred | None:
+        change = self._changes.get(offset)
+        return self.committed.get(offset) if change is None else change.ref
+
+    with patch.object(DeferredOverlay, "get", get):
         yield

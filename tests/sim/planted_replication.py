@@ -20,6 +20,7 @@ from nsqha.server.clients.publish import PublishWaiter
 from nsqha.server.replica import follower_service as promises
 from nsqha.server.replica.follower_service import FollowerService
 from nsqha.server.replica.following import catch_up as catchup
+from nsqha.server.replica.following.applier import Applier, PendingBatches
 from nsqha.server.replica.following.catch_up import CatchUp
 from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.following.receiver import Receiver
@@ -30,7 +31,7 @@ from nsqha.server.replica.leading.sender import FollowerProgress
 from nsqha.server.routing.publisher import PartitionPublisher
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter
-from tests.sim.planting import mutant
+from tests.sim.planting import mutant, parting
 from tests.sim.storage import SimFile, SimStorage
 
 # ---- promises and epochs
@@ -433,4 +434,39 @@ def the_controller_is_not_asked() -> Iterator[None]:
 
     original = elections.Elections.reason
     with patch.object(elections.Elections, "reason", reason):
+        yield
+
+
+# ---- channel states and the log beside them
+
+
+@mutant(parting)
+def cut_batches_are_applied() -> Iterator[None]:
+    """A catch-up forgets what was pending behind its cut, unless it was cancelled there; and a batch is not compared
+    with the one that was applied before it."""
+
+    async def agree(self: CatchUp) -> None:
+        past = self._follower.log.past
+        await original(self)
+        if self._follower.log.past is not past:
+            self._follower.applier._pending.batches.clear()
+
+    original = CatchUp._agree
+    with (
+        patch.object(CatchUp, "_agree", agree),
+        patch.object(PendingBatches, "of", lambda self, log: self.batches),
+        patch.object(Applier, "_vouch", lambda self, state: None),
+    ):
+        yield
+
+
+@mutant()
+def acks_count_under_any_log_uid() -> Iterator[None]:
+    """A member of the ISR that lost its log counts with the one that it began again."""
+
+    def countable(self: IsrKeeper, node: int, log_uid: int) -> bool:
+        proposed = self._proposal is not None and node in self._proposal.meta.isr
+        return log_uid != 0 and (node in self.meta.isr or proposed)
+
+    with patch.object(IsrKeeper, "countable", countable):
         yield

@@ -48,6 +48,14 @@ def losses(plan: Plan) -> bool:
     return plan.losses > 0
 
 
+def parting(plan: Plan) -> bool:
+    return "part_ways" in plan.faults
+
+
+def carried(plan: Plan) -> bool:
+    return plan.stubborn
+
+
 def _attempt(mutant: Mutant[Where], seed: int) -> str | None:
     """Lives in which it changes nothing are counted and not lived."""
     if mutant.hint.scene:
