@@ -42,8 +42,9 @@ from tests import freezing
 from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.servers import LOOPBACK, CannotStart, Daemon, Host, Lookupd, Node, free_port, wait_until
 from tests.jepsen.checkers.judgement import Report, summary
+from tests.jepsen.checkers.settling import settled
 from tests.jepsen.checkers.storage import compare, entries_of, stored
-from tests.jepsen.history import Stored
+from tests.jepsen.history import Settled, Stored
 from tests.jepsen.load.background import Background
 from tests.jepsen.load.cluster import ClusterLoad, Endpoint
 
@@ -426,11 +427,13 @@ class Cluster:
             assert not differences, differences
         return ends
 
-    def stored(self, ends: dict[tuple[str, int], int]) -> Iterator[Stored]:
-        """The messages in the files of all nodes, which are stopped, for the checkers."""
+    def stored(self, ends: dict[tuple[str, int], int]) -> Iterator[Stored | Settled]:
+        """The messages in the files of all nodes, which are stopped, and when channels were done with them, for the
+        checkers."""
         for (name, number), end in ends.items():
             for node in self.nodes:
                 yield from stored(0.0, node.name, node.data, name, number, end=end)
+                yield from settled(0.0, node.name, node.data, name, number, end=end)
 
     def kill_everybody(self) -> None:
         """No election can follow: what they have on disk can be compared."""

@@ -287,6 +287,30 @@ class Stored(Event, frozen=True):
     messages: list[Message]
 
 
+class Settling(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Messages [first, end) of a partition that one batch says to be done."""
+
+    first: int
+    end: int
+    timestamp: int  # of the batch, in ns
+    log_end: int  # the offset behind the batch
+    attempts: int = 0  # at which they died; 0: they were no dead letters
+
+
+class Settled(Event, frozen=True):
+    """When a channel was done with which messages, as a node's files have it, whoever or whatever finished them.
+
+    `abandoned`: what retention took from it, and when."""
+
+    t: float
+    node: str
+    topic: str
+    partition: int
+    channel: str
+    rows: list[Settling]
+    abandoned: list[Settling] = []
+
+
 AnyEvent = (
     Run
     | Started
@@ -311,6 +335,7 @@ AnyEvent = (
     | Healed
     | Sample
     | Stored
+    | Settled
 )
 
 # ---- lines
@@ -339,6 +364,7 @@ _KINDS: dict[type[Event], tuple[str, str]] = {
     Healed: ("heal", "ok"),
     Sample: ("sample", "info"),
     Stored: ("stored", "ok"),
+    Settled: ("settled", "ok"),
 }
 
 

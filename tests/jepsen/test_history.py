@@ -39,6 +39,8 @@ from tests.jepsen.history import (
     Sample,
     SeekEnded,
     SeekSent,
+    Settled,
+    Settling,
     Started,
     Stored,
 )
@@ -67,6 +69,7 @@ ONE_OF_EACH: list[AnyEvent] = [
     Healed(1.6, 10.0),
     Sample(1.7, "n1", 5_000_000, 60, [Led("orders", 0, 3, ["n1", "n2"], 3)], {"depth": 4.0}, 4711, ["gone"]),
     Stored(1.8, "n1", "orders", 0, [MESSAGE]),
+    Settled(1.8, "n1", "orders", 0, "steady", [Settling(3, 5, 10**18, 7)], [Settling(0, 2, 10**18, 7)]),
     Died(0.85, "orders", "failing", [Letter("0000000000000001", "timed_out", 8.5)]),
 ]
 

@@ -311,7 +311,8 @@ class Misfortune:
             return None
         assert leader.replicas is not None
         key = self._rng.choice(sorted(leader.replicas.leading))
-        isr = next((meta.isr for other, meta in self.cluster.metas() if other == key), {})
+        meta = dict(self.cluster.metas()).get(key)
+        isr = [] if meta is None else [*meta.isr]
         others = [n for n in self.cluster.nodes_of(isr) if n is not leader and n.joined and not n.frozen]
         if len(others) < 2:
             return None

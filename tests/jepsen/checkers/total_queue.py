@@ -9,6 +9,11 @@ Once the broker says that the channels of a topic are empty:
 
 (not what a policy of the channel explains: tests.jepsen.checkers.policy; what those passed over is counted by reason)
 
+When the files of the replicas are there, what was excused is judged again, for the moment at which the channel was done
+with it:
+
+    too early   a policy explains it by now, and did not when the channel passed it over
+
 and at any time:
 
     unexpected  came out without having been sent, or although its publish failed, or on another topic
@@ -19,8 +24,9 @@ Recovered is what came out though its outcome was unknown; duplicates are counte
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
+from tests.jepsen.checkers.policy import Done
 from tests.jepsen.checkers.view import (
     Channel,
     Checker,
@@ -33,7 +39,7 @@ from tests.jepsen.checkers.view import (
     offset_of,
     partition_of,
 )
-from tests.jepsen.history import AdminSent, FaultBegun, Message, SeekSent
+from tests.jepsen.history import AdminSent, AnyEvent, FaultBegun, Message, SeekSent, Settled, Settling
 
 MAX_CLOCK_SKEW = 10.0  # a broker's default: so far a wrong clock moves the age of messages
 
@@ -44,6 +50,8 @@ class TotalQueue(Checker):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self._skew = 0.0
+        self._passed: list[tuple[Channel, Op, Key, Sent]] = []  # excused so far
+        self._settled: defaultdict[tuple[str, int, str], dict[str, list[Settling]]] = defaultdict(dict)  # by node
 
     def begun(self, event: FaultBegun | SeekSent | AdminSent) -> None:
         if isinstance(event, FaultBegun) and event.fault.startswith("C"):
@@ -97,6 +105,8 @@ class TotalQueue(Checker):
                 delivery = channel.deliveries.get(key)
                 if (delivery is None or not delivery.fins) and self._excused(channel, op, key, sent, ends):
                     excused += 1
+                    if owed and op.result == "ok":
+                        self._passed.append((channel, op, key, sent))
                 elif delivery is None:
                     if owed and op.result == "ok":
                         lost.append((op.ended, f"{told(op, key, channel)}: OK at {op.ended:.3f}"))
@@ -119,6 +129,42 @@ class TotalQueue(Checker):
             self.findings.figures[name] = self.findings.figures.get(name, 0) + 1
         return bool(reason)
 
+    def other(self, event: AnyEvent) -> None:
+        if isinstance(event, Settled):
+            place = event.topic, event.partition, event.channel
+            self._settled[place].setdefault(event.node, []).extend(event.rows)
+
+    def _judge_passed(self) -> None:
+        """What was excused, for the moment at which its channel was done with it."""
+        places = {(op.topic.name, partition_of(sent.id), c.name) for c, op, _, sent in self._passed if sent.id}
+        logs = {
+            place: by_offset(max(nodes.values(), key=len)) for place, nodes in self._settled.items() if place in places
+        }
+        zero, judged = self._zero(), 0
+        for channel, op, key, sent in self._passed:
+            if channel.policy is None or not sent.id:
+                continue
+            row = logs.get((op.topic.name, partition_of(sent.id), channel.name), {}).get(offset_of(sent.id))
+            if row is None:
+                continue  # its beginning was removed, or the brokers ended before they wrote it
+            judged += 1
+            done = done_of(row, sent, zero)
+            if not channel.policy.reason_then(key, op.event.t, done, skew=self._skew):
+                dead = f", dead at attempt {done.attempts}" if done.attempts else ""
+                why = f"passed over at the age of {done.age:.2f} s, {done.behind} behind it{dead}"
+                self.findings.add("too early", f"{told(op, key, channel)}: {why}")
+        if judged:
+            wrong = self.findings.problems["too early"]
+            self.findings.figures["passed over, judged by the log"] = judged
+            text = "a policy takes nothing from a channel before its time"
+            self.findings.promise(text, "0 exceptions", f"{wrong} of {judged} that were passed over", kept=not wrong)
+
+    def _zero(self) -> float:
+        """The time of the run's beginning by the clocks of leaders, in seconds, at the latest: a message is stamped
+        before its publish is OK'd."""
+        ops = [op for op in self.view.ops.values() if op.result == "ok"]
+        return max((sent.timestamp / 1e9 - op.ended for op in ops for _, sent in op.sent if sent.id), default=0.0)
+
     def _tell_lost(self, lost: list[tuple[float, str]], came: list[float]) -> None:
         first, last = min(came, default=float("inf")), max(came, default=float("-inf"))
         parts: Counter[str] = Counter()
@@ -130,6 +176,7 @@ class TotalQueue(Checker):
             self.findings.figures[f"lost {part}"] = self.findings.figures.get(f"lost {part}", 0) + number
 
     def end(self) -> None:
+        self._judge_passed()
         for topic in self.view.topics.values():
             if not topic.drained and any(c.durable and c.made is not None for c in topic.channels.values()):
                 self.findings.add("undrained", f"topic {topic.name} was not empty at the end")
@@ -146,6 +193,17 @@ class TotalQueue(Checker):
 def told(op: Op, key: Key, channel: Channel) -> str:
     event = op.event
     return f"{key} on {op.topic.name}/{channel.name}, {event.command} at {event.t:.3f} in life {event.gen}"
+
+
+def by_offset(rows: list[Settling]) -> dict[int, Settling]:
+    """What a log says of each message: the last counts, as an operator may have put one back."""
+    return {offset: row for row in rows for offset in range(row.first, row.end)}
+
+
+def done_of(row: Settling, sent: Sent, zero: float) -> Done:
+    """How a channel was done with a message. `zero`: when the run began, in seconds of the leaders' clocks."""
+    behind = row.log_end - offset_of(sent.id) - 1
+    return Done(row.timestamp / 1e9 - zero, (row.timestamp - sent.timestamp) / 1e9, behind, row.attempts)
 
 
 def ends_of(topic: TopicLife) -> dict[int, int]:

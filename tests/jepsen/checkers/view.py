@@ -43,6 +43,7 @@ from tests.jepsen.history import (
     Sample,
     SeekEnded,
     SeekSent,
+    Settled,
     Started,
     Stored,
 )
@@ -246,7 +247,7 @@ class Move:
         channel = self.channel
         if isinstance(self.event, AdminSent) and self.event.verb == "policy":
             if channel.policy is not None and event.result == "ok":
-                channel.policy.answered(event.t, self.event.what)
+                channel.policy.answered(self.event.t, event.t, self.event.what)
             return
         channel.moving.discard(event.op)
         if event.result == "fail":
@@ -401,7 +402,7 @@ class View:
                 self.killed_at[event.gen] = event.t
             case Healed():
                 self.healed = event
-            case Stored() | Died():
+            case Stored() | Settled() | Died():
                 pass
         for hook in self._hooks["other"]:
             hook(event)

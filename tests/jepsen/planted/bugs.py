@@ -98,6 +98,8 @@ FOUND = (
     Bug("floor_is_next_read", CURSOR, STANDARD),
     Bug("timeout_forgets", CURSOR, STANDARD),
     Bug("delivery_takes_it_out", CURSOR, STANDARD),
+    Bug("ttl_drops_everything_at_once", HERE, STANDARD),
+    Bug("depth_is_half_of_what_was_said", HERE, STANDARD),
     Bug("requeue_loses_dead_letters", SIM, DEAD),
     Bug("death_is_not_deferred", CURSOR, DEAD),
     Bug("raising_keeps_attempts", CURSOR, DEAD),

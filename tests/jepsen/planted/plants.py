@@ -12,7 +12,9 @@ from typing import Any
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import OsDirectory, OsFile, OsStorage
 from nsqha.cursor.committed.state import Undo
+from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.passing import PassingChannels
 from nsqha.election.controller.failed_leaders import FailedLeaders
 from nsqha.replication.silence import LookTimes
 from nsqha.server.node.cluster.folder_life import FolderLife
@@ -117,6 +119,22 @@ def fin_forgotten_at_failover() -> list[Patch]:
         return take(self, aside, now)
 
     return [instead(PartitionCursors, "_take_progress", wrong)]
+
+
+@plant("a message goes by its ttl when it is older than that")
+def ttl_drops_everything_at_once() -> list[Patch]:
+    expire = PassingChannels.expire
+
+    def wrong(self: PassingChannels, wall_ns: int, first_since: Callable[[int], int]) -> bool:
+        return expire(self, wall_ns, lambda time_ns: first_since(1 << 62))
+
+    return [instead(PassingChannels, "expire", wrong)]
+
+
+@plant("a channel keeps as many unread messages as its policy says")
+def depth_is_half_of_what_was_said() -> list[Patch]:
+    beyond = UnreadLog.beyond
+    return [instead(UnreadLog, "beyond", lambda self, end, most: beyond(self, end, most // 2))]
 
 
 @plant("an undo defers again what the seek dropped")
