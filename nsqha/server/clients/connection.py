@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nsqha.server.clients.context import ClientContext
     from nsqha.server.partition.delivery import Consumer
 
+LARGE_READ_BYTES = 128 << 10  # more than half of what the loop reads at once
 UNREAD_REPLIES_BYTES_MAX = 2 << 20  # with so much written and not read by the client, its commands wait
 
 logger = Logger("connection")
@@ -151,6 +152,8 @@ class Connection(asyncio.Protocol):
             self._receive(data)
         else:
             self._decompress(data)
+        if len(data) > LARGE_READ_BYTES:
+            self._flow.rest()  # else the loop would read on, up to 32 times, before it reads other clients
 
     def _receive(self, data: bytes) -> None:
         session = self.session

@@ -16,7 +16,7 @@ from nsqha import hot
 from nsqha.clock import ManualClock, read
 from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
-from nsqha.server.clients.connection import UNREAD_REPLIES_BYTES_MAX, Connection, Connections
+from nsqha.server.clients.connection import LARGE_READ_BYTES, UNREAD_REPLIES_BYTES_MAX, Connection, Connections
 from nsqha.server.clients.transport import CLOSE_SECONDS_MAX, WRITE_BUFFER_HIGH
 from nsqha.server.clients.unfinished import ReadingBudget
 from nsqha.server.partition.consumer_acks import ConsumerAcks
@@ -271,6 +271,20 @@ def test_who_has_to_authorize_does_not_publish_before():
     bench.send(pub("t"))
     assert not bench.partition.waiting
     assert bench.frames == [b"E_AUTH_FIRST AUTH required before PUB"] and bench.transport.closing
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first PUBs", "PUBs to the same topic"])
+def test_a_large_read_is_the_last_one_before_other_clients_are_read(again: bool):
+    """The loop reads a socket up to 32 times: megabytes of small PUBs, and no other client meanwhile."""
+    bench = Bench()
+    if again:
+        bench.send(pub("t"))
+    bench.connection.data_received(pub("t") * (LARGE_READ_BYTES // len(pub("t")) + 1))
+    assert bench.partition.waiting and not bench.transport.reading
+    bench.loop.run_ready()
+    assert bench.transport.reading
+    bench.connection.data_received(pub("t") * 100)
+    assert bench.transport.reading, "small reads cost little"
 
 
 @pytest.mark.parametrize("codec", ["", "deflate", "snappy"])
