@@ -10,7 +10,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t
 
 from nsqha.hot._hot cimport Run, find_run, frames_of
-from nsqha.hot._publishing_py import Taken
+from collections import deque
+
+from nsqha.hot._publishing_py import FIRST_TURNS, TURNS, Taken
 
 cdef bytes OK = b"\0\0\0\6\0\0\0\0OK"
 cdef int64_t batches_alone = 0
@@ -155,28 +157,134 @@ def tell_stored(list waiters not None, on_error not None):
 
 
 @cython.final
+cdef class Lane:
+    cdef object source
+    cdef object runs
+    cdef Py_ssize_t credit
+
+
+@cython.final
+cdef class Lanes:
+    cdef Py_ssize_t runs
+    cdef Py_ssize_t bytes
+    cdef Py_ssize_t _most
+    cdef Py_ssize_t _first
+    cdef Py_ssize_t _turn_bytes
+    cdef Py_ssize_t _size
+    cdef dict _of
+    cdef object _fresh
+    cdef object _ring
+    cdef list _taken
+
+    def __init__(self, Py_ssize_t most):
+        self._most = most
+        self._first = max(1, most // <Py_ssize_t>FIRST_TURNS)
+        self._turn_bytes = max(1, most // <Py_ssize_t>TURNS)
+        self._of = {}
+        self._fresh = deque()
+        self._ring = deque()
+        self._taken = []
+
+    cdef list all(self):
+        cdef Lane lane
+        entries = []
+        for lane in self._of.values():
+            entries.extend(lane.runs)
+        return entries
+
+    cdef int add(self, bytes run, tuple waiter, delay_ms) except -1:
+        cdef Lane lane
+        reply = waiter[0]
+        source = (<Slot>reply)._replies if type(reply) is Slot else getattr(reply, "source", None)
+        lane = self._of.get(source)
+        if lane is None:
+            lane = Lane.__new__(Lane)
+            lane.source = source
+            lane.runs = deque()
+            lane.credit = self._first
+            self._of[source] = lane
+            (self._fresh if PyBytes_GET_SIZE(run) <= self._first else self._ring).append(lane)
+        lane.runs.append((run, waiter, delay_ms))
+        self.runs += 1
+        self.bytes += PyBytes_GET_SIZE(run)
+        return 0
+
+    cdef list fill(self, Py_ssize_t size):
+        cdef Py_ssize_t least
+        self._size = size
+        while self._fresh and self._size < self._most // 2:
+            self._turn(self._fresh.popleft(), 0)
+        least = 0 if size else len(self._taken) + 1
+        while self._ring and self._turn(self._ring.popleft(), least):
+            pass
+        return self._end()
+
+    cdef bint _turn(self, Lane lane, Py_ssize_t least) except? False:
+        cdef Py_ssize_t size
+        while lane.runs:
+            size = PyBytes_GET_SIZE(<bytes>(<tuple>lane.runs[0])[0])
+            if size > lane.credit:
+                break
+            if len(self._taken) >= least and self._size + size > self._most:
+                self._ring.appendleft(lane)
+                return False
+            lane.credit -= size
+            self._take(lane)
+        if lane.runs:
+            lane.credit += self._turn_bytes
+            self._ring.append(lane)
+        else:
+            del self._of[lane.source]
+        return True
+
+    cdef list take_since(self, double overdue):
+        cdef Lane lane
+        for lane in self._of.values():
+            while lane.runs and <double>(<tuple>(<tuple>lane.runs[0])[1])[1] < overdue:
+                self._take(lane)
+        return self._end()
+
+    cdef int _take(self, Lane lane) except -1:
+        cdef tuple entry = lane.runs.popleft()
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(<bytes>entry[0])
+        self.runs -= 1
+        self.bytes -= size
+        self._size += size
+        self._taken.append(entry)
+        return 0
+
+    cdef list _end(self):
+        taken, self._taken = self._taken, []
+        return taken
+
+
+@cython.final
 cdef class PublishQueue:
-    cdef public list runs
-    cdef public Py_ssize_t bytes_waiting
+    cdef readonly Py_ssize_t bytes_waiting
     cdef public bint closed
     cdef public object write_lone
     cdef int64_t _alone
     cdef object _budget
     cdef Py_ssize_t _bytes_max
+    cdef Py_ssize_t _most
     cdef object _schedule
+    cdef list _runs
     cdef list _waiters
     cdef list _delays
+    cdef Lanes _lanes
     cdef bint _scheduled
     cdef object _tick  # the loop's time, as a `Publisher` has read it since `scheduled` was reset; None: not yet
 
-    def __init__(self, budget, schedule):
-        self.runs = []
+    def __init__(self, budget, schedule, Py_ssize_t most):
         self.bytes_waiting = 0
         self._budget = budget
         self._bytes_max = budget.bytes_max
+        self._most = most
         self._schedule = schedule
+        self._runs = []
         self._waiters = []
         self._delays = []
+        self._lanes = Lanes(most)
 
     @property
     def scheduled(self):
@@ -188,16 +296,24 @@ cdef class PublishQueue:
         if not scheduled:
             self._tick = None
 
-    def add(self, bytes frames not None, reply, since, delay_ms):
-        if delay_ms is not None:
-            self._delays.append((len(self.runs), delay_ms))
-        self._add(frames, reply, since)
+    @property
+    def count(self):
+        return len(self._runs) + self._lanes.runs
 
-    cdef inline int _add(self, bytes frames, reply, since) except -1:
+    @property
+    def runs(self):
+        return [*self._runs, *[entry[0] for entry in self._lanes.all()]]
+
+    def add(self, bytes frames not None, reply, since, delay_ms):
+        self._add(frames, reply, since, delay_ms)
+
+    cdef inline int _add(self, bytes frames, reply, since, delay_ms) except -1:
         """Whether the budget is used up now."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(frames), used = self._budget.used + size
-        self.runs.append(frames)
-        self._waiters.append((reply, since))
+        if self._lanes._of or (self._runs and self.bytes_waiting + size > self._most):
+            self._lanes.add(frames, (reply, since), delay_ms)
+        else:
+            self._put(frames, (reply, since), delay_ms)
         self.bytes_waiting += size
         self._budget.used = used
         if not self._scheduled:
@@ -205,51 +321,67 @@ cdef class PublishQueue:
             self._schedule()
         return used > self._bytes_max
 
+    cdef inline int _put(self, bytes run, tuple waiter, delay_ms) except -1:
+        if delay_ms is not None:
+            self._delays.append((len(self._runs), delay_ms))
+        self._runs.append(run)
+        self._waiters.append(waiter)
+        return 0
+
     @property
     def full(self):
         return self._budget.used > self._bytes_max
 
-    def take(self, Py_ssize_t most):
-        cdef Py_ssize_t size = 0, n = 0
-        cdef bytes run
-        if self.bytes_waiting <= most:
-            return self.take_all()
-        for run in self.runs:
-            if n and size + PyBytes_GET_SIZE(run) > most:
-                break
-            size += PyBytes_GET_SIZE(run)
-            n += 1
-        return self._take_first(n, size)
+    def take(self):
+        if self._lanes._of:
+            self._put_all(self._lanes.fill(self.bytes_waiting - self._lanes.bytes))
+        return self._take_next()
+
+    cdef int _put_all(self, list entries) except -1:
+        for entry in entries:
+            self._put((<tuple>entry)[0], (<tuple>entry)[1], (<tuple>entry)[2])
+        return 0
 
     def take_all(self):
+        cdef Lanes lanes = self._lanes
+        self._lanes = Lanes(self._most)
+        self._put_all(lanes.all())
+        return self._take_next()
+
+    cdef object _take_next(self):
         global batches_alone
-        taken = Taken(self.runs, self._waiters, self._delays, self.bytes_waiting)
-        if self.runs:
+        taken = Taken(self._runs, self._waiters, self._delays, self.bytes_waiting - self._lanes.bytes)
+        if self._runs:
             reply = (<tuple>self._waiters[0])[0]
             self._alone = 0
-            if len(self.runs) == 1 and type(reply) is Slot:
+            if len(self._runs) + self._lanes.runs == 1 and type(reply) is Slot:
                 batches_alone += 1
                 self._alone = (<Slot>reply)._replies._alone = batches_alone
-        self.runs, self._waiters, self._delays = [], [], []
-        self.bytes_waiting = 0
+        self._runs, self._waiters, self._delays = [], [], []
+        self.bytes_waiting = self._lanes.bytes
         return taken
 
     def take_since(self, double overdue):
         cdef Py_ssize_t n = 0, size = 0
+        cdef bytes run
+        cdef list runs, waiters, delays
         for waiter in self._waiters:
             if <double>(<tuple>waiter)[1] >= overdue:
                 break
-            size += PyBytes_GET_SIZE(<bytes>self.runs[n])
             n += 1
-        return self._take_first(n, size)
-
-    cdef object _take_first(self, Py_ssize_t n, Py_ssize_t size):
+        runs, waiters = self._runs[n:], self._waiters[n:]
+        delays = [(index - n, delay) for index, delay in self._delays if index >= n]
+        del self._runs[n:]
+        del self._waiters[n:]
+        self._delays = [delay for delay in self._delays if delay[0] < n]
+        if not runs:
+            self._put_all(self._lanes.take_since(overdue))
+        for run in self._runs:
+            size += PyBytes_GET_SIZE(run)
+        taken = Taken(self._runs, self._waiters, self._delays, size)
         self._alone = 0
-        taken = Taken(self.runs[:n], self._waiters[:n], [d for d in self._delays if d[0] < n], size)
-        del self.runs[:n]
-        del self._waiters[:n]
-        self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
         self.bytes_waiting -= size
+        self._runs, self._waiters, self._delays = runs, waiters, delays
         return taken
 
 
@@ -291,7 +423,8 @@ cdef class Publisher:
         frames = frames_of(d, prefix_size, run)  # what may fail comes before a reply is queued
         slot = self._replies._place("PUB", OK if run.count == 1 else OK * run.count, False, False)
         self._counts[self._topic] += run.count
-        if (queue._alone and queue._alone == self._replies._alone and not queue.runs and not queue._scheduled
+        if (queue._alone and queue._alone == self._replies._alone and not queue._runs
+                and not queue._lanes._of and not queue._scheduled
                 and queue.write_lone is not None):
             self.taken_at = self._time()
             if queue.write_lone(frames, slot):
@@ -299,6 +432,6 @@ cdef class Publisher:
         if queue._tick is None:
             queue._tick = self._time()
         self.taken_at = queue._tick
-        if queue._add(frames, slot, self.taken_at):
+        if queue._add(frames, slot, self.taken_at, None):
             self._on_full()
         return True

@@ -9,8 +9,17 @@ not wait for it.
 A run is the messages of one command, or of many PUBs in a row; an MPUB is one run. It is never split. Bytes count in
 the node's budget from `add` until the caller of `take` gives them back.
 
+    add -> next batch (up to `most` bytes) -> take
+      +--> a lane for each source ----^
+
+Runs that the next batch has no room for wait in lanes, one for each source, so that a source that floods the queue
+delays the others by one batch or two. Sources take turns (deficit round robin): a turn is some bytes of a batch, and a
+run that is larger waits until the turns of its source add up to it. A source that has nothing waiting goes before those
+in the ring with its first turn, in up to half of each batch; the ring has at least one run of each batch.
+
 Invariants: one frame per command that has a reply, in command order; after a fatal error nothing but it is written. A
-run is taken once, with its waiter.
+run is taken once, with its waiter. Runs of one source are taken in order. A batch costs what it takes, however much
+waits.
 """
 
 from __future__ import annotations
@@ -25,6 +34,8 @@ from nsqha.hot._hot_py import pub_run
 __all__ = ["PublishQueue", "Publisher", "Replies", "Slot", "Taken", "tell_stored"]
 
 OK = b"\0\0\0\6\0\0\0\0OK"
+FIRST_TURNS = 16  # in a batch: a source that had nothing waiting may take so much
+TURNS = 256  # in a batch: a turn in the ring; small, so that runs leave about as they came, and memory is read in order
 _alone = count(1)
 _OKS = [OK * n for n in range(256)]
 
@@ -55,7 +66,8 @@ OUTCOME_UNKNOWN = "outcome unknown: "
 
 
 class Reply(Protocol):
-    """Receives the outcome of a publish."""
+    """Receives the outcome of a publish. It may have a `source`: publishes of one source keep their order, and have a
+    share of a batch of their own. Those without one are of one source together."""
 
     def stored(self) -> None:
         """Committed."""
@@ -185,6 +197,102 @@ class Taken(NamedTuple):
     size: int  # bytes, as they count in the budget
 
 
+Entry = tuple[bytes, Waiter, int | None]
+"""A run, its waiter, and its delay (ms)."""
+
+
+class Lane:
+    """Runs of one source that the next batch has no room for."""
+
+    __slots__ = ("credit", "runs", "source")
+
+    def __init__(self, source: object, credit: int) -> None:
+        self.source = source
+        self.credit = credit  # bytes that it may take in this turn
+        self.runs: deque[Entry] = deque()
+
+
+class Lanes:
+    """The lanes of one queue. A lane whose last run was overdue stays until its turn."""
+
+    __slots__ = ("_first", "_fresh", "_most", "_of", "_ring", "_size", "_taken", "_turn_bytes", "bytes", "runs")
+
+    def __init__(self, most: int) -> None:
+        self.runs = 0  # in all lanes
+        self.bytes = 0
+        self._most = most
+        self._first = max(1, most // FIRST_TURNS)
+        self._turn_bytes = max(1, most // TURNS)
+        self._of: dict[object, Lane] = {}
+        self._fresh: deque[Lane] = deque()  # of sources that had nothing waiting
+        self._ring: deque[Lane] = deque()  # of all others
+        self._taken: list[Entry] = []  # for the batch that is being filled
+        self._size = 0  # of that batch
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def all(self) -> list[Entry]:
+        return [entry for lane in self._of.values() for entry in lane.runs]
+
+    def add(self, run: bytes, waiter: Waiter, delay_ms: int | None) -> None:
+        reply = waiter[0]
+        source = reply._replies if isinstance(reply, Slot) else getattr(reply, "source", None)
+        lane = self._of.get(source)
+        if lane is None:
+            lane = self._of[source] = Lane(source, self._first)
+            (self._fresh if len(run) <= self._first else self._ring).append(lane)
+        lane.runs.append((run, waiter, delay_ms))
+        self.runs += 1
+        self.bytes += len(run)
+
+    def fill(self, size: int) -> list[Entry]:
+        """Take what goes into a batch that has `size` bytes; one run at least, if these are 0."""
+        self._size = size
+        while self._fresh and self._size < self._most // 2:
+            self._turn(self._fresh.popleft(), 0)
+        least = 0 if size else len(self._taken) + 1
+        while self._ring and self._turn(self._ring.popleft(), least):
+            pass
+        return self._end()
+
+    def _turn(self, lane: Lane, least: int) -> bool:
+        """The turn of one source. False: its next run has no room in a batch that has `least` runs from lanes; it
+        keeps its turn."""
+        runs = lane.runs
+        while runs and (size := len(runs[0][0])) <= lane.credit:
+            if len(self._taken) >= least and self._size + size > self._most:
+                self._ring.appendleft(lane)
+                return False
+            lane.credit -= size
+            self._take(lane)
+        if runs:
+            lane.credit += self._turn_bytes
+            self._ring.append(lane)
+        else:
+            del self._of[lane.source]
+        return True
+
+    def take_since(self, overdue: float) -> list[Entry]:
+        """Take the first ones of each source, as long as they have waited since before `overdue`."""
+        for lane in self._of.values():
+            while lane.runs and lane.runs[0][1][1] < overdue:
+                self._take(lane)
+        return self._end()
+
+    def _take(self, lane: Lane) -> None:
+        entry = lane.runs.popleft()
+        size = len(entry[0])
+        self.runs -= 1
+        self.bytes -= size
+        self._size += size
+        self._taken.append(entry)
+
+    def _end(self) -> list[Entry]:
+        taken, self._taken = self._taken, []
+        return taken
+
+
 class PublishQueue:
     """Publishes of one partition that are not written yet. `schedule` is called at the first `add`, and at the next
     one after `scheduled` was reset.
@@ -198,80 +306,110 @@ class PublishQueue:
         "_alone",
         "_budget",
         "_delays",
+        "_lanes",
+        "_most",
+        "_runs",
         "_schedule",
         "_waiters",
         "bytes_waiting",
         "closed",
-        "runs",
         "scheduled",
         "write_lone",
     )
 
-    def __init__(self, budget: Budget, schedule: Callable[[], object]) -> None:
-        self.runs: list[bytes] = []
+    def __init__(self, budget: Budget, schedule: Callable[[], object], most: int) -> None:
+        """`most`: bytes of a batch; one run may be larger."""
         self.bytes_waiting = 0
         self.scheduled = False
         self.closed = False  # for `Publisher`: the queue takes nothing more
         self.write_lone: Callable[[bytes, Slot], bool] | None = None
         self._budget = budget
+        self._most = most
         self._alone = 0  # as in the replies of the client that was alone in the last batch; 0: there were others
         self._schedule = schedule
+        self._runs: list[bytes] = []  # of the next batch
         self._waiters: list[Waiter] = []
         self._delays: list[tuple[int, int]] = []
+        self._lanes = Lanes(most)  # empty while the next batch has room
+
+    @property
+    def count(self) -> int:
+        """Runs that wait."""
+        return len(self._runs) + self._lanes.runs
+
+    @property
+    def runs(self) -> list[bytes]:
+        """The runs that wait. Costs as much as they are."""
+        return [*self._runs, *(run for run, _, _ in self._lanes.all())]
 
     def add(self, frames: bytes, reply: Reply, since: float, delay_ms: int | None) -> None:
         """Add a run at the end."""
-        if delay_ms is not None:
-            self._delays.append((len(self.runs), delay_ms))
-        self.runs.append(frames)
-        self._waiters.append((reply, since))
+        if self._lanes or (self._runs and self.bytes_waiting + len(frames) > self._most):
+            self._lanes.add(frames, (reply, since), delay_ms)
+        else:
+            self._put(frames, (reply, since), delay_ms)
         self.bytes_waiting += len(frames)
         self._budget.used += len(frames)
         if not self.scheduled:
             self.scheduled = True
             self._schedule()
 
+    def _put(self, run: bytes, waiter: Waiter, delay_ms: int | None) -> None:
+        """Add a run to the next batch."""
+        if delay_ms is not None:
+            self._delays.append((len(self._runs), delay_ms))
+        self._runs.append(run)
+        self._waiters.append(waiter)
+
     @property
     def full(self) -> bool:
         """Whether the node's budget is used up."""
         return self._budget.used > self._budget.bytes_max
 
-    def take(self, most: int) -> Taken:
-        """Take the runs of the next batch: all, or those of at most `most` bytes together, but at least one."""
-        if self.bytes_waiting <= most:
-            return self.take_all()
-        size = n = 0
-        for run in self.runs:
-            if n and size + len(run) > most:
-                break
-            size += len(run)
-            n += 1
-        return self._take_first(n, size)
+    def take(self) -> Taken:
+        """Take the runs of the next batch: all, or those of at most `most` bytes together. The first one of the ring
+        may be larger than what is left of the batch."""
+        if self._lanes:
+            self._put_all(self._lanes.fill(self.bytes_waiting - self._lanes.bytes))
+        return self._take_next()
+
+    def _put_all(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._put(*entry)
 
     def take_all(self) -> Taken:
-        taken = Taken(self.runs, self._waiters, self._delays, self.bytes_waiting)
+        lanes, self._lanes = self._lanes, Lanes(self._most)
+        self._put_all(lanes.all())
+        return self._take_next()
+
+    def _take_next(self) -> Taken:
+        taken = Taken(self._runs, self._waiters, self._delays, self.bytes_waiting - self._lanes.bytes)
         if taken.runs:  # else it is a batch of events
             reply = taken.waiters[0][0]
             self._alone = 0
-            if len(taken.runs) == 1 and type(reply) is Slot:
+            if self.count == 1 and type(reply) is Slot:
                 self._alone = reply._replies._alone = next(_alone)  # no reference: neither keeps the other in memory
-        self.runs, self._waiters, self._delays, self.bytes_waiting = [], [], [], 0
+        self._runs, self._waiters, self._delays, self.bytes_waiting = [], [], [], self._lanes.bytes
         return taken
 
     def take_since(self, overdue: float) -> Taken:
-        """Take runs from the front while they have waited since before `overdue`.
+        """Take runs from the front while they have waited since before `overdue`: of the next batch, and then of each
+        source.
 
         Publishes of other nodes may have waited longer than those before them in the queue, and still wait for these.
         """
-        n = next((n for n, (_, since) in enumerate(self._waiters) if since >= overdue), len(self._waiters))
-        return self._take_first(n, sum(map(len, self.runs[:n])))
-
-    def _take_first(self, n: int, size: int) -> Taken:
+        waiters = self._waiters
+        n = next((n for n, (_, since) in enumerate(waiters) if since >= overdue), len(waiters))
+        later = self._runs[n:], waiters[n:], [(index - n, delay) for index, delay in self._delays if index >= n]
+        del self._runs[n:], waiters[n:]
+        self._delays = [delay for delay in self._delays if delay[0] < n]
+        if not later[0]:
+            self._put_all(self._lanes.take_since(overdue))
+        size = sum(map(len, self._runs))
+        taken = Taken(self._runs, waiters, self._delays, size)
         self._alone = 0
-        taken = Taken(self.runs[:n], self._waiters[:n], [d for d in self._delays if d[0] < n], size)
-        del self.runs[:n], self._waiters[:n]
-        self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
         self.bytes_waiting -= size
+        self._runs, self._waiters, self._delays = later
         return taken
 
 
@@ -316,7 +454,7 @@ class Publisher:
         self._counts[self._topic] += count
         self.taken_at = self._time()
         queue = self._queue
-        alone = queue._alone and queue._alone == self._replies._alone and not queue.runs and not queue.scheduled
+        alone = queue._alone and queue._alone == self._replies._alone and not queue.count and not queue.scheduled
         if alone and queue.write_lone is not None and queue.write_lone(frames, slot):
             return True
         queue.add(frames, slot, self.taken_at, None)

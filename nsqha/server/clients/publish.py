@@ -54,6 +54,11 @@ class PublishWaiter:
     def __init__(self, future: asyncio.Future[None]) -> None:
         self.future = future
 
+    @property
+    def source(self) -> object:
+        """A publish of its own: its caller waits for it."""
+        return self
+
     def stored(self) -> None:
         if not self.future.done():
             self.future.set_result(None)

@@ -6,6 +6,10 @@ Adaptive: publishes gather until nothing is outstanding and the publishers answe
 (`publishes.Linger`), or until `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`, as each batch costs each of them
 a message and an ack. They leave at the end of a tick. Merging stops at `BATCH_BYTES`; an MPUB is never split.
 
+Publishers that never wait for an OK fill the queue faster than it is written. One iteration of the event loop writes
+`LOOP_BYTES`, and no more than `OUTSTANDING_BYTES` wait for the disk and the followers: the rest stays in the queue,
+where each source has its share of the next batch (`hot.PublishQueue`).
+
 A leader that hands over writes one thing still: the progress of its channels, which the next leader would miss.
 A disk that refuses is tried again after a pause; what it refused of the publishes is answered at once.
 
@@ -36,7 +40,8 @@ from nsqha.server.partition.memory import EphemeralLog
 from nsqha.server.partition.outstanding import Future, Outstanding, OutstandingBatches, settle
 from nsqha.server.partition.publishes import FLUSH_BYTES, PUSHED_FLUSH_BYTES, WaitingPublishes
 
-BATCH_BYTES = 512 << 10  # merging stops here
+LOOP_BYTES = 1 << 20  # of publishes written in one iteration of the event loop
+OUTSTANDING_BYTES = 4 << 20  # of publishes that are written and not committed; with more the queue waits for a commit
 RETRY_SECONDS = 1.0  # after an append that failed: channel events are tried again
 
 
@@ -201,30 +206,40 @@ class GroupCommit:
 
     def flush_publishes(self) -> None:
         """A batch was committed or synced: write the publishes that waited for that."""
-        if self.publishes.queue.runs:
+        if self.publishes.queue.bytes_waiting:
             self._flush()
 
     def _flush(self) -> None:
         publishes, life, events = self.publishes, self._life, self.events
         queue, batches = publishes.queue, self.outstanding
+        written = 0
         try:
             while True:
                 outstanding = batches.waited_for
                 # Who waits for an OK passes here in two or three turns: as few calls as can be.
-                if queue.runs and not outstanding and publishes.linger.waits(len(queue.runs), queue.bytes_waiting):
+                if queue.bytes_waiting and not outstanding and publishes.linger.waits(queue.count, queue.bytes_waiting):
                     if not queue.scheduled:
                         queue.scheduled = True
                         self._runtime.loop.call_soon(self._end_of_tick)
                     return
                 urgent = events.urgent or (life.serving and self._led.cursors.urgent)  # before, nothing takes them
-                if life.closed or life.handing_over or not (queue.runs or urgent):
+                if life.closed or life.handing_over or not (queue.bytes_waiting or urgent):
                     return
                 if not urgent and outstanding and queue.bytes_waiting < publishes.flush_bytes:
                     return
+                if not urgent and batches.bytes >= OUTSTANDING_BYTES:
+                    return
                 if not self._files.ready():
                     return
+                if written >= LOOP_BYTES:
+                    if not queue.scheduled:
+                        queue.scheduled = True
+                        self._runtime.loop.call_soon(self._end_of_tick)
+                    return
+                waiting = queue.bytes_waiting
                 if not self.write(force_events=events.forced()):
                     return
+                written += waiting - queue.bytes_waiting
         except Exception as error:
             self._stop(error)
 
@@ -237,7 +252,7 @@ class GroupCommit:
         now = read(self._runtime.clock)
         patient = patient and not self.events.urgent
         events = self.events.take(led.cursors if self._life.serving else None, now, force_events)
-        taken = publishes.queue.take(BATCH_BYTES) if take_publishes else Taken([], [], [], 0)
+        taken = publishes.queue.take() if take_publishes else Taken([], [], [], 0)
         if not taken.runs and not events.frames:
             if not (self.outstanding.patient and (events.done or self._life.handing_over)):
                 self.outstanding.settle_behind(events.done)
@@ -260,6 +275,7 @@ class GroupCommit:
             return False
         # First: whatever fails from here on, `abandon` answers who waits for it.
         self.outstanding.batches.append(Outstanding(entry, data, taken.waiters, events.done, now.mono, taken.size))
+        self.outstanding.bytes += taken.size
         self.events.written()
         count = entry.count
         publishes.message_count += count
@@ -371,7 +387,7 @@ class GroupCommit:
         if self._life.serving:
             self._led.cursors.prepare_stop()
             self.write(force_events=True)
-        while self.publishes.queue.runs:
+        while self.publishes.queue.bytes_waiting:
             self.write()
         await self.sync.finish()
 

@@ -60,6 +60,7 @@ class LogSync:
             self._lazy.wrote(0)
         if self._led.leader.set_sync_always(setting == "always"):
             self._commit(read(self._clock))
+            self._flush()
 
     def request(self) -> None:
         """Ask for a disk round, whatever the setting."""

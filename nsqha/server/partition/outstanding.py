@@ -78,6 +78,7 @@ class OutstandingBatches:
     ) -> None:
         """`schedule`: channel events may be written now."""
         self.batches: deque[Outstanding] = deque()
+        self.bytes = 0  # of publishes in them
         self.waited_end = 0  # log id: no caller and no publisher waits for the batches from here on, only progress
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
         self._led = led
@@ -103,7 +104,7 @@ class OutstandingBatches:
         lists = others = 0
         outstanding, publishes, cursors = self.batches, self._publishes, self._led.cursors
         pump = cursors.state.pump
-        answered, runs, size = False, len(publishes.queue.runs), publishes.queue.bytes_waiting
+        answered, runs, size = False, publishes.queue.count, publishes.queue.bytes_waiting
         while outstanding and outstanding[0].entry.log_id < committed:
             batch = outstanding[0]
             entry = batch.entry
@@ -119,6 +120,7 @@ class OutstandingBatches:
             # Only now: had that failed, `abandon` would answer these.
             outstanding.popleft()
             publishes.budget.give(batch.size)
+            self.bytes -= batch.size
             if batch.waiters:
                 answered = True
                 runs += len(batch.waiters)
@@ -181,6 +183,7 @@ class OutstandingBatches:
         """Answer all publishers that the outcome is unknown; who waits for the events of these batches."""
         abandoned = list(self.batches)
         self.batches.clear()
+        self.bytes = 0
         for batch in abandoned:
             self._publishes.refuse(batch.waiters, batch.size, f"{OUTCOME_UNKNOWN}{why}")
         return [future for batch in abandoned for future in batch.done]

@@ -316,7 +316,7 @@ def _waits(partition: Partition) -> bool:
         unsynced
         or partition.held_up
         or batches.outstanding.batches
-        or batches.publishes.queue.runs
+        or batches.publishes.queue.bytes_waiting
         or batches.publishes.memory is not None
         or partition.cursors.passing
         or log.forgotten_files

@@ -27,6 +27,7 @@ from nsqha.nsqlog import Logger
 from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
 from nsqha.server.partition.memory import EphemeralLog
 
+BATCH_BYTES = 512 << 10  # merging stops here
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
 TURNS = 32
@@ -50,7 +51,7 @@ class WaitingPublishes:
         memory: EphemeralLog | None,
     ) -> None:
         """`schedule`: something waits. `memory`: what bounds an #ephemeral topic."""
-        self.queue = hot.PublishQueue(runtime.budget, schedule)
+        self.queue = hot.PublishQueue(runtime.budget, schedule, BATCH_BYTES)
         self.linger = Linger(runtime.loop.time)
         self.flush_bytes = FLUSH_BYTES
         self.budget = runtime.budget

@@ -57,6 +57,11 @@ class ForwardedReply:
         self.topic = topic
         self.key = key
 
+    @property
+    def source(self) -> object:
+        """Its publishes keep their order, and have one share of a batch together."""
+        return self.stream
+
     def stored(self) -> None:
         self.stream.stored(self.sequence)
 

@@ -80,6 +80,11 @@ class Publish:
         self.target: Target | None = None  # that has it, or had it last
         self.counted = False  # its bytes are in the budget on the publisher's account
 
+    @property
+    def source(self) -> object:
+        """Whose publishes keep their order."""
+        return self.publisher
+
     def stored(self) -> None:
         """Committed."""
         self.publisher.ended(self, stored=True)

@@ -50,7 +50,7 @@ def filled(
     publishing: ModuleType, sizes: list[int], since: list[float] | None = None
 ) -> tuple[Any, list[Nobody], SimpleNamespace]:
     budget = SimpleNamespace(used=0, bytes_max=1 << 40)
-    queue = publishing.PublishQueue(budget, lambda: None)
+    queue = publishing.PublishQueue(budget, lambda: None, MOST)
     replies = [Nobody() for _ in sizes]
     for n, (size, reply) in enumerate(zip(sizes, replies, strict=True)):
         queue.add(bytes([n % 256]) * size, reply, since[n] if since else float(n), n if n % 3 == 0 else None)
@@ -67,9 +67,10 @@ def test_every_run_is_taken_once_in_order_with_its_waiter_and_its_delay(publishi
     waiters: list[Nobody] = []
     delayed: list[tuple[int, int]] = []
     while queue.runs:
-        taken = queue.take_since(float(len(waiters) + rng.randrange(3))) if rng.random() < 0.3 else queue.take(MOST)
+        taken = queue.take_since(float(len(waiters) + rng.randrange(3))) if rng.random() < 0.3 else queue.take()
         assert taken.size == sum(map(len, taken.runs)) and len(taken.runs) == len(taken.waiters)
-        assert taken.size <= MOST or len(taken.runs) == 1 or taken.waiters[-1][1] < len(waiters) + 3
+        without_last = sum(map(len, taken.runs[:-1]))
+        assert without_last <= MOST or taken.waiters[-1][1] < len(waiters) + 3
         delayed += [(len(runs) + index, delay) for index, delay in taken.delays]
         runs += taken.runs
         waiters += [reply for reply, _ in taken.waiters]
@@ -79,9 +80,102 @@ def test_every_run_is_taken_once_in_order_with_its_waiter_and_its_delay(publishi
     assert delayed == [(n, n) for n in range(0, len(sizes), 3)]
 
 
-def test_a_batch_ends_before_the_run_that_is_too_much_and_a_large_run_goes_alone(publishing: ModuleType) -> None:
-    queue, _, _ = filled(publishing, [MOST - 10, 10, 1, 3 * MOST, 5])
-    assert [len(queue.take(MOST).runs) for _ in range(4)] == [2, 1, 1, 1]
+def test_a_batch_ends_before_the_run_that_is_too_much_and_with_a_large_run(publishing: ModuleType) -> None:
+    queue, _, _ = filled(publishing, [MOST - 10, 10, 1, 3 * MOST, 5, 4 * MOST, MOST])
+    assert [len(queue.take().runs) for _ in range(6)] == [2, 2, 1, 1, 1, 0]
+
+
+class From(Nobody):
+    """The outcome of a publish of one source."""
+
+    def __init__(self, source: object) -> None:
+        self.source = source
+
+
+def crowded(publishing: ModuleType, *runs: tuple[Any, int]) -> Any:
+    """A queue of runs: whose, and of what size. A source is the replies of a client, or anything else."""
+    queue = publishing.PublishQueue(SimpleNamespace(used=0, bytes_max=1 << 40), lambda: None, MOST)
+    for n, (source, size) in enumerate(runs):
+        reply = source.publish("PUB", 1) if isinstance(source, publishing.Replies) else From(source)
+        queue.add(struct.pack(">H", n) + bytes(size - 2), reply, float(n), n)
+    return queue
+
+
+def numbers(taken: Any) -> list[int]:
+    found = [struct.unpack(">H", run[:2])[0] for run in taken.runs]
+    assert taken.size == sum(map(len, taken.runs)) and len(taken.runs) == len(taken.waiters)
+    assert taken.delays == list(enumerate(found)) and [since for _, since in taken.waiters] == found
+    return found
+
+
+def clients(publishing: ModuleType, n: int) -> list[Any]:
+    return [publishing.Replies(client, client.write) for client in [Client() for _ in range(n)]]
+
+
+def test_a_client_that_floods_the_queue_delays_the_others_by_one_batch(publishing: ModuleType) -> None:
+    flood, one, two = clients(publishing, 3)
+    queue = crowded(publishing, *[(flood, 2 * MOST)] * 3, (one, 5), (two, 5), (one, 6), ("other node", 5))
+    assert [numbers(queue.take()) for _ in range(4)] == [[0], [3, 5, 4, 6, 1], [2], []]
+    assert not queue.count and not queue.bytes_waiting
+
+
+def test_who_comes_back_goes_before_those_that_have_more_waiting(publishing: ModuleType) -> None:
+    first, second, one = clients(publishing, 3)
+    queue = crowded(publishing, *[(first, 50), (second, 50)] * 100)
+    queue.take()
+    for n in range(5):
+        queue.add(b"polite", one.publish("PUB", 1), 0.0, None)
+        taken = queue.take()
+        assert b"polite" in taken.runs and len(taken.runs) == MOST // 50, n
+
+
+def test_sources_with_large_and_small_runs_have_the_same_share(publishing: ModuleType) -> None:
+    queue = crowded(publishing, *[("large", MOST)] * 20, *[("small", 10)] * 2000)
+    taken = [n for _ in range(20) for n in numbers(queue.take())]
+    large = sum(n < 20 for n in taken) * MOST
+    assert abs(large - sum(n >= 20 for n in taken) * 10) <= 2 * MOST
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_runs_of_each_source_stay_in_order_and_each_is_taken_in_time(publishing: ModuleType, seed: int) -> None:
+    rng = random.Random(seed)
+    sources = [*clients(publishing, rng.randrange(1, 6)), "other node", None]
+    of = [rng.choice(sources) for _ in range(300)]
+    sizes = [rng.choice((2, 30, rng.randrange(2, 2 * MOST))) for _ in of]
+    queue = crowded(publishing, *zip(of, sizes, strict=True))
+    assert queue.count == len(queue.runs) == 300 and queue.bytes_waiting == sum(sizes)
+    found: list[int] = []
+    for _ in range(1000):
+        batch = numbers(queue.take_since(float(rng.randrange(300))) if rng.random() < 0.02 else queue.take())
+        found += batch
+        assert queue.bytes_waiting == sum(map(len, queue.runs)) == sum(sizes) - sum(sizes[n] for n in found)
+    assert sorted(found) == list(range(300))
+    for source in sources:
+        mine = [n for n in found if of[n] is source]
+        assert mine == sorted(mine)
+
+
+def test_the_largest_run_is_taken_although_others_come_all_the_time(publishing: ModuleType) -> None:
+    queue = crowded(publishing, ("front", MOST), ("large", 3 * MOST))
+    for _ in range(5):
+        for n in range(20):
+            queue.add(bytes(50), From(n), 0.0, None)
+        queue.take()
+    assert 3 * MOST not in map(len, queue.runs)
+
+
+def test_all_sources_are_taken_together_at_the_end(publishing: ModuleType) -> None:
+    queue = crowded(publishing, *[(n % 7, 100) for n in range(70)])
+    assert sorted(numbers(queue.take_all())) == list(range(70))
+    assert not queue.count and numbers(queue.take()) == []
+
+
+def test_of_each_source_the_first_ones_are_overdue(publishing: ModuleType) -> None:
+    queue = crowded(publishing, ("a", MOST), ("a", 9), ("b", 9), ("a", 9), ("b", 9))
+    assert numbers(queue.take_since(0.0)) == []
+    assert numbers(queue.take_since(2.5)) == [0, 1, 2]
+    queue.add(b"again", From("a"), 0.0, None)
+    assert [len(run) for run in queue.take().runs] == [9, 5, 9] and not queue.count
 
 
 def test_only_the_first_ones_are_overdue(publishing: ModuleType) -> None:
@@ -93,7 +187,7 @@ def test_only_the_first_ones_are_overdue(publishing: ModuleType) -> None:
 
 def test_the_flush_is_scheduled_once_until_it_begins(publishing: ModuleType) -> None:
     scheduled: list[int] = []
-    queue = publishing.PublishQueue(SimpleNamespace(used=0, bytes_max=9), lambda: scheduled.append(1))
+    queue = publishing.PublishQueue(SimpleNamespace(used=0, bytes_max=9), lambda: scheduled.append(1), MOST)
     for _ in range(3):
         queue.add(b"x", Nobody(), 0.0, None)
     assert scheduled == [1] and queue.scheduled
@@ -235,14 +329,15 @@ def test_what_was_stored_for_one_client_is_told_in_one_write(publishing: ModuleT
 class Desk:
     """A publisher to topic `t`, bodies of up to nine bytes."""
 
-    def __init__(self, publishing: ModuleType) -> None:
+    def __init__(self, publishing: ModuleType, most: int = MOST) -> None:
         self.client = Client()
         self.budget = SimpleNamespace(used=0, bytes_max=100)
+        self.most = most
         self.full = 0
         self.counts = {"t": 0}
         self.now = 12.5
         self.replies = publishing.Replies(self.client, self.client.write)
-        self.queue = publishing.PublishQueue(self.budget, lambda: None)
+        self.queue = publishing.PublishQueue(self.budget, lambda: None, self.most)
         self.publisher = publishing.Publisher(
             b"PUB t\n", "t", 9, self.queue, self.replies, self.counts, lambda: self.now, self._spent
         )
@@ -331,8 +426,8 @@ def test_a_closed_queue_is_given_nothing(publishing: ModuleType) -> None:
 class LoneDesk(Desk):
     """A desk whose queue writes lone publishes, as long as `writes` says so."""
 
-    def __init__(self, publishing: ModuleType) -> None:
-        super().__init__(publishing)
+    def __init__(self, publishing: ModuleType, most: int = MOST) -> None:
+        super().__init__(publishing, most)
         self.publishing = publishing
         self.writes = True
         self.lone: list[bytes] = []
@@ -347,13 +442,13 @@ class LoneDesk(Desk):
     def batch(self) -> None:
         """What waits is written and answered."""
         self.queue.scheduled = False
-        taken = self.queue.take(MOST)
+        taken = self.queue.take()
         self.budget.used -= taken.size
         self.publishing.tell_stored(taken.waiters, lambda error: None)
 
 
-def alone(publishing: ModuleType) -> LoneDesk:
-    desk = LoneDesk(publishing)
+def alone(publishing: ModuleType, most: int = MOST) -> LoneDesk:
+    desk = LoneDesk(publishing, most)
     assert desk.publisher.take(pubs(b"one")) and not desk.lone, "nothing is known of it yet"
     desk.batch()
     return desk
@@ -407,10 +502,10 @@ def test_a_batch_of_events_changes_nothing_for_who_is_alone(publishing: ModuleTy
 
 
 def test_part_of_what_waits_makes_nobody_alone(publishing: ModuleType) -> None:
-    desk = alone(publishing)
+    desk = alone(publishing, len(frames(b"two")))
     desk.queue.scheduled = True
     assert desk.publisher.take(pubs(b"two")) and desk.publisher.take(pubs(b"three"))
-    publishing.tell_stored(desk.queue.take(len(frames(b"two"))).waiters, lambda error: None)
+    publishing.tell_stored(desk.queue.take().waiters, lambda error: None)
     publishing.tell_stored(desk.queue.take_since(99.0).waiters, lambda error: None)
     desk.queue.scheduled = False
     assert desk.publisher.take(pubs(b"four")) and not desk.lone

@@ -11,7 +11,8 @@ import pytest
 
 from nsqha import hot
 from nsqha.commitlog.log import LogLimits
-from nsqha.server.partition.publishes import LINGER_SECONDS, SKIPPED_MAX, TURNS, Linger
+from nsqha.server.partition.group_commit import LOOP_BYTES, OUTSTANDING_BYTES
+from nsqha.server.partition.publishes import BATCH_BYTES, LINGER_SECONDS, SKIPPED_MAX, TURNS, Linger
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Outcome, PartitionRig
 
@@ -213,6 +214,57 @@ def test_those_who_come_late_do_not_hold_up_the_others():
     slow, quick = Again(rig, TURNS * 3, 10), Again(rig, 0, 200)
     batches(rig, [slow, quick])
     assert slow.answers == 10 and quick.answers == 200
+
+
+RUN = b"x" * (400 << 10)  # a batch has one
+
+
+class Polite(Outcome):
+    source = "polite"
+
+
+def flooded(rig: PartitionRig, runs: int = 20) -> list[Outcome]:
+    return [rig.publish(RUN) for _ in range(runs)]
+
+
+def answered(outcomes: list[Outcome]) -> int:
+    assert all(outcome.answers in ([], ["OK"]) for outcome in outcomes)
+    return sum(map(len, [outcome.answers for outcome in outcomes]))
+
+
+def test_one_iteration_of_the_loop_writes_a_bounded_part_of_the_queue():
+    rig = PartitionRig(sync="none")
+    outcomes = flooded(rig)
+    rig.loop.run_ready()
+    assert answered(outcomes) == LOOP_BYTES // len(RUN) + 1
+    rig.turn()
+    assert answered(outcomes) == 20
+
+
+def test_who_publishes_during_a_flood_is_in_one_of_the_next_batches():
+    rig = PartitionRig()
+    outcomes = flooded(rig, 40)
+    rig.turn()
+    written = rig.partition.batches.outstanding
+    assert OUTSTANDING_BYTES <= written.bytes < OUTSTANDING_BYTES + BATCH_BYTES
+    polite = Polite()
+    rig.partition.publish(hot.frame(b"polite"), polite)
+    rig.disk.sync()
+    assert not polite.answers and answered(outcomes) < 20
+    rig.disk.sync()
+    assert polite.answers == ["OK"] and answered(outcomes) < 30
+    for _ in range(3):
+        rig.disk.sync()
+    assert answered(outcomes) == 40 and not written.bytes and not rig.budget.used
+
+
+def test_what_waits_for_a_commit_is_written_when_sync_becomes_none():
+    rig = PartitionRig()
+    outcomes = flooded(rig)
+    rig.turn()
+    rig.partition.batches.sync.change("none")
+    rig.turn()
+    assert answered(outcomes) == 20
 
 
 def quiet_channel() -> PartitionRig:

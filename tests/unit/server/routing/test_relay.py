@@ -10,7 +10,7 @@ import pytest
 
 from nsqha.server.http.stats import Selection, select
 from nsqha.server.node.snapshot import topic_stats
-from nsqha.server.partition.group_commit import BATCH_BYTES
+from nsqha.server.partition.publishes import BATCH_BYTES
 from nsqha.server.routing.relay_server import UNTAKEN_BYTES, joined
 from tests.unit.server.relay_rig import RelayNodes, until
 
