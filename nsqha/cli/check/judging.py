@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsqha.cli.check.verdict import CheckResult, Observation, Severity
-from nsqha.cli.cluster.show import slow_ones, stuck_lines
+from nsqha.cli.cluster.show import no_controller, slow_ones, stuck_lines
 from nsqha.cli.terminal.screen import show_count, some
 from nsqha.cli.terminal.times import show_duration
 
@@ -73,7 +73,7 @@ def of_cluster(shown: Mapping[str, Any]) -> CheckResult:
     if shown["doubt"]:
         reasons.append(Observation(WARNING if shown["stale"] else CRITICAL, f"metadata: {shown['doubt']}"))
     if shown["controller"] is None:
-        reasons.append(Observation(CRITICAL, "there is no controller: start nsqha lookupd"))
+        reasons.append(Observation(CRITICAL, f"there is no controller: {no_controller(shown)}"))
     if shown["unreadable"]:
         reasons.append(Observation(CRITICAL, f"records that cannot be read: {some(shown['unreadable'])}"))
     if shown["away"]:

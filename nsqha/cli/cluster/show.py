@@ -174,7 +174,7 @@ def forgetting(uid: int, picture: Picture) -> dict[str, list[str]]:
 def print_status(shown: dict[str, Any], source: str) -> None:
     controller = shown["controller"]
     print(f"cluster     {shown['cluster']} ({shown['cluster_id']}), {source}, revision {shown['revision']:,}")
-    who = f"{controller['name']}, epoch {controller['epoch']}" if controller else "none: start nsqha lookupd"
+    who = f"{controller['name']}, epoch {controller['epoch']}" if controller else f"none: {no_controller(shown)}"
     print(f"controller  {who}")
     away = f"; away: {', '.join(shown['away'])}" if shown["away"] else ""
     print(f"nodes       {len(shown['nodes'])} alive: {', '.join(shown['nodes']) or 'none'}{away}")
@@ -204,6 +204,13 @@ def print_status(shown: dict[str, Any], source: str) -> None:
         print("balance     paused: leaderships stay where they are")
     elif shown["balance_window"]:
         print(f"balance     leaderships go back within {shown['balance_window']} UTC only")
+
+
+def no_controller(shown: Mapping[str, Any]) -> str:
+    """Why there is no controller, or the remedy. Lookup daemons elect none with metadata that nodes do not trust."""
+    if shown["doubt"] and not shown["stale"]:
+        return "lookup daemons elect none before the metadata are accepted"
+    return "start nsqha lookupd"
 
 
 def stuck_lines(stuck: Mapping[str, str]) -> list[str]:

@@ -95,6 +95,16 @@ def test_a_cluster_by_the_page_of_its_status(change: dict[str, Any], severity: S
     assert verdict.figures["partitions"] == 12
 
 
+def test_a_controller_that_waits_for_an_operator_is_not_to_be_started() -> None:
+    """Lookup daemons that run elect none with metadata that nodes do not trust: starting another one helps nobody."""
+    started = "start nsqha lookupd"
+    assert started in of_cluster(WELL | {"controller": None}).nagios()
+    assert started in of_cluster(WELL | {"controller": None, "doubt": "etcd is away", "stale": True}).nagios()
+    waiting = of_cluster(WELL | {"controller": None, "doubt": "nodes wait for nsqha cluster accept-metadata: a"})
+    assert waiting.severity == CRITICAL
+    assert started not in waiting.nagios() and "accept-metadata" in waiting.nagios()
+
+
 def channel(**changes: Any) -> Any:
     usual = {
         "oldest_unfinished_seconds": 90.0, "depth": 3, "in_flight": 1, "deferred": 0, "consumers": 1, "paused": False,
