@@ -193,6 +193,10 @@ LOG_EVENTS: dict[str, dict[str, Explanation]] = {
         "statsd_push": Explanation("Figures were sent to statsd."),
         "statsd_failed": Explanation("Figures could not be sent to statsd.", "Look at `--statsd-address`."),
         "reader_refused": Explanation("A reader of segments was refused; the line says why."),
+        "slow_reader_replaced": Explanation(
+            "All places for readers of segments were taken; one that read slowly was ended for another one.",
+            "Read faster, from another replica, or with fewer readers at once.",
+        ),
         "reader_failed": Explanation("Sending a segment failed. A traceback follows."),
         "reader_gone": Explanation("A reader closed its connection."),
         "snapshot_failed": Explanation("A partition could not be pinned for a reader of segments."),

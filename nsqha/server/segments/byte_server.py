@@ -10,8 +10,9 @@ Threads share the interpreter with the loop. The loop waits behind every thread 
 would stop it although each does little. `Turns` lets one request at a time be parsed, looked up and planned, in the
 order in which they came; a thread that waits for a turn, a file or the network does not keep others from running.
 
-Unknown readers: there are at most `ReaderLimits.connections` connections. One more takes the place of the one that has
-waited longest for a request, or gets 503. A malformed request ends its connection; a peer whose certificate may not
+Unknown readers: there are at most `ReaderLimits.connections` connections. One more takes the place of the slowest one
+that takes less than `slow_bytes_per_second` of what is ready for it, or else of the one that has waited longest for a
+request; else it gets 503. A malformed request ends its connection; a peer whose certificate may not
 read is refused before its request is parsed, one whose token may not before anything is looked up. The watcher shuts
 connections down at their deadline: a head that does not arrive, a reader that takes nothing. Sockets block without a
 timeout of their own, so that one rule covers handshakes, heads, TLS and sendfile. A request head has at most
@@ -30,7 +31,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack, contextmanager, suppress
@@ -48,7 +49,7 @@ from nsqha.server.runtime import listen
 from nsqha.server.runtime.tls import cluster_reader_context, why
 from nsqha.server.segments.heads import HEAD_BYTES_MAX, Head
 from nsqha.server.segments.ranges import Answer, Ask, LocatedRange, Refusal, chain_at, check_chain, found, planned
-from nsqha.server.segments.sending import FileShortened, Sender, opened, read_once
+from nsqha.server.segments.sending import FileShortened, Pace, Sender, opened, read_once
 from nsqha.server.segments.turns import RETRY_AFTER_SECONDS, Turn, Turns, busy
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class ReaderLimits:
     head_seconds: float = 10.0  # for the TLS handshake, and for a request's head from its first byte on
     idle_seconds: float = 30.0  # between two requests
     stalled_seconds: float = 60.0  # a reader that takes nothing
+    slow_bytes_per_second: int = 64 << 10  # a reader that takes less over `sending.PACE_SECONDS` may lose its place
     answer_seconds: float = 900.0  # for a whole answer, also if the reader takes a byte from time to time
 
 
@@ -173,14 +175,14 @@ class ReaderCounts:
         with self._lock:
             self._requests[str(status)] += 1
 
-    def stranger(self, who: str, why: str) -> None:
-        """Log a refused reader, unless another one was logged within SAY_SECONDS."""
+    def stranger(self, who: str, why: str, event: str = "reader_refused") -> None:
+        """Log a refused or replaced reader, unless another one was logged within SAY_SECONDS."""
         now = time.monotonic()
         with self._lock:
             silent = now < self._said + SAY_SECONDS
             self._said = self._said if silent else now
         if not silent:
-            logger.warning("reader_refused", "%s: %s", who, why)
+            logger.warning(event, "%s: %s", who, why)
 
 
 class ByteServer:
@@ -316,12 +318,16 @@ class ByteServer:
         if listen.is_spare(sock.fileno()):
             self._refuse(sock, address, "this node has no file descriptors to spare")
             return
-        if len(there) >= self.limits.connections:
-            waiting = [connection for connection in there if connection.waiting_since is not None]
-            if not waiting or len(there) >= 2 * self.limits.connections:
+        staying = [connection for connection in there if not connection.ending]
+        if len(staying) >= self.limits.connections:
+            leaving = replaceable(staying, self.limits.slow_bytes_per_second)
+            if leaving is None or len(there) >= 2 * self.limits.connections:
                 self._refuse(sock, address, f"{len(there)} readers are connected, and all are being served")
                 return
-            min(waiting, key=lambda connection: connection.waiting_since or 0.0).shut()
+            if leaving.waiting_since is None:
+                text = f"took less than {self.limits.slow_bytes_per_second} bytes a second; {address} has its place now"
+                self.counts.stranger(leaving.address, text, "slow_reader_replaced")
+            leaving.shut()
         connection = ReaderConnection(self, sock, address)
         with self._lock:
             self._connections.add(connection)
@@ -358,6 +364,21 @@ class ByteServer:
                 self._parting.remove((until, sock))
 
 
+def replaceable(connections: Iterable[ReaderConnection], slow: float) -> ReaderConnection | None:
+    """The connection that ends where all places are taken: the slowest one that is served and takes less than `slow`
+    bytes a second, or else the one that has waited longest for a request. None: all are being served well."""
+    waiting: dict[ReaderConnection, float] = {}
+    paces: dict[ReaderConnection, float] = {}
+    for connection in connections:
+        since, pace = connection.waiting_since, connection.pace
+        if since is not None:
+            waiting[connection] = since
+        elif pace is not None and (taken := pace.bytes_per_second) is not None and taken < slow:
+            paces[connection] = taken
+    worst = paces or waiting
+    return min(worst, key=worst.__getitem__) if worst else None
+
+
 @dataclass(eq=False)
 class ReaderConnection:
     """One reader, and the thread that serves it."""
@@ -369,6 +390,8 @@ class ReaderConnection:
     ends_at: float = field(init=False)  # the deadline of the whole answer
     waiting_since: float | None = field(init=False)  # for a handshake or a request; None: it is being served
     peer: PeerIdentity = field(init=False)
+    pace: Pace | None = None  # None: it has asked for nothing yet
+    ending: bool = False  # it was shut down, and its thread is about to end
     refused: Refusal | None = None  # the answer to any request, if its certificate may not read
     thread: threading.Thread = field(init=False)
 
@@ -395,6 +418,7 @@ class ReaderConnection:
 
     def shut(self) -> None:
         """Shut the socket down from another thread, so that this connection's thread wakes up and ends."""
+        self.ending = True
         with self._closing, suppress(OSError):
             # Not SSLSocket's: that drops its TLS first, and what its thread writes next would be sent unencrypted.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
@@ -462,6 +486,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._first = True
         tls = isinstance(connection.sock, ssl.SSLSocket)
         self._sender = Sender(connection.sock, tls=tls, progress=connection.progress)
+        connection.pace = self._sender.pace
         super().__init__(connection.sock, connection.address, connection.server)  # type: ignore[arg-type]
 
     def setup(self) -> None:

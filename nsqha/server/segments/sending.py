@@ -18,6 +18,7 @@ import mmap
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -26,6 +27,8 @@ from nsqha.commitlog.readonce import PAGE_BYTES, cached_pages
 SENDFILE_BYTES = 1 << 20  # at a time: the GIL is taken once for each
 BUFFER_BYTES = 512 << 10  # of each connection that needs one; read at a time
 TLS_BYTES = 64 << 10  # passed to TLS at a time: a reader has to take this many before its stall deadline
+
+PACE_SECONDS = 10.0
 
 Progress = Callable[[], None]
 
@@ -62,6 +65,40 @@ def read_once(fd: int, n: int, position: int) -> bytes:
     return b"".join(parts)
 
 
+class Pace:
+    """How much one reader takes of what is ready for it, over the last PACE_SECONDS to 2 * PACE_SECONDS of sending.
+
+    Time in which nothing is ready (a slow disk, no request) does not count. Another thread may call `bytes_per_second`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None  # when something became ready
+        self._last = (0, 0.0)  # bytes and seconds
+        self._before = (0, 0.0)  # the same, of the last time that these were PACE_SECONDS
+
+    def ready(self) -> None:
+        """Something is sent now."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def took(self, n: int) -> None:
+        """The reader has taken so much of it."""
+        assert self._since is not None
+        size, seconds = self._last
+        self._last = last = (size + n, seconds + self._clock() - self._since)
+        self._since = None
+        if last[1] >= PACE_SECONDS:
+            self._before, self._last = last, (0, 0.0)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """None: it is too early to say."""
+        since, (size, seconds), (before, seconds_before) = self._since, self._last, self._before
+        seconds += seconds_before + (0.0 if since is None else self._clock() - since)
+        return None if seconds < PACE_SECONDS else (size + before) / seconds
+
+
 class Sender:
     """Sends parts of files to one connection."""
 
@@ -70,6 +107,7 @@ class Sender:
         self._sock = sock
         self._tls = tls
         self._progress = progress
+        self.pace = Pace()
         self._buffer: memoryview | None = None
 
     def send(self, fd: int, pieces: tuple[tuple[int, int], ...]) -> None:
@@ -87,6 +125,7 @@ class Sender:
     def _sendfile(self, fd: int, position: int, end: int) -> None:
         out = self._sock.fileno()
         while position < end:
+            self.pace.ready()
             try:
                 n = os.sendfile(out, fd, position, min(SENDFILE_BYTES, end - position))
             except BlockingIOError:
@@ -94,6 +133,7 @@ class Sender:
             if not n:
                 raise FileShortened
             position += n
+            self.pace.took(n)
             self._progress()
 
     def _copy(self, read: Callable[[memoryview, int], int], position: int, end: int) -> None:
@@ -116,11 +156,13 @@ class Sender:
     def _write(self, data: memoryview) -> None:
         size = TLS_BYTES if self._tls else SENDFILE_BYTES
         while data:
+            self.pace.ready()
             try:
                 n = self._sock.send(data[:size])
             except BlockingIOError:
                 continue
             data = data[n:]
+            self.pace.took(n)
             self._progress()
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -307,7 +309,9 @@ def test_a_reader_that_does_not_end_with_an_answer_is_cut_off(tmp_path: Path) ->
 
 def test_a_connection_too_many_takes_the_place_of_the_one_that_waits_longest(log: Stored) -> None:
     with running(log, limits=ReaderLimits(connections=2)) as rig, rig.connect() as first, rig.connect() as second:
-        assert first.get(rig.target(1, 2)).status == second.get(rig.target(1, 2)).status == 200
+        for reader in (first, second):
+            assert reader.get(rig.target(1, 2)).status == 200
+            wait_until(lambda: all(connection.waiting_since is not None for connection in rig.server._now()))
         with rig.connect() as third:
             assert third.get(rig.target(1, 2)).status == 200
             assert first.ended()
@@ -324,6 +328,35 @@ def test_where_all_are_being_served_one_more_is_told_to_come_later(tmp_path: Pat
             refused = reader.response()  # before it has asked
             assert refused.status == 503 and refused.headers["Retry-After"] == "2"
             assert reader.ended()
+
+
+def of(*, waits_since: float | None = None, taken: float | None = None) -> Any:
+    return Mock(waiting_since=waits_since, pace=Mock(bytes_per_second=taken))
+
+
+def test_the_slowest_reader_loses_its_place_and_never_one_that_reads_well() -> None:
+    good, new, slow, slowest = of(taken=2000.0), of(), of(taken=900.0), of(taken=10.0)
+    waiting, longest = of(waits_since=7.0, taken=5.0), of(waits_since=3.0)
+    unasked = Mock(waiting_since=None, pace=None)
+    assert byte_server.replaceable([good, new, unasked], 1000) is None
+    assert byte_server.replaceable([good, waiting, longest, new], 1000) is longest
+    assert byte_server.replaceable([good, waiting, slow, slowest, longest], 1000) is slowest
+
+
+def test_a_new_reader_takes_the_place_of_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqha.server.segments.sending.PACE_SECONDS", 0.2)
+    log = Stored(tmp_path, body_bytes=1 << 20)
+    log.write(20, messages=1)
+    limits = ReaderLimits(connections=1, slow_bytes_per_second=1 << 40)
+    with running(log, limits=limits) as rig, rig.connect(receive_bytes=4096) as slow:
+        slow.send(f"GET {rig.target(1, 21)} HTTP/1.1\r\n\r\n".encode())
+        assert slow.file.readline().startswith(b"HTTP/1.1 200")
+        (served,) = rig.server._now()
+        wait_until(lambda: served.pace is not None and served.pace.bytes_per_second is not None)
+        with rig.connect() as new:
+            assert new.get(rig.target(1, 2)).status == 200
+            with suppress(ConnectionError):
+                assert len(slow.file.read()) < 20 << 20, "its answer breaks off"
 
 
 def test_without_spare_descriptors_nobody_is_served(rig: ByteServerRig, monkeypatch: pytest.MonkeyPatch) -> None:

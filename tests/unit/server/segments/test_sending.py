@@ -13,7 +13,7 @@ import pytest
 
 from nsqha.commitlog.readonce import PAGE_BYTES, cached_pages
 from nsqha.server.segments import sending
-from nsqha.server.segments.sending import FileShortened, Sender, opened, read_once
+from nsqha.server.segments.sending import FileShortened, Pace, Sender, opened, read_once
 
 PAGES = 600
 CONTENT = os.urandom(PAGES * PAGE_BYTES - 100)
@@ -139,3 +139,45 @@ def test_each_block_that_the_reader_takes_is_progress(file: int, monkeypatch: py
     taken, blocks = Taken(), []
     Sender(taken.sock, tls=True, progress=lambda: blocks.append(1)).send(file, ((0, 10_000),))
     assert len(taken.all()) == 10_000 and len(blocks) == 10
+
+
+# ---- how fast a reader is
+
+
+class Taking:
+    """A reader whose time moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pace = Pace(lambda: self.now)
+
+    def take(self, n: int, seconds: float) -> None:
+        self.pace.ready()
+        self.now += seconds
+        self.pace.took(n)
+
+
+def test_the_pace_of_a_reader_is_known_after_ten_seconds_of_sending() -> None:
+    reader = Taking()
+    reader.take(1000, 9.0)
+    reader.now += 500  # a slow disk, or no request
+    assert reader.pace.bytes_per_second is None
+    reader.take(1000, 1.0)
+    assert reader.pace.bytes_per_second == 200
+
+
+def test_a_reader_that_takes_nothing_becomes_slower_while_something_is_ready() -> None:
+    reader = Taking()
+    reader.take(1000, 10.0)
+    reader.pace.ready()
+    reader.now += 10
+    reader.pace.ready()  # again: nothing was taken
+    assert reader.pace.bytes_per_second == 50
+
+
+def test_what_was_long_ago_does_not_count() -> None:
+    reader = Taking()
+    reader.take(1 << 30, 10.0)
+    reader.take(100, 10.0)
+    reader.take(10, 5.0)
+    assert reader.pace.bytes_per_second == 110 / 15
