@@ -18,6 +18,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection, Iterator
+from itertools import chain
 from typing import Any
 
 from nsqha.election.controller.planner import PlanLimits
@@ -40,7 +41,7 @@ from tests.sim.net import Network
 from tests.sim.node import DATA, SimController, SimNode
 from tests.sim.operators import Operators
 from tests.sim.plan import Plan
-from tests.sim.policies import fates
+from tests.sim.policies import fates, passed_too_early
 from tests.sim.storage import Crashed
 
 SERVICES = (
@@ -356,7 +357,7 @@ class SimCluster:
             self.until(comparison.drained, CONVERGE_SECONDS, "everything is delivered once more")
         self.run_for(QUIET_SECONDS)
         self._settled()
-        for problem in fates(self) if "set_policy" in self.plan.operations else ():
+        for problem in chain(fates(self), passed_too_early(self)) if "set_policy" in self.plan.operations else ():
             raise Violation(problem)
         if self.lost:  # what was given up, and what was mended, is what the files say
             for node in self.nodes:

@@ -234,12 +234,13 @@ class Ledger:
                         yield stored
                         break
 
-    def excused(self, stored: Stored, topic: str, channel: str) -> bool:
-        """Whether an operator may be why the channel has not got it."""
+    def excused(self, stored: Stored, topic: str, channel: str, *, but: str = "") -> bool:
+        """Whether an operator may be why the channel has not got it, by an operation of another kind than `but`."""
         number = stored.key[1]
         return any(
             op.topic == topic and op.channel in ("", channel) and op.number == number and op.may_drop(stored, stored.at)
             for op in self.operations
+            if op.kind != but
         )
 
     def attempts_broken(self, topic: str, channel: str, number: int, epoch: int, attempts: int, now: float) -> str:

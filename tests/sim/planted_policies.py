@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +11,7 @@ from nsqha.cursor.live import acting
 from nsqha.cursor.live.channel import Channel
 from nsqha.cursor.live.looking import MessageState, held
 from nsqha.cursor.live.requeue import Requeues
+from nsqha.cursor.passing import PassingChannels
 from nsqha.hot import FINISHED
 from nsqha.server.node import dead_letters
 from nsqha.server.node.dead_letters import DeadLetterMover
@@ -85,4 +86,16 @@ def requeue_loses_dead_letters() -> Iterator[None]:
         return act(cursor, offset, action, now, due_ns=due_ns)
 
     with patch("nsqha.admin.messages.act", wrong):
+        yield
+
+
+@mutant(policies)
+def ttl_drops_everything_at_once() -> Iterator[None]:
+    """Whatever its age is, a channel with a ttl passes it over."""
+
+    def wrong(self: PassingChannels, wall_ns: int, first_since: Callable[[int], int]) -> bool:
+        return expire(self, wall_ns, lambda time_ns: first_since(1 << 62))
+
+    expire = PassingChannels.expire
+    with patch.object(PassingChannels, "expire", wrong):
         yield

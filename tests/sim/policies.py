@@ -3,6 +3,8 @@
 attempts    the wire never shows more than a policy's max_attempts, whichever leader delivers
 fates       at the end nothing has left a channel uncounted: what is finished there was finished by a consumer or an
             operator, passed over or dropped by a policy, emptied, or moved to the topic of dead letters
+in time     what a policy passed over unread was as old, or had as much behind it, as it says when the log says that the
+            channel was done with it; and it was not passed over before the policy was asked for
 one place   a dead letter is kept, or was moved, once; twice only where a crash or a change of leader may repeat it
 """
 
@@ -16,10 +18,13 @@ from nsqha.cursor.live.looking import MessageState, held
 from nsqha.election.policy import FIELDS
 from nsqha.errors import NsqhaError
 from nsqha.pb.v1 import admin_pb2
+from tests.jepsen.checkers.settling import rows_of
+from tests.jepsen.history import Settling
 from tests.sim.ledger import DEAD_TOPIC, LATE_SECONDS, PolicyChange, Stored
-from tests.sim.loop import WALL_NS
+from tests.sim.loop import START, WALL_NS
 
 if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
     from tests.sim.cluster import SimCluster
     from tests.sim.node import SimNode
     from tests.sim.operators import Operators
@@ -172,6 +177,50 @@ def _odd(cluster: SimCluster, topic: str, channel: str, stored: Stored, state: M
         return ""
     drops = any(c.fields["dead_letter"] == "drop" for c in ledger.policies if (c.topic, c.channel) == (topic, channel))
     return "" if drops or ledger.excused(stored, topic, channel) else "it is finished, and nobody finished it"
+
+
+def passed_too_early(cluster: SimCluster) -> Iterator[str]:
+    """Messages that a channel passed over when no policy explained it yet, as far as the log says when that was."""
+    ledger = cluster.oracle.ledger
+    if "clock" in cluster.plan.faults:
+        return
+    for topic, key, _ in cluster.named_metas():
+        led = [n.replicas.leading[key] for n in cluster.nodes if n.replicas and key in n.replicas.leading]
+        if not led or led[0].log.start.log_id != 1:
+            continue
+        log, live = led[0].log, led[0].partition.cursors.channels
+        entries = log.entries(1, led[0].committed)
+        names = {live[name].uid: name for name in cluster.channels_of(topic) if name in live}
+        for uid, said in rows_of(((entry, bytes(log.events(entry))) for entry in entries), {*names}).items():
+            asked = [c for c in ledger.policies if (c.topic, c.channel) == (topic, names[uid])]
+            if said.moved or any(change.fields["dead_letter"] == "drop" for change in asked):
+                continue  # what died leaves no trace then
+            for row in said.rows:
+                for stored in ledger.messages.get(key, [])[row.first : row.end]:
+                    if _unread(cluster, topic, names[uid], stored) and (why := _early(log, stored, row, asked)):
+                        yield f"{topic}:{names[uid]} {stored}: {why}"
+
+
+def _unread(cluster: SimCluster, topic: str, channel: str, stored: Stored) -> bool:
+    """Whether nobody got it, and nothing but a policy can be why."""
+    ledger, history = cluster.oracle.ledger, cluster.history
+    seen = stored.body in history.delivered.get((topic, channel), {}) or stored.body in ledger.moved
+    return not seen and not ledger.excused(stored, topic, channel, but="policy")
+
+
+def _early(log: PartitionLog, stored: Stored, row: Settling, asked: list[PolicyChange]) -> str:
+    """Why it should not have been passed over in that batch; empty: there was a policy that explains it."""
+    entry = log.entry_for_offset(stored.offset)
+    at = START + (row.timestamp - WALL_NS) / 1e9
+    if entry is None or row.attempts:
+        return ""
+    age, behind = (row.timestamp - entry.timestamp_ns) / 1e6, row.log_end - stored.offset - 1
+    for change in asked:
+        fields, depth = change.fields, change.fields["max_depth"]
+        old = fields["ttl_ms"] is not None and age >= fields["ttl_ms"]
+        if change.began <= at and (fields["skip"] or old or (depth is not None and behind >= depth)):
+            return ""
+    return f"passed over at {at - START:.4f}, {age:.0f} ms old, with {behind} behind it"
 
 
 def died_unseen(cluster: SimCluster, topic: str, channel: str, stored: Stored) -> bool:
