@@ -52,6 +52,8 @@ _ATTRIBUTES = struct.Struct(">IqH")
 _CHANNELS = struct.Struct(">QBI")
 _CHANNEL = struct.Struct(">QBB")
 _PROGRESS = struct.Struct(">QQQIIIIB")
+_FLOOR = struct.Struct(">IIQQQQQB")  # the frame of a progress without lists
+_MESSAGE = frames.MESSAGE.to_bytes(4)
 _SEEK = struct.Struct(">QQQBI")
 _LOG_START = struct.Struct(">QQI")
 _ABANDONED = struct.Struct(">QQQ")
@@ -152,6 +154,11 @@ class ChannelProgress:
     attempts_known: bool = False
     put_back: bool = False
 
+    @property
+    def rows(self) -> int:
+        """How long its lists are together."""
+        return len(self.ranges) + len(self.puts) + len(self.finished) + len(self.attempts)
+
     def encode(self) -> bytes:
         head = _PROGRESS.pack(
             self.uid,
@@ -174,6 +181,56 @@ class ChannelProgress:
                 b"".join([_RUN.pack(*run) for run in self.attempts]),
             )
         )
+
+
+def encode_cursor(uid: int, seek: int, floor: int, ranges: list[Range]) -> bytes:
+    """`ChannelProgress(uid, seek, floor, ranges).encode()` in a third of the time."""
+    head = _PROGRESS.pack(uid, seek, floor, len(ranges), 0, 0, 0, 0)
+    return head + pack_ranges(ranges) if ranges else head
+
+
+def floor_frame(uid: int, seek: int, floor: int) -> bytes:
+    """The frame of a progress that moves the floor of one channel and says nothing else."""
+    return _FLOOR.pack(4 + _PROGRESS.size, frames.PROGRESS, uid, seek, floor, 0, 0, 0)
+
+
+def floor_in(data: bytes | bytearray | memoryview) -> tuple[int, int, int] | None:
+    """(uid, seek, floor) of the `floor_frame` at the front of a batch, if no other control frame follows."""
+    if len(data) < _FLOOR.size:
+        return None
+    size, kind, uid, seek, floor, lists, more, flags = _FLOOR.unpack_from(data)
+    if size != 4 + _PROGRESS.size or kind != frames.PROGRESS or lists or more or flags:
+        return None
+    if len(data) > _FLOOR.size and data[_FLOOR.size + 4 : _FLOOR.size + 8] != _MESSAGE:
+        return None
+    return uid, seek, floor
+
+
+def cursors_in(
+    data: bytes | bytearray | memoryview, at: int, end: int
+) -> list[tuple[int, int, int, list[Range]]] | None:
+    """(uid, seek, floor, ranges) of the channels in this payload of a PROGRESS frame, if it says nothing else of any.
+    None: `decode` has to look."""
+    found = []
+    try:
+        while at < end:
+            uid, seek, floor, count, puts, finished, attempts, flags = _PROGRESS.unpack_from(data, at)
+            at += _PROGRESS.size
+            if puts or finished or attempts or flags or at + count * _RANGE.size > end:
+                return None
+            ranges: list[Range] = []
+            if count:
+                before = -1
+                for first, after in _RANGE.iter_unpack(data[at : at + count * _RANGE.size]):
+                    if not before <= first < after:
+                        return None
+                    before = after
+                    ranges.append((first, after))
+                at += count * _RANGE.size
+            found.append((uid, seek, floor, ranges))
+    except struct.error:
+        return None
+    return found
 
 
 def progress_frame(channels: list[bytes]) -> bytes:

@@ -18,10 +18,17 @@ class ChannelLimits:
     waiting_max: int = 10_000
     # How many redelivered or touched messages are in flight at once per channel (each is a small object).
     singles_max: int = 100_000
-    # Progress rides with a data batch at most this often, and is written without data after at most that long: what a
-    # killed process repeats. Both are longer by `progress_range_s` for each finished range, which costs time to find.
+    # Progress rides with a data batch at most every `progress_soon_s`: what a killed process repeats. Each row of it (a
+    # channel, a finished range) takes some microseconds here and at every replica, so the next one waits
+    # `progress_row_s` for each, up to `progress_interval_s`. A hundred channels ride every 40 ms, one rides every 4 ms.
+    progress_soon_s: float = 0.004
+    progress_row_s: float = 0.001
     progress_interval_s: float = 0.04
+    # Without data it is written after at most `progress_idle_s`. A leader without followers writes it with the FINs, if
+    # its node did so for no partition in the last `progress_alone_s`: a batch of its own costs much more than riding.
     progress_idle_s: float = 0.05
+    progress_alone_s: float = 0.01
+    # All these are longer by this for each finished range that is held, which costs time to find.
     progress_range_s: float = 20e-6
     progress_ranges_s_max: float = 0.95
     # A message that comes back is behind at most this many unread ones, and not for longer than this: consumers must

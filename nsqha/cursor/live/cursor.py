@@ -25,7 +25,7 @@ from itertools import takewhile
 from nsqha.cursor.committed.state import ChannelState, PartitionState
 from nsqha.cursor.deferred.deferred_set import Deferred, MemoryDeferred
 from nsqha.cursor.deferred.overlay import DeferredChange, DeferredOverlay
-from nsqha.cursor.events import ChannelProgress
+from nsqha.cursor.events import ChannelProgress, encode_cursor, floor_frame
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live.dead import DeadLetters
 from nsqha.cursor.live.flight import Flight, runs
@@ -35,6 +35,9 @@ from nsqha.cursor.live.unread import UnreadLog
 from nsqha.cursor.live.waiting import Waiting
 from nsqha.cursor.policy import ChannelPolicies
 from nsqha.hot import FINISHED, WAITING, Ring
+
+SMALL_RANGES = 100
+SPAN_OF_A_ROW = 4096  # so many messages in flight are looked through in the time of a row
 
 
 class ChannelContext:
@@ -268,6 +271,33 @@ class ChannelCursor:
         """Whether a clean stop has something to write."""
         handed_out = self.flight.count or self.ring.low < self.ring.next or self.unread.again or self.committed.attempts
         return not self.ephemeral and bool(self.is_dirty or handed_out)
+
+    def floor_progress(self) -> bytes | None:
+        """The frame of a progress that is nothing but a floor; None: it is more, and nothing was done."""
+        ring, written = self.ring, self.written
+        low = ring.low
+        if self.deferred_overlay.unsent or self.unread.has_ahead or written.ranges:
+            return None
+        if low < written.floor or ring.next - low > SPAN_OF_A_ROW or ring.finished_ranges(low, ring.next):
+            return None
+        self.is_dirty = False
+        written.floor = low
+        return floor_frame(self.uid, self.committed.seek, low)
+
+    def small_progress(self) -> tuple[bytes, int] | None:
+        """The encoded progress of a channel whose floor moved over what consumers finished, and how many rows that is;
+        None: it has more to say, and `progress` does."""
+        ring, unread = self.ring, self.unread
+        if self.deferred_overlay.unsent or unread.has_ahead:
+            return None
+        ranges = ring.finished_ranges(ring.low, ring.next)
+        if len(ranges) > SMALL_RANGES:
+            return None
+        self.is_dirty = False
+        written = self.written
+        new = written.advance(ring.low, ranges, ring.next)
+        rows = 1 + len(new) + (ring.next - ring.low) // SPAN_OF_A_ROW
+        return encode_cursor(self.uid, self.committed.seek, written.floor, new), rows
 
     def progress(
         self, *, final: bool = False, whole: bool = False

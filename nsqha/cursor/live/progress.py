@@ -97,8 +97,7 @@ def pieces(whole: ChannelProgress, floor_before: int, put_back: Set[int] = froze
         for i in range(0, len(back), ROWS_PER_PIECE):
             part = back[i : i + ROWS_PER_PIECE]
             yield ChannelProgress(whole.uid, whole.seek, floor_before, puts=part, put_back=True)
-    rows = len(whole.ranges) + len(whole.puts) + len(whole.finished) + len(whole.attempts)
-    if rows <= ROWS_PER_PIECE:
+    if whole.rows <= ROWS_PER_PIECE:
         yield whole
         return
     uid, seek, n = whole.uid, whole.seek, ROWS_PER_PIECE
@@ -113,12 +112,11 @@ def pieces(whole: ChannelProgress, floor_before: int, put_back: Set[int] = froze
         yield ChannelProgress(uid, seek, whole.floor, attempts=whole.attempts[i : i + n])
 
 
-def frames(parts: Iterable[ChannelProgress]) -> Iterator[bytes]:
-    """Parts gathered into as few progress frames as 64 KB each allow."""
+def frames(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Encoded parts gathered into as few progress frames as 64 KB each allow."""
     gathered: list[bytes] = []
     size = 0
-    for part in parts:
-        encoded = part.encode()
+    for encoded in parts:
         if gathered and size + len(encoded) > FRAME_BYTES_MAX - 64:
             yield progress_frame(gathered)
             gathered, size = [], 0
@@ -145,6 +143,13 @@ class TakenEvents(Generic[T]):
 
     def committed(self, batch: bytes | bytearray | memoryview) -> list[T]:
         """What of the news is in this batch, which was committed; recognised by its bytes."""
+        if self._taken:
+            data, news = self._taken[0]
+            size = len(data)
+            last = len(batch) < size + layout.HEAD.size or layout.HEAD.unpack_from(batch, size)[1] < layout.CONTROL_MIN
+            if last and batch[:size] == data:
+                self._taken.popleft()
+                return news
         found: list[T] = []
         front = bytes(batch[: sum(len(data) for data, _ in self._taken) + 64])
         at = 0

@@ -178,6 +178,11 @@ class UnreadLog:
         self.passed.add(offset, offset + 1)
         self.look()
 
+    @property
+    def has_ahead(self) -> bool:
+        """Whether `take_ahead` has something."""
+        return bool(self._ahead)
+
     def take_ahead(self) -> list[tuple[int, int]]:
         """What was finished in front of the reader since the last time, and lies there still."""
         self._ahead.cut_below(self._ring.next)

@@ -32,6 +32,15 @@ from nsqha.server.runtime.measures import Measures
 logger = Logger("partition")
 
 
+class ProgressPace:
+    """When the node may write progress as a batch of its own again: seldom, however many partitions it leads."""
+
+    __slots__ = ("next_at",)
+
+    def __init__(self) -> None:
+        self.next_at = 0.0  # by the monotonic clock
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionRuntime:
     """What the node lends to each of its partitions."""
@@ -49,6 +58,7 @@ class PartitionRuntime:
     sync_seconds: float
     turns: IdleTurns[Any]  # of the partitions that the node leads
     moving: WeakSet[PassingChannels] = field(default_factory=WeakSet)  # of those that had dead letters to move
+    progress_pace: ProgressPace = field(default_factory=ProgressPace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -552,13 +552,16 @@ class Deliveries(dict[str, Delivery]):
         loop: asyncio.AbstractEventLoop,
         ring: Callable[[], None],
         flush: Callable[[], None],
+        finished: Callable[[Now], None],
     ) -> None:
-        """`ring`: a deadline is over, of a channel or of an event. `flush`: write events now."""
+        """`ring`: a deadline is over, of a channel or of an event. `flush`: write events now. `finished`: the FINs of a
+        tick are taken, and what they made room for is delivered."""
         super().__init__()
         self._partition = partition
         self._loop = loop
         self._woken: list[Delivery] = []
         self._flush = flush
+        self._finished = finished
         self._alarm = Alarm(loop, ring)
         self._events_alarm = Alarm(loop, ring)  # moved when progress rides, or it would ring for nothing
         self._wall_ahead = 0.0  # of the monotonic clock
@@ -604,6 +607,7 @@ class Deliveries(dict[str, Delivery]):
         for delivery in woken:
             delivery.pump(now)
         self._write_progress()  # what pumps have settled
+        self._finished(now)
         self.arm(now.mono, woken)
 
     def _write_progress(self) -> None:

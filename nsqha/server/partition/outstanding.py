@@ -98,8 +98,8 @@ class OutstandingBatches:
         return bool(self.batches) and self.batches[-1].entry.log_id >= self.waited_end
 
     def commit(self, now: Now) -> bool:
-        """Apply and answer what the commit point has passed. False: that was changes of the channel list alone, so that
-        no channel has anything new to hand out but those that `on_effects` has woken."""
+        """Apply and answer what the commit point has passed. False: that was changes of the channel list alone, or
+        floors, so that no channel has anything new to hand out but those that `on_effects` has woken."""
         committed = self._led.leader.committed
         lists = others = 0
         outstanding, publishes, cursors = self.batches, self._publishes, self._led.cursors
@@ -109,7 +109,7 @@ class OutstandingBatches:
             batch = outstanding[0]
             entry = batch.entry
             effects = cursors.apply(entry, batch.data, now)
-            if lists_only(entry, effects):
+            if lists_only(entry, effects) or cursors.floors_only(entry, effects):
                 lists += 1
             else:
                 others += 1

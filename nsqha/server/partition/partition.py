@@ -78,7 +78,9 @@ class Partition:
             resume=self._resume,
             stop=self._stop,
         )
-        self.deliveries = Deliveries(self, runtime.loop, self._due, self.batches.flush_events)
+        self.deliveries = Deliveries(
+            self, runtime.loop, self._due, self.batches.flush_events, self.batches.write_progress
+        )
         self.retention = retention
         self.local_repair: LocalRepair | None = None  # of a log that no other node has
         self.on_damage: Callable[[int, int], object] = lambda first, end: None  # log ids that do not verify

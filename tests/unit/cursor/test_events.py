@@ -144,3 +144,43 @@ def test_deliver_at_times_of_a_batch():
         ]
     )
     assert deliver_at_in(batch, 100) == {102: 77, 103: 77, 105: 88}
+
+
+# ---- the quick ways for the usual progress
+
+
+@given(u64, u64, u64, ranges)
+def test_a_floor_with_ranges_is_encoded_as_any_progress(uid, seek, floor, finished):
+    assert (
+        events.encode_cursor(uid, seek, floor, list(finished)) == ChannelProgress(uid, seek, floor, finished).encode()
+    )
+    assert events.floor_frame(uid, seek, floor) == ProgressEvent((ChannelProgress(uid, seek, floor),)).encode()
+
+
+@given(st.lists(progress, max_size=4), st.booleans())
+def test_floors_and_ranges_are_read_as_they_were_written(channels, plain):
+    if plain:
+        channels = [ChannelProgress(c.uid, c.seek, c.floor, c.ranges) for c in channels]
+    data = ProgressEvent(tuple(channels)).encode()
+    found = events.cursors_in(data, 8, len(data))
+    says_more = any(c.puts or c.finished or c.attempts or c.attempts_known or c.put_back for c in channels)
+    assert found == (None if says_more else [(c.uid, c.seek, c.floor, list(c.ranges)) for c in channels])
+    floor = channels[0] if len(channels) == 1 and not says_more and not channels[0].ranges else None
+    assert events.floor_in(data) == ((floor.uid, floor.seek, floor.floor) if floor else None)
+
+
+def test_a_floor_is_quick_to_read_only_with_messages_behind_it():
+    floor = events.floor_frame(1, 2, 3)
+    assert events.floor_in(bytearray(floor + hot.frame(b"x"))) == (1, 2, 3)
+    assert events.floor_in(floor + floor) is None
+    assert events.floor_in(floor[:-1]) is None
+    assert events.floor_in(floor + b"junk") is None
+
+
+@pytest.mark.parametrize("cut", range(1, 33))
+def test_what_does_not_fit_is_left_to_the_way_that_says_why(cut):
+    data = ProgressEvent((ChannelProgress(1, 2, 3, ((4, 5), (7, 9))),)).encode()
+    assert events.cursors_in(data, 8, len(data) - cut) is None
+    assert (
+        events.cursors_in(ProgressEvent((ChannelProgress(1, 2, 3, ((7, 9), (4, 5))),)).encode(), 8, len(data)) is None
+    )

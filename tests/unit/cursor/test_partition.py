@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from nsqha import hot
 from nsqha.clock import Now
+from nsqha.cursor import events
 from nsqha.cursor.committed import checkpoint
-from nsqha.cursor.events import EpochStart, ProgressEvent, decode
+from nsqha.cursor.committed.state import Created, Progressed
+from nsqha.cursor.events import ChannelProgress, EpochStart, ProgressEvent, decode
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.frames import HAS_CARRY, HAS_EVENTS, HEAD
@@ -29,16 +36,132 @@ def consumed() -> tuple[Leader, object]:
     return leader, channel
 
 
-def test_progress_rides_with_data_at_most_every_40_ms():
+def test_progress_of_a_channel_rides_with_data_every_4_ms():
     leader, channel = consumed()
     leader.fin(channel, 0)
     assert leader.cursors.take_events(leader.now)[1] == HAS_EVENTS
     leader.fin(channel, 1)
-    leader.clock.advance(0.03)
+    leader.clock.advance(0.003)
     assert leader.cursors.take_events(leader.now) == (b"", 0)
-    leader.clock.advance(0.02)
+    leader.clock.advance(0.0011)
     assert leader.cursors.take_events(leader.now)[1] == HAS_EVENTS
     assert leader.cursors.take_events(leader.now) == (b"", 0)
+
+
+def rides_after(leader: Leader, channel: Any, offset: int) -> float:
+    """Seconds until progress rides again."""
+    leader.fin(channel, offset)
+    for ms in range(1, 100):
+        leader.clock.advance(0.001)
+        if leader.cursors.take_events(leader.now)[0]:
+            return ms / 1000
+    raise AssertionError("never")
+
+
+@pytest.mark.parametrize(("channels", "seconds"), [(1, 0.004), (4, 0.004), (20, 0.02), (100, 0.04)])
+def test_the_more_channels_a_progress_names_the_later_the_next_one_rides(channels: int, seconds: float):
+    leader = Leader()
+    all_ = [leader.create(f"c{n}") for n in range(channels)]
+    leader.publish(5)
+    for channel in all_:
+        leader.deliver(channel)
+        leader.fin(channel, 0)
+    leader.clock.advance(1)
+    data, _ = leader.cursors.take_events(leader.now)
+    (progress,) = frames_in(data)
+    assert len(progress.channels) == channels, "none waits for another one's turn"
+    assert len(data) < 60 * channels
+    assert rides_after(leader, all_[0], 1) == pytest.approx(seconds, abs=0.0011)
+
+
+@pytest.mark.parametrize(("ranges", "seconds"), [(2, 0.004), (15, 0.016), (200, 0.044)])
+def test_the_more_ranges_a_progress_names_the_later_the_next_one_rides(ranges: int, seconds: float):
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(500)
+    leader.deliver(channel, 500)
+    leader.fin(channel, *range(1, 2 * ranges, 2))
+    leader.clock.advance(1)
+    assert leader.cursors.take_events(leader.now)[0]
+    assert rides_after(leader, channel, 499) == pytest.approx(seconds, abs=0.0011)
+
+
+@pytest.mark.parametrize("ahead", [(), (7, 9)], ids=["in order", "out of order"])
+def test_a_crash_repeats_what_was_finished_behind_the_last_batch_and_no_more(ahead: tuple[int, ...]):
+    leader = Leader()
+    channel = leader.create("c")
+    finished: list[int] = []
+    for n in range(5):
+        leader.clock.advance(0.005)
+        leader.publish(20)
+        in_log = {*finished}
+        leader.deliver(channel, 20)
+        finished += [20 * n + offset for offset in range(20) if offset not in ahead]
+        leader.fin(channel, *finished[-20 + len(ahead) :])
+    channel = leader.restart().cursors.channels["c"]
+    settled = {*range(channel.cursor.floor), *(o for first, end in channel.committed.ranges for o in range(first, end))}
+    assert settled >= in_log
+    assert len({*finished} - settled) <= 20
+
+
+def test_a_floor_alone_is_written_as_any_progress_is():
+    leader, channel = consumed()
+    leader.fin(channel, 0, 1, 2)
+    data, flags = leader.cursors.take_events(leader.now)
+    assert flags == HAS_EVENTS
+    assert frames_in(data) == [ProgressEvent((ChannelProgress(channel.uid, channel.committed.seek, 3),))]
+
+
+def test_a_floor_rides_with_what_else_is_due():
+    leader, channel = consumed()
+    leader.fin(channel, 0)
+    channel.req(3, 1, 60_000, leader.now)
+    (progress,) = frames_in(leader.cursors.take_events(leader.now)[0])
+    assert [offset for offset, _, _ in progress.channels[0].puts] == [3], "a deferral is not left behind"
+    leader.fin(channel, 1)
+    leader.clock.advance(1)
+    leader.cursors.checkpoints.begin(leader.cursors.state.snapshot())
+    assert [type(frame).__name__ for frame in frames_in(leader.cursors.take_events(leader.now)[0])] == [
+        "ProgressEvent",
+        "CheckpointFrame",
+    ]
+
+
+@pytest.mark.parametrize("ranges", [(), ((4, 6), (8, 9))], ids=["floor", "ranges"])
+@pytest.mark.parametrize("behind", [b"", hot.frame(b"x")], ids=["alone", "riding"])
+@pytest.mark.parametrize(("uid", "seek"), [(0, 0), (0, -1), (99, 0)], ids=["newest", "before a seek", "of no channel"])
+def test_floors_and_ranges_are_applied_quickly_as_slowly(
+    monkeypatch: pytest.MonkeyPatch, ranges: Any, behind: bytes, uid: int, seek: int
+):
+    states = []
+    for quick in (True, False):
+        leader, channel = consumed()
+        leader.cursors.requests.seek("c", 1)
+        leader.flush()
+        committed = channel.committed
+        progress = ChannelProgress(committed.uid + uid, committed.seek + seek, 3, ranges)
+        if not quick:
+            monkeypatch.setattr(events, "floor_in", lambda data: None)
+            monkeypatch.setattr(events, "cursors_in", lambda data, at, end: None)
+        leader._write(ProgressEvent((progress,)).encode(), HAS_EVENTS, [behind] if behind else [], int(bool(behind)))
+        states.append((committed.floor, checkpoint.encode(leader.cursors.state)))
+    assert states[0] == states[1]
+    assert states[0][0] == (3 if (uid, seek) == (0, 0) else 1)
+
+
+def test_floors_only_is_a_batch_for_which_no_reader_waits():
+    leader, channel = consumed()
+    leader.fin(channel, 0)
+    cursors = leader.cursors
+    events, flags = cursors.take_events(leader.now)
+    leader._write(events, flags, [], 0)
+    entry = leader.log.batches[-1][0]
+    effects = [Progressed(channel.committed)]
+    assert cursors.floors_only(entry, effects)
+    assert not cursors.floors_only(entry, [*effects, Created(channel.committed)])
+    assert not cursors.floors_only(entry, []), "an empty batch was asked for by somebody"
+    leader.publish(1)
+    assert not cursors.floors_only(entry, effects), "its reader has something in front of it"
 
 
 def test_without_data_progress_is_due_after_50_ms():

@@ -82,7 +82,7 @@ def test_long_news_are_cut_and_the_floor_comes_last():
 
 def test_no_frame_is_above_64_kb():
     parts = [piece for n in range(40) for piece in pieces(long_progress(ROWS_PER_PIECE if n % 7 == 0 else 3), 0)]
-    assert max(len(frame) for frame in frames(parts)) <= FRAME_BYTES_MAX
+    assert max(len(frame) for frame in frames(part.encode() for part in parts)) <= FRAME_BYTES_MAX
 
 
 @settings(max_examples=200, deadline=None)

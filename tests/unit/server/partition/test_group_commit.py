@@ -11,6 +11,7 @@ import pytest
 
 from nsqha import hot
 from nsqha.commitlog.log import LogLimits
+from nsqha.server.partition.delivery import Delivery
 from nsqha.server.partition.group_commit import LOOP_BYTES, OUTSTANDING_BYTES
 from nsqha.server.partition.publishes import BATCH_BYTES, LINGER_SECONDS, SKIPPED_MAX, TURNS, Linger
 from tests.sim.storage import SimStorage
@@ -267,6 +268,11 @@ def test_what_waits_for_a_commit_is_written_when_sync_becomes_none():
     assert answered(outcomes) == 20
 
 
+def wrote_progress_alone(rig: PartitionRig) -> None:
+    """The node has just spent what it may on progress in batches of its own."""
+    rig.runtime.progress_pace.next_at = 1e9
+
+
 def quiet_channel() -> PartitionRig:
     """Two messages are stored and delivered; one is finished."""
     rig = PartitionRig()
@@ -274,8 +280,90 @@ def quiet_channel() -> PartitionRig:
     consumer = rig.consume(2)
     rig.pass_time(1)
     rig.disk.sync()
+    wrote_progress_alone(rig)
     rig.finish(consumer)
     return rig
+
+
+def delivered(n: int, **rig_settings: Any) -> tuple[PartitionRig, Any]:
+    """`n` messages are stored and delivered, and a while has passed."""
+    rig = PartitionRig(**rig_settings)
+    consumer = rig.consume(n)
+    rig.publish(*(b"%d" % i for i in range(n)))
+    rig.turn()
+    if rig.partition.leader.sync_always:
+        rig.disk.sync()
+    rig.pass_time(1)
+    return rig, consumer
+
+
+@pytest.mark.parametrize("sync", ["always", "none"])
+def test_a_lone_node_writes_what_was_finished_in_the_turn_of_the_fin(sync: str):
+    rig, consumer = delivered(2, sync=sync)
+    before = rig.log.end
+    rig.finish(consumer)
+    assert (rig.log.end.log_id, rig.log.end.offset) == (before.log_id + 1, before.offset)
+    assert not rig.disk.wanting, "it requests no disk round"
+    assert rig.floor == (1 if sync == "none" else 0)
+
+
+def test_progress_of_its_own_is_written_every_10_ms_by_all_partitions_together():
+    rig, consumer = delivered(4)
+    before = rig.log.end.log_id
+    rig.finish(consumer, 0)
+    rig.clock.advance(0.009)
+    rig.finish(consumer, 1)
+    assert rig.log.end.log_id == before + 1
+    assert rig.runtime.progress_pace.next_at > rig.clock.monotonic(), "the node's other partitions wait as well"
+    rig.clock.advance(0.0011)
+    rig.finish(consumer, 2)
+    assert rig.log.end.log_id == before + 2
+    rig.finish(consumer, 3)
+    rig.pass_time(0.07)
+    assert rig.log.end.log_id == before + 3, "nothing waits longer than 50 ms"
+
+
+def test_progress_that_can_ride_has_no_batch_of_its_own():
+    rig, consumer = delivered(1)
+    before = rig.log.end.log_id
+    consumer.subscriptions[0].channel.fin(0, consumer.subscriptions[0].owner)
+    consumer.in_flight -= 1
+    consumer.wake()
+    rig.publish(b"next")  # in the same tick
+    rig.turn()
+    assert rig.log.end.log_id == before + 1
+    rig.disk.sync()
+    assert rig.floor == 1
+
+
+def test_with_followers_progress_has_no_batch_of_its_own_before_50_ms():
+    rig, consumer = delivered(1)
+    rig.partition.batches.set_followers(lambda: None, lambda: None)
+    before = rig.log.end.log_id
+    rig.finish(consumer)
+    assert rig.log.end.log_id == before
+    rig.pass_time(0.06)
+    assert rig.log.end.log_id == before + 1
+
+
+def test_progress_that_took_time_to_make_has_no_batch_of_its_own_next():
+    rig, consumer = delivered(60)
+    before = rig.log.end.log_id
+    rig.fin(consumer, *(message[0] for message in consumer.wire.messages[1::2]))  # thirty ranges
+    assert rig.log.end.log_id == before + 1
+    rig.clock.advance(0.02)
+    rig.finish(consumer, 2)
+    assert rig.log.end.log_id == before + 1
+
+
+def test_a_batch_of_progress_wakes_no_channel_that_has_read_everything(monkeypatch: pytest.MonkeyPatch):
+    rig, consumer = delivered(2, sync="none")
+    rig.channels("c", "d")
+    pumped: list[str] = []
+    pump = Delivery.pump
+    monkeypatch.setattr(Delivery, "pump", lambda self, now: (pumped.append(self.channel.name), pump(self, now)))
+    rig.finish(consumer)
+    assert (rig.floor, pumped) == (1, ["c"]), "the FIN woke it, and that is all"
 
 
 def test_progress_is_in_the_log_after_50_ms_without_a_disk_round():
@@ -404,6 +492,7 @@ def has_a_channel_to_create(rig: PartitionRig) -> None:
 
 
 def has_progress_to_write(rig: PartitionRig) -> None:
+    wrote_progress_alone(rig)
     rig.publish(b"one")
     rig.turn()
     rig.finish(rig.consume(1))
@@ -520,6 +609,7 @@ def faulty() -> tuple[PartitionRig, SimStorage]:
 def test_progress_that_was_to_ride_with_a_lone_publish_outlives_a_full_disk():
     rig, storage = faulty()
     consumer = rig.consume(1)
+    wrote_progress_alone(rig)
     rig.finish(consumer)
     rig.clock.advance(1.0)
     storage.fail("pwrite", code=errno.ENOSPC, times=1)
