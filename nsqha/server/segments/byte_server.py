@@ -49,7 +49,7 @@ from nsqha.server.runtime import listen
 from nsqha.server.runtime.tls import cluster_reader_context, why
 from nsqha.server.segments.heads import HEAD_BYTES_MAX, Head
 from nsqha.server.segments.ranges import Answer, Ask, LocatedRange, Refusal, chain_at, check_chain, found, planned
-from nsqha.server.segments.sending import FileShortened, Pace, Sender, opened, read_once
+from nsqha.server.segments.sending import FileShortened, ReadingPace, Sender, opened, read_once
 from nsqha.server.segments.turns import RETRY_AFTER_SECONDS, Turn, Turns, busy
 
 if TYPE_CHECKING:
@@ -175,14 +175,22 @@ class ReaderCounts:
         with self._lock:
             self._requests[str(status)] += 1
 
-    def stranger(self, who: str, why: str, event: str = "reader_refused") -> None:
-        """Log a refused or replaced reader, unless another one was logged within SAY_SECONDS."""
+    def stranger(self, who: str, why: str) -> None:
+        """Log a refused reader, unless another one was logged within SAY_SECONDS."""
+        if self._may_log():
+            logger.warning("reader_refused", "%s: %s", who, why)
+
+    def replaced(self, who: str, why: str) -> None:
+        """Log a slow reader that lost its place, unless another one was logged within SAY_SECONDS."""
+        if self._may_log():
+            logger.warning("slow_reader_replaced", "%s: %s", who, why)
+
+    def _may_log(self) -> bool:
         now = time.monotonic()
         with self._lock:
             silent = now < self._said + SAY_SECONDS
             self._said = self._said if silent else now
-        if not silent:
-            logger.warning(event, "%s: %s", who, why)
+        return not silent
 
 
 class ByteServer:
@@ -326,7 +334,7 @@ class ByteServer:
                 return
             if leaving.waiting_since is None:
                 text = f"took less than {self.limits.slow_bytes_per_second} bytes a second; {address} has its place now"
-                self.counts.stranger(leaving.address, text, "slow_reader_replaced")
+                self.counts.replaced(leaving.address, text)
             leaving.shut()
         connection = ReaderConnection(self, sock, address)
         with self._lock:
@@ -390,7 +398,7 @@ class ReaderConnection:
     ends_at: float = field(init=False)  # the deadline of the whole answer
     waiting_since: float | None = field(init=False)  # for a handshake or a request; None: it is being served
     peer: PeerIdentity = field(init=False)
-    pace: Pace | None = None  # None: it has asked for nothing yet
+    pace: ReadingPace | None = None  # None: it has asked for nothing yet
     ending: bool = False  # it was shut down, and its thread is about to end
     refused: Refusal | None = None  # the answer to any request, if its certificate may not read
     thread: threading.Thread = field(init=False)

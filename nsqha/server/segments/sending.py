@@ -65,7 +65,7 @@ def read_once(fd: int, n: int, position: int) -> bytes:
     return b"".join(parts)
 
 
-class Pace:
+class ReadingPace:
     """How much one reader takes of what is ready for it, over the last PACE_SECONDS to 2 * PACE_SECONDS of sending.
 
     Time in which nothing is ready (a slow disk, no request) does not count. Another thread may call `bytes_per_second`.
@@ -107,7 +107,7 @@ class Sender:
         self._sock = sock
         self._tls = tls
         self._progress = progress
-        self.pace = Pace()
+        self.pace = ReadingPace()
         self._buffer: memoryview | None = None
 
     def send(self, fd: int, pieces: tuple[tuple[int, int], ...]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from nsqha.commitlog.readonce import PAGE_BYTES, cached_pages
 from nsqha.server.segments import sending
-from nsqha.server.segments.sending import FileShortened, Pace, Sender, opened, read_once
+from nsqha.server.segments.sending import FileShortened, ReadingPace, Sender, opened, read_once
 
 PAGES = 600
 CONTENT = os.urandom(PAGES * PAGE_BYTES - 100)
@@ -149,7 +149,7 @@ class Taking:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.pace = Pace(lambda: self.now)
+        self.pace = ReadingPace(lambda: self.now)
 
     def take(self, n: int, seconds: float) -> None:
         self.pace.ready()
