@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nsqha import frames
 from nsqha.clock import Now
@@ -29,7 +30,7 @@ from nsqha.cursor.deferred.overlay import DeferredChange
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.live import progress
 from nsqha.cursor.live.channel import Channel
-from nsqha.cursor.live.cursor import ChannelContext, ChannelCursor
+from nsqha.cursor.live.cursor import ChannelContext, ChannelCursor, floor_progress, small_progress
 from nsqha.cursor.live.ordered import OrderedChannel
 from nsqha.cursor.live.progress import TakenEvents
 from nsqha.cursor.passing import PassingChannels
@@ -47,6 +48,13 @@ class Forgotten:
 
     channel: Channel
     counts: dict[int, int]
+
+
+class _Pause(NamedTuple):
+    """How long after the last progress the next one is due."""
+
+    rides_s: float  # ... in front of a batch
+    idle_s: float  # ... without one
 
 
 class PartitionCursors:
@@ -74,8 +82,7 @@ class PartitionCursors:
         self.checkpoints = CheckpointWriter(self.state, self.limits)
         self._taken: TakenEvents[_Sent] = TakenEvents()
         self._last_progress = -1e9
-        self._pause_s = self.limits.progress_soon_s  # the next one rides so much later
-        self._stretch_s = 0.0  # how much longer progress waits, for its many ranges
+        self._pause = _Pause(self.limits.progress_soon_s, self.limits.progress_idle_s)
         self._dirty_since: float | None = None
         self._final = False
         for committed in self.state.channels.values():
@@ -106,7 +113,7 @@ class PartitionCursors:
             return self._context.mono
         if self._dirty_since is None:
             self._dirty_since = self._context.mono
-        return max(self._dirty_since, self._last_progress) + self.limits.progress_idle_s + self._stretch_s
+        return max(self._dirty_since, self._last_progress) + self._pause.idle_s
 
     # ---- into the log
 
@@ -115,13 +122,13 @@ class PartitionCursors:
         context, queue, checkpoints = self._context, self.requests.queue, self.checkpoints
         if not (queue or context.dirty or checkpoints.frames or self._final or checkpoints.due):
             return True
-        due = mono - self._last_progress >= self._pause_s
+        due = mono - self._last_progress >= self._pause.rides_s
         return not (force or due or queue or context.urgent or self._final)
 
     @property
     def due_alone(self) -> bool:
         """Whether there is progress, and small enough for a batch of its own: the last one was."""
-        return bool(self._context.dirty) and self._pause_s <= self.limits.progress_alone_s
+        return bool(self._context.dirty) and self._pause.rides_s <= self.limits.progress_alone_s
 
     def take_events(self, now: Now, force: bool = False) -> tuple[bytes, int]:
         """Frames for the front of the next batch, and its flags."""
@@ -131,11 +138,11 @@ class PartitionCursors:
         context.mono = now.mono
         if len(context.dirty) == 1 and not (queue or checkpoints.frames or self._final or checkpoints.due):
             cursor = context.dirty[0]
-            if self._live_of(cursor.committed) is not None and (data := cursor.floor_progress()) is not None:
+            if self._live_of(cursor.committed) is not None and (data := floor_progress(cursor)) is not None:
                 # The usual one. Below is the same for it, in three times the time.
                 context.dirty, context.urgent = [], False
                 self._last_progress, self._dirty_since = now.mono, None
-                self._pause_s, self._stretch_s = self.limits.progress_soon_s, 0.0
+                self._pause = _Pause(self.limits.progress_soon_s, self.limits.progress_idle_s)
                 self._taken.add(data, [(cursor, NO_CHANGES)])
                 return data, frames.HAS_EVENTS
         parts: list[bytes] = []
@@ -165,7 +172,7 @@ class PartitionCursors:
         for cursor in dirty:
             if self._live_of(cursor.committed) is None:
                 continue
-            small = None if self._final or cursor in moved else cursor.small_progress()
+            small = None if self._final or cursor in moved else small_progress(cursor)
             if small is not None:
                 encoded.append(small[0])
                 rows += small[1]
@@ -181,9 +188,9 @@ class PartitionCursors:
             ranges += len(cursor.written.ranges)
         # Finding what is new costs time by the ranges there are; many of them are looked at less often.
         limits = self.limits
-        self._stretch_s = min(ranges * limits.progress_range_s, limits.progress_ranges_s_max)
+        stretch = min(ranges * limits.progress_range_s, limits.progress_ranges_s_max)
         pause = min(max(rows * limits.progress_row_s, limits.progress_soon_s), limits.progress_interval_s)
-        self._pause_s = pause + self._stretch_s
+        self._pause = _Pause(pause + stretch, limits.progress_idle_s + stretch)
         self._final = False
         parts += progress.frames(encoded)
         return sent

@@ -358,7 +358,7 @@ class PartitionState:
             if floor is None:
                 self._apply_frames(entry, data, effects)
             else:
-                self._move_floor(*floor, (), effects)
+                _move_floor(self, *floor, (), effects)
         end = entry.first_offset + entry.count
         applied = (log_id, entry.epoch, entry.chain, end, entry.position + entry.size)
         self.applied = tuple.__new__(AppliedEntry, applied)  # AppliedEntry(...), in half the time
@@ -384,7 +384,7 @@ class PartitionState:
                 if not count:
                     raise LogCorrupt(f"batch {entry.log_id}: the message at {at} does not fit")
                 offset += count
-            elif frame_type == frames.PROGRESS and self._progress_of_cursors(data, at + 8, after, effects):
+            elif frame_type == frames.PROGRESS and _apply_cursors(self, data, at + 8, after, effects):
                 if self.pump < entry.first_offset and self.moving:
                     self._move_pump(entry.first_offset, effects)
             elif (event := events.decode(frame_type, bytes(data[at + 8 : after]), self.channels.listing)) is not None:
@@ -498,34 +498,6 @@ class PartitionState:
         effects.append(Deleted(channel))
 
     # ---- where they are
-
-    def _progress_of_cursors(
-        self, data: bytes | bytearray | memoryview, at: int, end: int, effects: list[Effect]
-    ) -> bool:
-        """Apply a progress that moves floors and finishes ranges, the usual one. False, and nothing was done: it says
-        more. Batches carry them by the hundred a second, so this is `_progress` of such a change, quicker."""
-        changes = events.cursors_in(data, at, end)
-        if changes is None:
-            return False
-        for uid, seek, floor, ranges in changes:
-            self._move_floor(uid, seek, floor, ranges, effects)
-        return True
-
-    def _move_floor(
-        self, uid: int, seek: int, floor: int, ranges: Sequence[events.Range], effects: list[Effect]
-    ) -> None:
-        """`_progress` of a change that has no lists but ranges."""
-        for channel in self.channels.values():
-            if channel.uid == uid:
-                break
-        else:
-            return
-        if seek < channel.seek:
-            floor, ranges = channel.floor, ()
-        if ranges:
-            channel.finish(ranges)
-        channel.raise_floor(floor)
-        effects.append(Progressed(channel))
 
     def _progress(self, channel: ChannelState, change: events.ChannelProgress, effects: list[Effect]) -> None:
         stale = change.seek < channel.seek
@@ -670,3 +642,33 @@ class PartitionState:
             if frame.as_of >= self.checkpoint.as_of:
                 self.checkpoint = CheckpointMark(frame.as_of, size, entry.log_id, entry.position + entry.size)
                 effects.append(CheckpointComplete(self.checkpoint))
+
+
+def _apply_cursors(
+    state: PartitionState, data: bytes | bytearray | memoryview, at: int, end: int, effects: list[Effect]
+) -> bool:
+    """Apply a progress that moves floors and finishes ranges, the usual one. False, and nothing was done: it says more.
+    Batches carry them by the hundred a second, so this is `_progress` of such a change, quicker."""
+    changes = events.cursors_in(data, at, end)
+    if changes is None:
+        return False
+    for uid, seek, floor, ranges in changes:
+        _move_floor(state, uid, seek, floor, ranges, effects)
+    return True
+
+
+def _move_floor(
+    state: PartitionState, uid: int, seek: int, floor: int, ranges: Sequence[events.Range], effects: list[Effect]
+) -> None:
+    """`_progress` of a change that has no lists but ranges."""
+    for channel in state.channels.values():
+        if channel.uid == uid:
+            break
+    else:
+        return
+    if seek < channel.seek:
+        floor, ranges = channel.floor, ()
+    if ranges:
+        channel.finish(ranges)
+    channel.raise_floor(floor)
+    effects.append(Progressed(channel))

@@ -272,33 +272,6 @@ class ChannelCursor:
         handed_out = self.flight.count or self.ring.low < self.ring.next or self.unread.again or self.committed.attempts
         return not self.ephemeral and bool(self.is_dirty or handed_out)
 
-    def floor_progress(self) -> bytes | None:
-        """The frame of a progress that is nothing but a floor; None: it is more, and nothing was done."""
-        ring, written = self.ring, self.written
-        low = ring.low
-        if self.deferred_overlay.unsent or self.unread.has_ahead or written.ranges:
-            return None
-        if low < written.floor or ring.next - low > SPAN_OF_A_ROW or ring.finished_ranges(low, ring.next):
-            return None
-        self.is_dirty = False
-        written.floor = low
-        return floor_frame(self.uid, self.committed.seek, low)
-
-    def small_progress(self) -> tuple[bytes, int] | None:
-        """The encoded progress of a channel whose floor moved over what consumers finished, and how many rows that is;
-        None: it has more to say, and `progress` does."""
-        ring, unread = self.ring, self.unread
-        if self.deferred_overlay.unsent or unread.has_ahead:
-            return None
-        ranges = ring.finished_ranges(ring.low, ring.next)
-        if len(ranges) > SMALL_RANGES:
-            return None
-        self.is_dirty = False
-        written = self.written
-        new = written.advance(ring.low, ranges, ring.next)
-        rows = 1 + len(new) + (ring.next - ring.low) // SPAN_OF_A_ROW
-        return encode_cursor(self.uid, self.committed.seek, written.floor, new), rows
-
     def progress(
         self, *, final: bool = False, whole: bool = False
     ) -> tuple[ChannelProgress, dict[int, DeferredChange]]:
@@ -355,3 +328,31 @@ class ChannelCursor:
         ]
         found = deliveries(ring.low, ring.next, settled, known)
         return found + [(max(first, ring.next), end, n) for first, end, n in self.unread.again]
+
+
+def floor_progress(cursor: ChannelCursor) -> bytes | None:
+    """The frame of a progress that is nothing but a floor; None: it is more, and nothing was done."""
+    ring, written = cursor.ring, cursor.written
+    low = ring.low
+    if cursor.deferred_overlay.unsent or cursor.unread.has_ahead or written.ranges:
+        return None
+    if low < written.floor or ring.next - low > SPAN_OF_A_ROW or ring.finished_ranges(low, ring.next):
+        return None
+    cursor.is_dirty = False
+    written.floor = low
+    return floor_frame(cursor.uid, cursor.committed.seek, low)
+
+
+def small_progress(cursor: ChannelCursor) -> tuple[bytes, int] | None:
+    """The encoded progress of a channel whose floor moved over what consumers finished, and how many rows that is;
+    None: it has more to say, and `progress` does."""
+    ring = cursor.ring
+    if cursor.deferred_overlay.unsent or cursor.unread.has_ahead:
+        return None
+    ranges = ring.finished_ranges(ring.low, ring.next)
+    if len(ranges) > SMALL_RANGES:
+        return None
+    cursor.is_dirty = False
+    new = cursor.written.advance(ring.low, ranges, ring.next)
+    rows = 1 + len(new) + (ring.next - ring.low) // SPAN_OF_A_ROW
+    return encode_cursor(cursor.uid, cursor.committed.seek, cursor.written.floor, new), rows
