@@ -160,8 +160,6 @@ def _draw_states(plan: Plan, rng: random.Random) -> None:
     plan.faults |= _some(rng, PARTING, 0.15)
     if rng.random() < 0.15 and not plan.ordered:
         plan.stubborn, plan.retention_seconds, plan.segment_bytes = True, 0.5, rng.choice((2 << 10, 8 << 10))
-    if "set_policy" in plan.operations and rng.random() < 0.5:
-        plan.operations.setdefault("pause_channel", 0.5)  # a policy passes over what is unread
 
 
 def _keep_promises(plan: Plan) -> None:
