@@ -61,7 +61,7 @@ class ClientTransport:
         assert transport is not None
         transport.pause_reading()
         try:
-            with Handshake(self.remote_address, refused):
+            with Handshake(self.remote_address, transport.get_extra_info("socket"), refused):
                 upgraded = await self._loop.start_tls(
                     transport,
                     transport.get_protocol(),

@@ -105,7 +105,7 @@ class PeerListener:
         address, handshake = "?", None
         try:
             address = listen.address_text(sock.getpeername())
-            context, handshake = self._tls(), Handshake(address)
+            context, handshake = self._tls(), Handshake(address, sock)
             stream = self._streams.connection(address)
             task = asyncio.current_task()
             assert task is not None

@@ -95,6 +95,7 @@ class Acceptor:
         if self._tls["ssl"] is None:
             self._server = await self._loop.create_server(self._first, sock=self._socket, backlog=BACKLOG)
         else:  # the loop would not say which handshakes fail
+            self._socket.setblocking(False)
             self._watch()
 
     def close(self) -> None:
@@ -143,7 +144,7 @@ class Acceptor:
         if self._tls["ssl"] is not None:
             from nsqha.server.runtime.tls import Handshake
 
-            handshake = Handshake(address_text(name), self._refused)
+            handshake = Handshake(address_text(name), sock, self._refused)
         with handshake:
             await self._loop.connect_accepted_socket(self._connection, sock, **self._tls)
 

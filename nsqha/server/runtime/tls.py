@@ -30,10 +30,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import socket
 import ssl
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -278,24 +279,30 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
 #
 # A peer that is refused gets the alert that says why, and so does the log.
 #
-#     with Handshake(address, refused):
+#     with Handshake(address, sock, refused):
 #         await loop.start_tls(..)            # or connect_accepted_socket, with a context that `tells_peers`
 #
 # OpenSSL makes an alert when a handshake fails. The event loops close the connection without sending it: the peer sees
 # an end of file, and takes it for a network that is broken. So `_AlertFirst` lets the loop send it before the handshake
-# ends. The peer answers by closing; one that does not is closed when it sends more, or by the handshake's time-out.
+# ends. The peer answers by closing; one that does not is closed when it sends more, or after ALERT_SECONDS.
 #
 # Neither loop gives its caller the `ssl.SSLObject` of a handshake. Both begin it in a callback that they schedule while
 # they are called, so one that is scheduled just before says which `Handshake` it is. (A context variable does not do:
 # uvloop's start_tls begins it in the context of the connection.)
 
 
+ALERT_SECONDS = 1.0
+
+
 class Handshake:
     """The handshake that the next call of the loop begins."""
 
-    def __init__(self, address: str, refused: RefusalLog | None = None) -> None:
-        """`refused` gets one that fails; it is not a refusal if the peer only closes the connection."""
+    def __init__(self, address: str, sock: socket.socket, refused: RefusalLog | None = None) -> None:
+        """`sock`: of the connection. `refused` gets a handshake that fails; it is not a refusal if the peer only closes
+        the connection."""
         self.error: ssl.SSLError | None = None
+        self._sock = sock
+        self._end: asyncio.TimerHandle | None = None
         self._address = address
         self._refused = refused
 
@@ -310,12 +317,20 @@ class Handshake:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._end is not None:
+            self._end.cancel()
         if self.error is None and isinstance(error, (ConnectionAbortedError, TimeoutError)):
             self._log("the peer did not complete the handshake in time")
 
     def failed(self, error: ssl.SSLError) -> None:
         self.error = error
         self._log(why(error))
+        self._end = asyncio.get_running_loop().call_later(ALERT_SECONDS, self._read_no_more)
+
+    def _read_no_more(self) -> None:
+        """The peer had its alert, if it wants one. The loop sees an end of file, and ends the handshake."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self._sock.fileno())) as sock:
+            sock.shutdown(socket.SHUT_RD)
 
     def _log(self, text: str) -> None:
         if self._refused is not None:

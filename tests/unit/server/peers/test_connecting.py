@@ -226,7 +226,6 @@ def test_a_slow_lookup_is_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_an_address_is_not_looked_up(host: str) -> None:
     async def main(other: Other) -> None:
-        other.says = frame(SETTINGS, 0, 0)
         try:
             address = await other.start(host)
         except OSError:
