@@ -194,14 +194,16 @@ class GroupCommit:
     def write_progress(self, now: Now) -> None:
         """Messages were finished, and no batch takes that along: write it, if that costs no other replica anything and
         the node has not done so just now. Else it rides with the next batch, or goes when it is overdue."""
-        cursors, life, pace = self._led.cursors, self._life, self._runtime.progress_pace
-        if now.mono < pace.next_at or self.on_appended is not None or not cursors.due_alone:
+        if now.mono < self._runtime.progress_pace.next_at or self.on_appended is not None:
+            return  # most calls, of which there is one for each tick with FINs
+        cursors, life = self._led.cursors, self._life
+        if not cursors.due_alone:
             return
         if self.publishes.queue.bytes_waiting or self.events.urgent or cursors.urgent or self.retry is not None:
             return
         if not life.serving or life.closed or life.handing_over or not self._files.ready():
             return
-        pace.next_at = now.mono + cursors.limits.progress_alone_s
+        self._runtime.progress_pace.next_at = now.mono + cursors.limits.progress_alone_s
         try:
             self.write(force_events=True, take_publishes=False, patient=True)
         except Exception as error:
