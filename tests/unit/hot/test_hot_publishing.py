@@ -129,6 +129,17 @@ def test_who_comes_back_goes_before_those_that_have_more_waiting(publishing: Mod
         assert b"polite" in taken.runs and len(taken.runs) == MOST // 50, n
 
 
+def test_sources_that_come_all_the_time_leave_half_of_a_batch_to_those_that_wait(publishing: ModuleType) -> None:
+    size = MOST // 20
+    queue = crowded(publishing, ("flood", MOST), *[("flood", size)] * 100)
+    queue.take()
+    queue.take()  # from here on it waits among those that had a turn
+    for n in range(100):
+        queue.add(b"n" * size, From(f"newcomer {n}"), 0.0, None)
+    taken = queue.take().runs
+    assert taken.count(b"n" * size) == len(taken) // 2 == 10
+
+
 def test_sources_with_large_and_small_runs_have_the_same_share(publishing: ModuleType) -> None:
     queue = crowded(publishing, *[("large", MOST)] * 20, *[("small", 10)] * 2000)
     taken = [n for _ in range(20) for n in numbers(queue.take())]
