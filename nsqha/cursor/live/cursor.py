@@ -36,8 +36,8 @@ from nsqha.cursor.live.waiting import Waiting
 from nsqha.cursor.policy import ChannelPolicies
 from nsqha.hot import FINISHED, WAITING, Ring
 
-SMALL_RANGES = 100
-SPAN_OF_A_ROW = 4096  # so many messages in flight are looked through in the time of a row
+SMALL_RANGES = 100  # a progress with more finished ranges takes the general path
+SPAN_OF_A_ROW = 4096  # messages in flight that take as long to search as one row takes to write
 
 
 class ChannelContext:
